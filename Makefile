@@ -1,0 +1,38 @@
+# A Debian or Ubuntu machine with git, make and Python 3.11 or newer (python3-venv) is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: install check test demo bench clean
+
+install: $(VENV)/ready
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 names another" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/ready: pyproject.toml | $(BIN)/python
+	@echo "installing silofl and what it needs into $(VENV); the first time this takes minutes"
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# The whole suite. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
+test: check
+	$(BIN)/python -m pytest --timeout=600 $(PYTEST_OPTIONS)
+
+# Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
+demo: install
+	$(BIN)/python -m server.demo
+
+# The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
+bench: install
+	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,72 @@
+"""Paired, interleaved timing: the machine is noisy, so two things are timed in turns and reported as a ratio."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from client.app import app as client_app
+from client.settings import RunSettings, parse_settings
+from server.engine import InProcessGrid, flower_identity
+from server.loop import Federation
+from server.rundir import RunDirectory
+
+Timed = Callable[[], object]
+
+
+def seconds(work: Timed) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def interleaved(works: Mapping[str, Timed], repeats: int = 5) -> dict[str, list[float]]:
+    """Seconds of each, ``repeats`` times, in turns; one untimed turn goes before."""
+    for work in works.values():
+        work()
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            times[name].append(seconds(work))
+    return times
+
+
+def ratios(times: Mapping[str, list[float]], base: str) -> dict[str, float]:
+    """Median over turns of each one's time over the base's time of the same turn."""
+    return {
+        name: statistics.median(t / b for t, b in zip(values, times[base], strict=True))
+        for name, values in times.items()
+    }
+
+
+def table(rows: list[list[str]], header: list[str]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+class Prepared:
+    """A federation in this process that has met its silos; :meth:`round` runs one more round."""
+
+    def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
+        self.settings: RunSettings = parse_settings({"evaluate-every": 0, "rounds": 10_000, **values})
+        directory = None
+        if on_disk:
+            self.folder = tempfile.TemporaryDirectory()
+            directory = RunDirectory(Path(self.folder.name))
+        states = directory.checkpoint(self.settings.run_key) / "silos" if directory else None
+        grid = InProcessGrid(client_app, self.settings.common.silos, self.settings.flat(), states)
+        with flower_identity():
+            self.federation = Federation(grid, self.settings, directory)
+            self.strategy = self.federation.prepare(self.federation.gather())
+            self.federation.restore(self.strategy)
+        self.done = 0
+
+    def round(self) -> None:
+        self.done += 1
+        with flower_identity():
+            self.federation.round(self.strategy, self.done)

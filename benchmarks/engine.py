@@ -1,0 +1,111 @@
+"""The in-process engine against the bare arithmetic, and every method against FedAvg.
+
+    python -m benchmarks.engine [floor] [methods] [--dataset mnist] [--repeats 5]
+
+floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
+float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
+and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs per
+FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+
+import torch
+
+from benchmarks.common import Prepared, interleaved, ratios, table
+from client.silo import initial_model, open_data, use_threads
+from models.architectures import build
+
+logging.getLogger("flwr").setLevel(logging.ERROR)
+
+# Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
+GRADIENTS = {"fedavg-ft": 2, "fedprox-ft": 2, "apfl": 2, "ditto": 2, "fedalt": 2, "fedapm": 2, "per-fedavg": 2,
+             "pfedme": 5, "fedrep": 11}  # fmt: skip
+
+
+def values_of(dataset: str, silos: int) -> dict[str, object]:
+    partition = "apple-practical" if dataset == "mnist" else "iid"
+    return {"dataset": dataset, "partition": partition, "silos": silos, "model": "auto", "threads": 0}
+
+
+class Bare:
+    """The same steps as a FedAvg round, and nothing else."""
+
+    def __init__(self, prepared: Prepared, channels_last: bool) -> None:
+        self.silos = []
+        settings, c = prepared.settings, prepared.settings.common
+        use_threads(c.threads)
+        for context in prepared.federation.grid.contexts.values():  # type: ignore[attr-defined]
+            data = open_data(settings, context)
+            x = torch.from_numpy(data.train.x.copy()).float().sub_(127.5).div_(127.5).permute(0, 3, 1, 2)
+            form = torch.channels_last if channels_last else torch.contiguous_format
+            x = x.clone(memory_format=form)
+            self.silos.append((x, torch.from_numpy(data.train.y.copy())))
+        name, options = settings.model_for(tuple(self.silos[0][0].shape[1:]))
+        self.net = build(name, tuple(self.silos[0][0].shape[1:]), 10, dict(options))
+        self.start = initial_model(name, tuple(self.silos[0][0].shape[1:]), 10, options, c.seed)("")
+        self.lr, self.batch = c.learning_rate, c.batch_size
+
+    def round(self) -> None:
+        parameters = list(self.net.parameters())
+        for x, y in self.silos:
+            for index in torch.randperm(len(y)).split(self.batch):  # type: ignore[no-untyped-call]
+                for p in parameters:
+                    p.grad = None
+                torch.nn.functional.cross_entropy(self.net(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                with torch.no_grad():
+                    for p in parameters:
+                        p.sub_(p.grad, alpha=self.lr)
+
+
+def floor(dataset: str, repeats: int) -> str:
+    values = values_of(dataset, 12)
+    engine, on_disk = Prepared(values), Prepared(values, on_disk=True)
+    works = {
+        "plain loop": Bare(engine, channels_last=False).round,
+        "plain loop, channels-last": Bare(engine, channels_last=True).round,
+        "engine": engine.round,
+        "engine with checkpoints": on_disk.round,
+    }
+    times = interleaved(works, repeats)
+    relative, same = ratios(times, "plain loop"), ratios(times, "plain loop, channels-last")
+    rows = [[n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{same[n]:.2f}"] for n in works]
+    return table(rows, ["one round", "seconds", "over the plain loop", "over the channels-last loop"])
+
+
+def methods(dataset: str, repeats: int) -> str:
+    from strategies import strategies
+
+    prepared = {n: Prepared({**values_of(dataset, 12), "strategy": n}) for n in strategies()}
+    for one in prepared.values():  # past the first rounds, which differ for several methods
+        one.round()
+        one.round()
+    times = interleaved({n: p.round for n, p in prepared.items()}, repeats)
+    relative = ratios(times, "fedavg")
+    rows = []
+    for name in prepared:
+        count = GRADIENTS.get(name, 1)
+        rows.append([name, f"{relative[name]:.2f}", str(count), f"{relative[name] / count:.2f}"])
+    return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods")
+    parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--repeats", type=int, default=5)
+    given = parser.parse_args()
+    print(f"{torch.__version__}, {os.cpu_count()} cores, data set {given.dataset}\n")
+    for name in given.what:
+        print(f"## {name}\n\n{ {'floor': floor, 'methods': methods}[name](given.dataset, given.repeats) }\n")
+
+
+if __name__ == "__main__":
+    main()

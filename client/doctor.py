@@ -1,0 +1,303 @@
+"""The site's half of `silofl doctor`: whether this silo can reach its server and train, and if not, what to mend.
+
+Checks build on each other; where one fails, those that need it are left out.
+"""
+
+import errno
+import os
+import socket
+import ssl
+import tempfile
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from client.site import Site
+from client.warm import read_pins
+from partitions.silo_file import Check, check_silo_file
+
+TIMEOUT_SECONDS = 5.0
+WARN_DAYS = 30
+OPERATOR = "ask the server's operator"
+TRANSIENT = (
+    "name resolution",
+    "port",
+)  # a network or a server that is down for now; the rest somebody has to mend
+# OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
+NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
+
+
+def site_checks(site: Site) -> list[Check]:
+    """All checks of a site, in the order in which they are best mended."""
+    checks = [
+        version_check(site),
+        *data_checks(site.data),
+        *state_checks(site.state),
+        device_check(site.device),
+    ]
+    return [*checks, *pin_checks(site.allowed_apps), *connection_checks(site)]
+
+
+def table(checks: Iterable[Check]) -> str:
+    """The checks as lines: `ok` or `FAIL`, name, what was seen; under a failure its fix."""
+    lines = []
+    for check in checks:
+        lines.append(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {' '.join(check.detail.split())}")
+        if not check.ok:
+            lines.append(f"      fix: {check.fix}")
+    return "\n".join(lines)
+
+
+def first_failure(checks: Iterable[Check]) -> Check | None:
+    """The first check that failed; None if there is none."""
+    return next((check for check in checks if not check.ok), None)
+
+
+def one_line(check: Check) -> str:
+    """A failure and its fix in one line."""
+    return f"{check.name}: {' '.join(check.detail.split())}; {check.fix}"
+
+
+# --- this machine -----------------------------------------------------------------------------------------
+
+
+def version_check(site: Site) -> Check:
+    """Flower's version here and at the server: another minor version speaks another protocol."""
+    here = metadata.version("flwr")
+    if not site.flwr:
+        return Check("versions", True, f"flwr {here}; the server's is not known")
+    same = here.split(".")[:2] == site.flwr.split(".")[:2]
+    fix = "" if same else f"install flwr {site.flwr}, or take the image of the server's version"
+    return Check("versions", same, f"flwr {here} here, {site.flwr} at the server", fix)
+
+
+def data_checks(path: Path) -> list[Check]:
+    """The silo's data file, as `silofl check-data` checks it; an empty mount is told apart."""
+    if path.is_dir():
+        fix = "name the .npz file itself; in a container SILOFL_DATA names a file of the host"
+        return [Check("data", False, f"{path} is a folder, no file", fix)]
+    if not path.exists() and path.parent.is_dir() and not any(path.parent.iterdir()):
+        fix = "mount the folder or volume that holds the data file"
+        return [Check("data", False, f"{path.parent} is empty", fix)]
+    if path.exists() and not os.access(path, os.R_OK):
+        fix = f"chmod o+r, or run the silo as a user who may read it (in a container SILOFL_USER={_owner(path)})"
+        return [Check("data", False, f"{path} cannot be read by user {os.geteuid()}", fix)]
+    checks = check_silo_file(path)
+    bad = [check for check in checks if not check.ok]
+    if bad:
+        return [Check(f"data ({bad[0].name})", False, f"{path}: {bad[0].detail}", bad[0].fix)]
+    samples = next((check.detail for check in checks if check.name == "samples"), "")
+    return [Check("data", True, f"{path}: {samples}")]
+
+
+def _owner(path: Path) -> str:
+    stat = path.stat()
+    return f"{stat.st_uid}:{stat.st_gid}"
+
+
+def state_checks(path: Path) -> list[Check]:
+    """Whether models and state can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+            os.fsync(file.fileno())
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "make room on that disk" if full else f"let user {os.geteuid()} write there"
+        return [Check("state directory", False, f"{path}: {error.strerror}", fix)]
+    return [Check("state directory", True, f"{path} can be written")]
+
+
+def device_check(device: str) -> Check:
+    """Whether PyTorch sees the silo's device."""
+    if device == "cpu":
+        return Check("device", True, "cpu")
+    import torch
+
+    count = torch.cuda.device_count()
+    number = int(device.partition(":")[2] or 0)
+    if number < count:
+        return Check("device", True, f"{device}: {torch.cuda.get_device_name(number)}")
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        detail, fix = "this PyTorch is built for CPUs", "use the GPU image (build argument TORCH_INDEX=)"
+    else:
+        detail = f"PyTorch sees {count} GPUs"
+        fix = (
+            "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
+        )
+    return Check("device", False, f"{device}: {detail}", f"{fix}, or set the device to cpu")
+
+
+def pin_checks(allowed_apps: str) -> list[Check]:
+    """The apps that this site runs."""
+    if not allowed_apps:
+        return [
+            Check("allowed apps", True, "not pinned: this site runs whatever the server's operator submits")
+        ]
+    try:
+        count = len(set(read_pins(allowed_apps)))
+    except OSError as error:
+        fix = "restore the file from the bundle; until then every app is refused"
+        return [Check("allowed apps", False, f"{error.filename}: {error.strerror}", fix)]
+    return [Check("allowed apps", True, f"{count} pinned by SHA-256; all others are refused")]
+
+
+# --- the way to the server --------------------------------------------------------------------------------
+
+
+def connection_checks(site: Site) -> list[Check]:
+    """Name, port, certificate and key, each only if the one before is right."""
+    host, port, fault = split_address(site.server)
+    if fault:
+        return [fault]
+    checks = [resolve_check(host)]
+    if checks[-1].ok:
+        checks.append(port_check(host, port))
+    if checks[-1].ok:
+        checks += certificate_checks(host, port, site.ca_certificate)
+    if checks[-1].ok:
+        checks += key_checks(site)
+    return checks
+
+
+def split_address(server: str) -> tuple[str, int, Check | None]:
+    """Host and port of `host:port`, `[::1]:port` included."""
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    if host and port.isdigit() and 0 < int(port) < 65536:
+        return host, int(port), None
+    fix = "set the server to HOST:PORT, as in hospital-net.example:9092"
+    return "", 0, Check("server address", False, f"{server!r} is no address", fix)
+
+
+def resolve_check(host: str) -> Check:
+    """Whether the server's name has an address."""
+    try:
+        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)})
+    except OSError as error:
+        fix = f"check the name's spelling and this machine's DNS, or {OPERATOR} for an IP address"
+        return Check("name resolution", False, f"{host}: {error.strerror or error}", fix)
+    return Check("name resolution", True, f"{host} is {', '.join(found)}")
+
+
+def port_check(host: str, port: int) -> Check:
+    """Whether the server's port accepts connections."""
+    where = f"{host}:{port}"
+    try:
+        socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
+    except TimeoutError:
+        fix = f"let this machine out to TCP port {port} of {host} (firewall, proxy)"
+        return Check("port", False, f"{where} does not answer within {TIMEOUT_SECONDS:.0f} s", fix)
+    except ConnectionRefusedError:
+        fix = f"{OPERATOR} whether the server runs and listens on port {port}"
+        return Check("port", False, f"{where} refuses connections", fix)
+    except OSError as error:
+        return Check("port", False, f"{where}: {error.strerror or error}", "check this machine's network")
+    return Check("port", True, f"{where} answers")
+
+
+def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check]:
+    """The server's certificate: issued by this federation's CA, for this name, valid today."""
+    try:
+        context = ssl.create_default_context(cafile=str(ca_certificate))
+    except (OSError, ssl.SSLError) as error:
+        fix = "restore it from the bundle"
+        return [Check("CA certificate", False, f"{ca_certificate}: {error.strerror or error}", fix)]
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with (
+            socket.create_connection((host, port), timeout=TIMEOUT_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host) as tls,
+        ):
+            certificate: dict[str, Any] = tls.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        return [refused_certificate(error, host)]
+    except ssl.SSLError as error:
+        fix = f"{OPERATOR} for the address of the Fleet port"
+        return [Check("certificate", False, f"{host}:{port} does not speak TLS ({error.reason})", fix)]
+    except OSError as error:
+        return [Check("certificate", False, f"{host}:{port}: {error.strerror or error}", "try again")]
+    names = ", ".join(str(value) for _, value in certificate.get("subjectAltName", ()))
+    days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400)
+    checks = [
+        Check("certificate chain", True, "issued by this federation's CA"),
+        Check("certificate names", True, f"for {names}"),
+    ]
+    if days < WARN_DAYS:
+        fix = f"{OPERATOR} to renew it; the CA, and every silo's key, stay"
+        return [*checks, Check("certificate dates", False, f"expires in {days} days", fix)]
+    return [*checks, Check("certificate dates", True, f"valid for {days} days")]
+
+
+def refused_certificate(error: ssl.SSLCertVerificationError, host: str) -> Check:
+    """Why OpenSSL refused the server's certificate, and what to do."""
+    if error.verify_code == EXPIRED:
+        fix = f"{OPERATOR} to renew it; if this machine's date is wrong, set it"
+        return Check("certificate dates", False, "the server's certificate, or the CA's, has expired", fix)
+    if error.verify_code == NOT_YET_VALID:
+        return Check(
+            "certificate dates", False, "the certificate is not valid yet", "set this machine's clock"
+        )
+    if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
+        fix = f"use a name that is in the certificate, or {OPERATOR} to add this one (server.address)"
+        return Check("certificate names", False, f"the server's certificate is not for {host}", fix)
+    fix = f"{OPERATOR} for a new bundle: this one is of another federation, or someone is in between"
+    return Check(
+        "certificate chain", False, f"not issued by this federation's CA ({error.verify_message})", fix
+    )
+
+
+def key_checks(site: Site) -> list[Check]:
+    """Whether the server knows this silo's key, and takes its clock.
+
+    Asks to be activated with a heartbeat interval of 0, which Flower (1.39) refuses only after it has found the
+    key and looked at the time: nothing changes at the server, also while the silo is online.
+    """
+    import grpc  # type: ignore[import-untyped]
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.proto.fleet_pb2_grpc import FleetStub
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    try:
+        key = load_ssh_private_key(site.node_key.read_bytes(), None)
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise ValueError("no elliptic curve key")
+    except OSError as error:
+        return [Check("key", False, f"{site.node_key}: {error.strerror}", "restore it from the bundle")]
+    except ValueError:
+        fix = "restore it from the bundle"
+        return [Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)]
+    credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
+    channel = grpc.intercept_channel(
+        grpc.secure_channel(site.server, credentials), NodeAuthClientInterceptor(key, key.public_key())
+    )
+    request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=0.0)
+    try:
+        FleetStub(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS)
+        answer, code = "activated", None
+    except grpc.RpcError as error:
+        answer = str(error.details())
+        flower = FlowerError.from_json(answer)
+        code = flower.code if flower else None
+    finally:
+        channel.close()
+    if code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        return [
+            Check("clock", True, "within the server's limits"),
+            Check("key", True, "registered at the server"),
+        ]
+    if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
+        return [Check("key", False, "the server does not know this silo's key", fix)]
+    if "timestamp" in answer:
+        fix = "set this machine's clock (NTP): it may be 5 s ahead of the server's and 5 min behind"
+        return [Check("clock", False, "the server takes this machine's clock for wrong", fix)]
+    fix = f"{OPERATOR} which version of Flower runs there"
+    return [Check("key", False, f"the server answers: {answer}", fix)]

@@ -1,0 +1,204 @@
+"""A silo's personal model as a file of its own, and its use: ``silofl export`` and ``silofl predict``.
+
+An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
+``nn.Module.load_state_dict`` of the architecture that its card names. The card ``FILE.json`` says what is needed to
+use it: architecture, input, classes, normalisation. Both come from the silo's own state, so that a hospital exports
+without the server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from models.architectures import build
+from models.flat import FlatModel
+from models.training import Samples
+from models.training import predict as logits_of
+from partitions.names import unknown_name
+from partitions.silo_file import EXTRA_NAMES, Fault, read_arrays, read_inputs
+from partitions.splits import Array, input_shape
+from strategies.settings import UserError
+from strategies.state import State, write_atomically
+
+# Where a silo's states lie, below a run directory, below a silo's state-dir, and below one run or one method of it.
+FOLDERS = ("checkpoint/*/silos/*", "*/*/*", "*/*", "*", ".")
+BATCH = 512
+TO_PREDICT = ("x_test", "test_images", "x")  # the first of these that a file has
+
+
+def card_file(model: Path) -> Path:
+    """``model.safetensors.json`` of ``model.safetensors``."""
+    return model.with_name(f"{model.name}.json")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Export
+
+
+def export_model(
+    source: Path, silo: str, which: str, out: Path, strategy: str | None = None, seed: int | None = None
+) -> dict[str, Any]:
+    """Save a silo's personal model, the ``best`` on its validation data or the ``last``; returns its card.
+
+    ``source`` is a run directory or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several
+    runs. Raises UserError where there is no such model, more than one, or a state that cannot be used.
+    """
+    folder = find_states(source, silo, strategy, seed)
+    file = max(folder.glob("round-*.safetensors"))
+    state = State.load(file)
+    about = state.numbers.get("model")
+    if about is None or which not in ("best", "last"):
+        raise UserError(f"{file} does not say what model it holds: it is not a silo's state of this version")
+    arrays = "best" if which == "best" else "personal"
+    metrics = state.numbers["best_metrics" if which == "best" else "metrics"]
+    card = {
+        "method": about["method"],
+        "paper": about["paper"],
+        "seed": about["seed"],
+        "silo": about["silo"],
+        "which": which,
+        "round": state.numbers["best_round" if which == "best" else "round"],
+        "metrics": {k: None if math.isnan(v) else v for k, v in metrics.items()},
+        "samples": about["samples"],
+        "model": about["model"],
+        "input": about["input"],
+        "classes": about["classes"],
+        "normalisation": about["normalisation"],
+        "silofl": version("silofl"),
+    }
+    model = network(card)
+    tensors = model.state_dict(state.arrays[arrays], state.arrays.get(f"{arrays}.buffers"))
+    if out.is_dir():
+        raise UserError(f"{out} is a directory: give --out a file")
+    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    write_atomically(out, lambda temporary: temporary.write_bytes(data))
+    text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_atomically(card_file(out), lambda temporary: temporary.write_text(text, "utf-8"))
+    return card
+
+
+def find_states(source: Path, silo: str, strategy: str | None, seed: int | None) -> Path:
+    """The one folder below ``source`` that holds this silo's states, ``.../STRATEGY-SEED/[silos/]NAME``."""
+    if not source.is_dir():
+        raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
+    root = source.resolve()
+    found = {file.parent for pattern in FOLDERS for file in root.glob(f"{pattern}/round-*.safetensors")}
+    if not found:
+        raise UserError(f"{source} holds no silo's state: name a run directory, or a silo's state directory")
+    of_silo = sorted(folder for folder in found if folder.name == silo)
+    if not of_silo:
+        raise UserError(str(unknown_name(f"silo in {source}:", silo, {folder.name for folder in found})))
+    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed)]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(dict.fromkeys(run_label(folder, root) for folder in (chosen or of_silo)))
+    if chosen:
+        raise UserError(
+            f"{source} holds several models of {silo}: {names}; choose with --strategy and --seed, "
+            "or name one run's directory"
+        )
+    wanted = " ".join(str(v) for v in (strategy, None if seed is None else f"seed {seed}") if v is not None)
+    raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
+
+
+def run_key(folder: Path) -> str:
+    """``STRATEGY-SEED`` of a folder of states."""
+    return (folder.parent.parent if folder.parent.name == "silos" else folder.parent).name
+
+
+def run_label(folder: Path, root: Path) -> str:
+    """How a folder of states is called in a message: ``RUN/STRATEGY-SEED``, RUN only where it is below ``root``."""
+    parts = [part for part in folder.relative_to(root).parts[:-1] if part not in ("checkpoint", "silos")]
+    return "/".join(parts) or run_key(folder)
+
+
+def matches(key: str, strategy: str | None, seed: int | None) -> bool:
+    """Whether ``STRATEGY-SEED`` is what was asked for."""
+    name, _, number = key.rpartition("-")
+    return strategy in (None, name) and (seed is None or str(seed) == number)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Predict
+
+
+def network(card: Mapping[str, Any]) -> FlatModel:
+    """The network that a card describes, not yet with its weights."""
+    shape = tuple(card["input"]["shape"])
+    return FlatModel(build(card["model"]["name"], shape, card["classes"], card["model"]["settings"]))
+
+
+def predict_file(model: Path, data: Path) -> str:
+    """Softmax probabilities of an exported model as CSV, ``index,label,p_0,...``; ``label`` is the likeliest class.
+
+    Of the file's test part or, where it has none, of all of ``x``; labels are not needed. ``index`` counts from 0.
+    Raises UserError where model and data cannot be read or do not fit each other.
+    """
+    card, net = read_model(model)
+    x = read_x(data)
+    shape, dtype = tuple(card["input"]["shape"]), card["input"]["dtype"]
+    if (input_shape(x), str(x.dtype)) != (shape, dtype):
+        raise UserError(
+            f"{data} holds {x.dtype} samples of shape {input_shape(x)}; {model} takes {dtype} of shape {shape}"
+        )
+    scale = card["normalisation"]
+    mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
+    parts = [x[i : i + BATCH] for i in range(0, len(x), BATCH)]
+    samples = [
+        Samples(part.astype(np.float32), np.zeros(len(part), np.int64), "cpu", mean, std) for part in parts
+    ]
+    p = torch.softmax(torch.cat([logits_of(net, s) for s in samples]), dim=1)
+    lines = [",".join(["index", "label", *(f"p_{c}" for c in range(p.shape[1]))])]
+    for index, (label, row) in enumerate(zip(p.argmax(1).tolist(), p.tolist(), strict=True)):
+        lines.append(",".join([str(index), str(label), *(f"{value:.6g}" for value in row)]))
+    return "\n".join(lines) + "\n"
+
+
+def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
+    """An exported model with its card. Raises UserError where one of the two is missing, damaged or another's."""
+    try:
+        tensors = safetensors.torch.load_file(file)
+    except FileNotFoundError:
+        raise UserError(f"there is no model {file}: silofl export makes one") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{file} is no exported model, or damaged ({error}); export it again") from None
+    beside = card_file(file)
+    try:
+        card: dict[str, Any] = json.loads(beside.read_text("utf-8"))
+        net = network(card)
+        net.module.load_state_dict(tensors)
+    except FileNotFoundError:
+        raise UserError(
+            f"{file} lacks its card {beside.name}, which silofl export writes beside it"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the card {beside} cannot be used ({error!r}); export the model again") from None
+    except RuntimeError:  # torch lists every tensor that does not fit, over many lines
+        raise UserError(f"the card {beside} is of another model than {file.name}; export it again") from None
+    return card, net
+
+
+def read_x(file: Path) -> Array:
+    """The samples to predict: pictures (n, h, w, c) or a table (n, d)."""
+    try:
+        arrays = read_arrays(file)
+        name = next((name for name in TO_PREDICT if name in arrays), None)
+        if name is None:
+            names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
+            raise Fault(f"has no samples to predict, but {names}", f"name them {' or '.join(TO_PREDICT)}")
+        x = arrays[name]
+        if x.ndim == 0 or not len(x):
+            raise Fault(f"{name} holds no samples", "save an array of n samples")
+        return read_inputs(name, x)
+    except Fault as fault:
+        raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

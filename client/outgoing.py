@@ -1,0 +1,63 @@
+"""What leaves a silo: everything goes through :func:`release`, and nothing else does.
+
+The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics of
+the list below, sample counts, seconds. Everything that left is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import INFO
+
+from flwr.app import MetricRecord, RecordDict
+from flwr.supercore import log
+from torch import Tensor
+
+from strategies.base import SiloClient
+from strategies.payload import Model, Number, Payload, Wire, encode
+
+SNAPSHOTS = ("received", "personal")
+SPLITS = ("train", "val", "test")
+METRICS = ("loss", "accuracy", "macro_f1", "auc")
+SECONDS = ("seconds.train", "seconds.evaluate")
+
+
+def allowed_metrics() -> frozenset[str]:
+    """Names of the scalars that may leave a silo."""
+    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in METRICS} | set(SECONDS))
+
+
+def release(
+    client: SiloClient,
+    vectors: Sequence[Tensor],
+    metrics: Mapping[str, float],
+    *,
+    min_samples: int,
+) -> RecordDict:
+    """The content of a silo's reply. Raises ValueError where a method tries to send what it has not declared."""
+    names = client.upload_names() if vectors else ()
+    models = {
+        name: Model(vector, client.silo.name, client.round, len(client.silo.train))
+        for name, vector in zip(names, vectors, strict=True)
+    }
+    for name in client.replies:
+        if name not in client.sends_numbers:
+            raise ValueError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
+    config: dict[str, Number] = {
+        "round": client.round,
+        "silo": client.silo.name,
+        "samples": len(client.silo.train),
+    }
+    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype))
+    counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
+    kept: dict[str, float] = {}
+    for name, value in metrics.items():
+        if name not in allowed_metrics():
+            raise ValueError(f"metric '{name}' is not on the list of what may leave a silo")
+        if name in SECONDS or counts[name.split(".")[1]] >= min_samples:
+            kept[name] = value
+    records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
+    size = {name: m.vector.numel() for name, m in models.items()}
+    log(INFO, "%s round %d sent: vectors %s, numbers %s, metrics %s", client.silo.name, client.round, size,
+        dict(client.replies), sorted(kept))  # fmt: skip
+    return records

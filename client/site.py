@@ -1,0 +1,83 @@
+"""A hospital's silo: what it is made of, and the command line of its SuperNode.
+
+Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
+`SILOFL_ALLOWED_APPS` (see `client.warm`) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
+`Site.from_environment` says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RUNTIME_PORT = 9094  # of a SuperNode that has the machine, or the container, to itself; Flower's own default
+
+
+@dataclass(frozen=True)
+class Site:
+    """What makes a silo: its name, its server, its key, its data, its state."""
+
+    name: str
+    server: str  # host:port
+    ca_certificate: Path
+    node_key: Path
+    data: Path
+    state: Path
+    device: str = "cpu"
+    allowed_apps: str = ""  # a file of SHA-256 sums, or sums; empty: every app that the server sends
+    flwr: str = ""  # the server's version of Flower; empty: not known
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Site":
+        """The silo of a container. Raises ValueError where a variable is missing."""
+        for key in ("SILOFL_NAME", "SILOFL_SERVER"):
+            if not environment.get(key):
+                raise ValueError(f"{key} is not set: name a bundle, or run this in a silo's container")
+        return cls(
+            name=environment["SILOFL_NAME"],
+            server=environment["SILOFL_SERVER"],
+            ca_certificate=Path("/site/ca.crt"),
+            node_key=Path("/site/node.key"),
+            data=Path("/data/data.npz"),
+            state=Path("/state"),
+            device=environment.get("SILOFL_DEVICE") or "cpu",
+            allowed_apps=environment.get("SILOFL_ALLOWED_APPS", ""),
+            flwr=environment.get("SILOFL_FLWR", ""),
+        )
+
+    @property
+    def node_config(self) -> dict[str, str]:
+        """What the app gets to know of its silo."""
+        return {
+            "name": self.name,
+            "data": str(self.data),
+            "device": self.device,
+            "state-dir": str(self.state),
+        }
+
+
+def node_config(values: Mapping[str, str]) -> str:
+    """The value of `--node-config`: `key='value'` pairs. Flower's parser knows no escaped quotes."""
+    pairs = []
+    for key, value in values.items():
+        if "'" not in value:
+            pairs.append(f"{key}='{value}'")
+        elif not set('"\\') & set(value):
+            pairs.append(f'{key}="{value}"')
+        else:
+            raise ValueError(
+                f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
+            )
+    return " ".join(pairs)
+
+
+def supernode_command(site: Site, *, port: int = RUNTIME_PORT) -> list[str]:
+    """The command line of the silo's SuperNode; `port` is that of its Runtime API on the loopback interface."""
+    return [
+        "flower-supernode",
+        *("--superlink", site.server),
+        *("--root-certificates", str(site.ca_certificate)),
+        *("--auth-supernode-private-key", str(site.node_key)),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--node-config", node_config(site.node_config)),
+    ]

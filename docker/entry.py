@@ -1,0 +1,113 @@
+"""Entry point of both images.
+
+    setup                   one-shot: credentials, demo data, registration (server.setup)
+    install                 one-shot, at a hospital: a bundle's files into the silo's volume
+    flower-superlink ...    once `setup` has written its credentials, with the registrar beside it (server.registrar)
+    flower-supernode ...    supervised (client.supervisor)
+    anything else           as it is, such as `silofl doctor`
+
+`setup` and `install` start as root, with the one capability it takes to give away a new volume, because Docker makes
+volumes and mounted folders as root; they do the rest as the image's user. All else runs as the image's user.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+USER = 10001  # as in the Dockerfile
+READY_SECONDS = 600.0  # `setup` may download public data first
+
+
+def main(command: list[str]) -> int:
+    if command[:1] == ["setup"]:
+        give_away()
+        from server.setup import set_up
+
+        set_up(os.environ)
+        return 0
+    if command[:1] == ["install"]:
+        install()
+        return 0
+    if command[:1] == ["flower-superlink"]:
+        wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
+        subprocess.Popen([sys.executable, "-P", __file__, "registrar"])  # ends with this container
+        os.umask(0)  # the run directories are the host's user's to tidy up
+    elif command[:1] == ["registrar"]:
+        from server.control import Connection
+        from server.registrar import keep_registrations
+
+        server = Connection("registrar", "control:8000", "/server/ca.crt")
+        keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
+    elif command[:1] == ["flower-supernode"]:
+        from client.site import Site
+        from client.supervisor import run
+
+        site = Site.from_environment(os.environ)
+        sharing = int(os.environ.get("SILOFL_SHARING") or 1)  # silos that share this machine's cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // sharing)))
+        return run(
+            site, command, os.environ, online=Path("/tmp/online"), say=lambda line: print(line, flush=True)
+        )
+    os.execvp(command[0], command)
+
+
+def give_away() -> None:
+    """Make the image's user the owner of volumes and folders that Docker made as root, and become that user."""
+    folders = [*Path("/volumes").glob("*/*"), *map(Path, ("/setup", "/server", "/runs"))]
+    if os.geteuid() == 0:
+        for folder in [*folders, *Path("/").glob("datasets")]:
+            if folder.stat().st_uid == 0 and not any(folder.iterdir()):  # a folder in use is somebody's
+                folder.chmod(0o777 if folder.name == "runs" else 0o700)  # the host's user works in `runs` too
+                os.chown(folder, USER, USER)
+        os.setgroups([])
+        os.setgid(USER)
+        os.setuid(USER)
+    for folder in folders:
+        if not os.access(folder, os.W_OK):
+            raise ValueError(
+                f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there"
+            )
+
+
+def install() -> None:
+    """A bundle's files, readable for their owner alone, into /site for whoever runs the silo (SILOFL_USER)."""
+    user, _, group = os.environ["SILOFL_USER"].partition(":")
+    for path in (
+        Path("/site"),
+        Path("/state"),
+        *Path("/state").rglob("*"),
+    ):  # it may have been another user's
+        os.chown(path, int(user), int(group or user))
+    for name, mode in (("ca.crt", 0o444), ("allowed-apps", 0o444), ("node.key", 0o400)):
+        target = Path("/site", name)
+        target.unlink(missing_ok=True)
+        target.touch(mode=0o600)
+        shutil.copyfile(Path("/bundle", name), target)
+        target.chmod(mode)
+        os.chown(target, int(user), int(group or user))
+
+
+def wait_for_setup(ready: Path, hosts: str) -> None:
+    """Wait until `setup` has written credentials for these host names."""
+    deadline = time.monotonic() + READY_SECONDS
+    while not ready.exists() or ready.read_text() != hosts:
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`"
+            )
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("SILOFL_TRACEBACK"):
+            raise
+        print(f"silofl: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, RuntimeError) else 2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,516 @@
+"""The networks the papers use, built by name from an input shape and a number of classes.
+
+``build("fedala-cnn", (1, 28, 28), 10)`` gives an ``nn.Module`` that maps float32 inputs (batch, channels,
+height, width) or (batch, features) to logits (batch, classes). Weights come from torch's global generator.
+
+Every network has ``block_names``, its layer blocks from input to output. Each names a child module; every
+parameter and buffer belongs to exactly one block and ``parameters()`` runs in block order. Layer-wise methods
+(FedPer, FedALA's p, PLayer-FL's cut) count in these blocks, as the papers count layers: a weight and its bias
+are one, a residual stage is one (FedALA, Table 5).
+
+Where the papers leave something open:
+
+* APPLE, FedALA, DiversiFed and FedAPM state their CNN for one picture size. Here the first fully connected
+  layer follows from the input shape, so that each takes any picture that is large enough.
+* FedAPM's paper puts a ReLU behind the last layer too; its code does not, and logits must be able to be
+  negative, so neither does this.
+* DiversiFed lists "three fully connected layers with 400, 120 and 84 units": LeNet-5's 400-120-84-classes,
+  where 400 is the flattened feature map.
+* DiversiFed gives no details of its ResNet-8. This is the one of Fling, the same group's library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+# ---- Convolutions, pooling, fully connected layers ---------------------------------------------------------
+
+
+class ConvNet(nn.Module):
+    """Convolution, ReLU and 2x2 max-pooling for each of ``channels``, then fully connected layers with ReLU.
+
+    Blocks: conv1, conv2, ..., fc1, fc2, ...
+    """
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        classes: int,
+        *,
+        channels: tuple[int, ...],
+        kernel: int,
+        padding: int,
+        hidden: tuple[int, ...],
+    ) -> None:
+        super().__init__()
+        width, height_px, width_px = input_shape
+        convolutions, layers = [], []
+        for index, out in enumerate(channels, start=1):
+            convolutions.append(f"conv{index}")
+            self.add_module(convolutions[-1], nn.Conv2d(width, out, kernel, padding=padding))
+            width = out
+            height_px, width_px = ((side + 2 * padding - kernel + 1) // 2 for side in (height_px, width_px))
+        features = width * height_px * width_px
+        for index, out in enumerate((*hidden, classes), start=1):
+            layers.append(f"fc{index}")
+            self.add_module(layers[-1], nn.Linear(features, out))
+            features = out
+        self.convolutions, self.layers = tuple(convolutions), tuple(layers)
+        self.block_names = (*convolutions, *layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.convolutions:
+            # Equal to pooling behind the ReLU (both are monotone), at a quarter of the ReLU's work.
+            x = F.max_pool2d(self.get_submodule(name)(x), 2).relu()
+        x = x.flatten(1)
+        for name in self.layers[:-1]:
+            x = self.get_submodule(name)(x).relu()
+        x = self.get_submodule(self.layers[-1])(x)
+        return x
+
+
+@dataclass(frozen=True)
+class PlayerLayout:
+    """One of PLayer-FL's picture networks: per convolution (channels, pooled or not, dropout behind it)."""
+
+    kernel: int
+    padding: int
+    convolutions: tuple[tuple[int, bool, float], ...]
+    hidden: int
+
+
+PLAYER_LAYOUTS = {
+    "fmnist": PlayerLayout(5, 2, ((64, True, 0.0), (128, True, 0.0), (256, True, 0.0)), 100),
+    "cifar": PlayerLayout(
+        3,
+        2,
+        ((64, False, 0.3), (128, True, 0.3), (256, False, 0.3), (512, True, 0.3), (512, False, 0.3)),
+        100,
+    ),
+    "isic": PlayerLayout(
+        3, 1, ((32, False, 0.0), (64, False, 0.0), (128, True, 0.2), (256, True, 0.2), (512, True, 0.2)), 256
+    ),
+}
+
+
+class PlayerNet(nn.Module):
+    """PLayer-FL's picture networks: convolutions (ReLU, pooling, dropout), global average pooling, two FC.
+
+    Blocks: conv1, ..., conv3 or conv5, fc1, fc2.
+    """
+
+    def __init__(self, input_shape: Shape, classes: int, layout: PlayerLayout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.has_dropout = any(dropout for _, _, dropout in layout.convolutions)
+        width = input_shape[0]
+        self.convolutions = tuple(f"conv{index + 1}" for index in range(len(layout.convolutions)))
+        for name, (out, _, _) in zip(self.convolutions, layout.convolutions, strict=True):
+            self.add_module(name, nn.Conv2d(width, out, layout.kernel, padding=layout.padding))
+            width = out
+        self.fc1 = nn.Linear(width, layout.hidden)
+        self.fc2 = nn.Linear(layout.hidden, classes)
+        self.block_names = (*self.convolutions, "fc1", "fc2")
+        initialise_kaiming(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, (_, pooled, dropout) in zip(self.convolutions, self.layout.convolutions, strict=True):
+            x = self.get_submodule(name)(x)
+            if pooled:
+                x = F.max_pool2d(x, 2)
+            x = x.relu()
+            if dropout:
+                x = F.dropout(x, dropout, self.training)
+        x = x.mean((-2, -1))
+        x = self.fc2(self.fc1(x).relu())
+        return x
+
+
+class Mlp(nn.Module):
+    """Fully connected layers with ReLU (and dropout) between them; pictures are flattened first.
+
+    Blocks: fc1, fc2, ...; without hidden layers the network is multinomial logistic regression.
+    """
+
+    def __init__(
+        self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.dropout, self.has_dropout = dropout, dropout > 0
+        features = 1
+        for side in input_shape:
+            features *= side
+        widths = (features, *hidden, classes)
+        self.block_names = tuple(f"fc{index}" for index in range(1, len(widths)))
+        for name, inputs, outputs in zip(self.block_names, widths[:-1], widths[1:], strict=True):
+            self.add_module(name, nn.Linear(inputs, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for name in self.block_names[:-1]:
+            x = self.get_submodule(name)(x).relu()
+            if self.dropout:
+                x = F.dropout(x, self.dropout, self.training)
+        x = self.get_submodule(self.block_names[-1])(x)
+        return x
+
+
+def initialise_kaiming(module: nn.Module) -> None:
+    """PLayer-FL's start: Kaiming-normal weights (fan-in, gain of ReLU), zero biases."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+# ---- Residual networks -------------------------------------------------------------------------------------
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch normalisation beside a shortcut (He et al. 2016, Figure 2)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.bn1(self.conv1(x)).relu()
+        x = (self.bn2(self.conv2(x)) + shortcut).relu()
+        return x
+
+
+class Stem(nn.Module):
+    """Before the residual stages: a 7x7 convolution of stride 2 and max-pooling, or one 3x3 convolution."""
+
+    def __init__(self, inputs: int, outputs: int, kind: str) -> None:
+        super().__init__()
+        self.pooled = kind == "7x7"
+        if self.pooled:
+            self.conv1 = nn.Conv2d(inputs, outputs, 7, stride=2, padding=3, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        return F.max_pool2d(x, 3, stride=2, padding=1) if self.pooled else x
+
+
+class ResNet(nn.Module):
+    """Residual stages of 64, 128, 256, ... channels; every stage but the first halves the picture.
+
+    Blocks: stem, layer1, layer2, ..., fc (FedALA, Table 5). Apart from the prefix ``stem.``, the names of the
+    parameters are torchvision's. Convolutions start Kaiming-normal (fan-out), as in torchvision and Fling.
+    """
+
+    def __init__(self, input_shape: Shape, classes: int, depths: tuple[int, ...], stem: str) -> None:
+        super().__init__()
+        width = 64
+        self.stem = Stem(input_shape[0], width, stem)
+        self.stages = tuple(f"layer{index + 1}" for index in range(len(depths)))
+        for index, (name, depth) in enumerate(zip(self.stages, depths, strict=True)):
+            outputs = 64 * 2**index
+            blocks = [BasicBlock(width, outputs, stride=1 if index == 0 else 2)]
+            blocks += [BasicBlock(outputs, outputs, stride=1) for _ in range(depth - 1)]
+            self.add_module(name, nn.Sequential(*blocks))
+            width = outputs
+        self.fc = nn.Linear(width, classes)
+        self.block_names = ("stem", *self.stages, "fc")
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        x = self.fc(x.mean((-2, -1)))
+        return x
+
+
+# ---- Settings ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MlpSettings:
+    """Widths of the hidden layers, input to output, and the dropout behind each of them."""
+
+    hidden: str = field(
+        default="64", metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"}
+    )
+    dropout: float = field(
+        default=0.0, metadata={"help": "probability that a hidden unit is dropped, below 1", "minimum": 0}
+    )
+
+    def __post_init__(self) -> None:
+        self.widths()
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"mlp.dropout must lie in [0, 1), not {self.dropout}")
+
+    def widths(self) -> tuple[int, ...]:
+        """``hidden`` as integers; ValueError where one is not a positive whole number."""
+        parts = [part.strip() for part in self.hidden.split(",") if part.strip()]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"mlp.hidden must be widths such as '128,64', not {self.hidden!r}")
+        return tuple(int(part) for part in parts)
+
+
+@dataclass(frozen=True)
+class PlayerCnnSettings:
+    """Which of PLayer-FL's picture networks: by the shape, or the one of a given data set."""
+
+    layout: str = field(
+        default="auto",
+        metadata={
+            "help": "auto: isic from 64 pixels on, else fmnist for grey and cifar for colour pictures",
+            "choices": ("auto", *PLAYER_LAYOUTS),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _one_of("player-cnn.layout", self.layout, ("auto", *PLAYER_LAYOUTS))
+
+
+STEMS = ("7x7", "3x3")
+
+
+@dataclass(frozen=True)
+class ResNetSettings:
+    """What stands before the residual stages."""
+
+    stem: str = field(
+        default="7x7",
+        metadata={
+            "help": "7x7: stride 2 and max-pooling, the papers'; 3x3: keeps the size, for small pictures",
+            "choices": STEMS,
+        },
+    )
+
+    def __post_init__(self) -> None:
+        _one_of("stem", self.stem, STEMS)
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"{key} must be one of {', '.join(allowed)}, not {value!r}{_nearest(value, allowed)}"
+        )
+
+
+def _nearest(word: str, words: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(str(word), words, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+# ---- Registry ----------------------------------------------------------------------------------------------
+
+Make = Callable[[Shape, int, Any], nn.Module]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One architecture: what it is, where it comes from, what it takes and how it is made.
+
+    ``rank`` is the length of the input shapes it takes: 3 for pictures (c, h, w), 1 for tables (d,), None for
+    both; ``smallest`` the least height and width of a picture. ``settings`` is the dataclass of its own
+    settings, if it has any, which ``make(input_shape, classes, settings)`` receives.
+    """
+
+    title: str
+    source: str
+    takes: str
+    make: Make
+    rank: int | None = 3
+    smallest: int = 1
+    settings: type | None = None
+
+
+def _conv_net(channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]) -> Make:
+    return lambda shape, classes, _: ConvNet(
+        shape, classes, channels=channels, kernel=kernel, padding=padding, hidden=hidden
+    )
+
+
+def _player_cnn(shape: Shape, classes: int, settings: PlayerCnnSettings) -> nn.Module:
+    layout = settings.layout
+    if layout == "auto":
+        layout = "isic" if min(shape[1:]) >= 64 else "fmnist" if shape[0] == 1 else "cifar"
+    return PlayerNet(shape, classes, PLAYER_LAYOUTS[layout])
+
+
+def _player_heart(shape: Shape, classes: int, _: None) -> nn.Module:
+    network = Mlp(shape, classes, hidden=(50, 20, 20))
+    initialise_kaiming(network)
+    return network
+
+
+# The smallest picture of a network with an unpadded 5x5 convolution and a 2x2 pooling twice is 16x16:
+# 16 -> 12 -> 6 -> 2 -> 1 leaves one pixel, 15 -> 11 -> 5 -> 1 -> 0 none.
+MODELS: dict[str, ModelSpec] = {
+    "apple-cnn": ModelSpec(
+        "two 5x5 convolutions (20, 50), FC 500",
+        "APPLE (Luo and Wu, IJCAI 2022), the authors' code",
+        "pictures (c, h, w) of at least 16x16; the paper's are 28x28",
+        _conv_net((20, 50), kernel=5, padding=0, hidden=(500,)),
+        smallest=16,
+    ),
+    "fedala-cnn": ModelSpec(
+        "two 5x5 convolutions (32, 64), FC 512",
+        "FedALA (Zhang et al., AAAI 2023), four-layer CNN",
+        "pictures (c, h, w) of at least 16x16; the paper's are 28x28, 32x32 and 64x64",
+        _conv_net((32, 64), kernel=5, padding=0, hidden=(512,)),
+        smallest=16,
+    ),
+    "diversifed-cnn": ModelSpec(
+        "LeNet: two 5x5 convolutions (6, 16), FC 120, FC 84",
+        "DiversiFed (arXiv 2407.15464), CIFAR-10 and PathMNIST",
+        "pictures (c, h, w) of at least 16x16; the paper's are 32x32",
+        _conv_net((6, 16), kernel=5, padding=0, hidden=(120, 84)),
+        smallest=16,
+    ),
+    "fedapm-cnn": ModelSpec(
+        "two padded 3x3 convolutions (16, 32), FC 128",
+        "FedAPM (KDD 2025), CIFAR-10",
+        "pictures (c, h, w) of at least 4x4; the paper's are 32x32",
+        _conv_net((16, 32), kernel=3, padding=1, hidden=(128,)),
+        smallest=4,
+    ),
+    "player-cnn": ModelSpec(
+        "three or five padded convolutions, global average pooling, two FC",
+        "PLayer-FL (MLSys 2026), networks for FMNIST and EMNIST, CIFAR, and ISIC",
+        "pictures (c, h, w) of at least 8x8; the paper's are 1x28x28, 3x32x32 and 3x200x200",
+        _player_cnn,
+        smallest=8,
+        settings=PlayerCnnSettings,
+    ),
+    "player-heart": ModelSpec(
+        "FC 50, 20, 20",
+        "PLayer-FL (MLSys 2026), network for Heart",
+        "tables (d,); the paper's has 10 columns",
+        _player_heart,
+        rank=1,
+    ),
+    "mlp": ModelSpec(
+        "fully connected layers",
+        "DiversiFed (arXiv 2407.15464), FMNIST: one hidden layer of 64",
+        "tables (d,), and pictures (c, h, w), which are flattened",
+        lambda shape, classes, own: Mlp(shape, classes, own.widths(), own.dropout),
+        rank=None,
+        settings=MlpSettings,
+    ),
+    "small-cnn": ModelSpec(
+        "two padded 3x3 convolutions (32, 64), FC 128",
+        "ours, for pictures too small for the papers' networks",
+        "pictures (c, h, w) of at least 4x4",
+        _conv_net((32, 64), kernel=3, padding=1, hidden=(128,)),
+        smallest=4,
+    ),
+    "resnet8": ModelSpec(
+        "residual network, three stages of one block",
+        "Fling's ResNet-8; DiversiFed (arXiv 2407.15464), CIFAR-100, gives no details of its own",
+        "pictures (c, h, w) of at least 8x8; the paper's are 32x32",
+        lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
+        smallest=8,
+        settings=ResNetSettings,
+    ),
+    "resnet18": ModelSpec(
+        "residual network, four stages of two blocks",
+        "He et al. (CVPR 2016) as in torchvision; FedALA (Tiny-ImageNet), FedAPM (CIFAR-100)",
+        "pictures (c, h, w) of at least 8x8; the papers' are 32x32 and 64x64",
+        lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
+        smallest=8,
+        settings=ResNetSettings,
+    ),
+}
+
+
+def model_settings() -> dict[str, type]:
+    """The settings dataclass of each architecture that has settings of its own."""
+    return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
+
+
+def resolve(name: str, input_shape: Shape) -> str:
+    """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
+
+    "auto" is ``mlp`` for tables and for pictures under 4 pixels, ``small-cnn`` up to 16 (the shorter side
+    counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on, otherwise ``player-cnn``.
+
+    Raises ValueError where no architecture has that name, or for "auto" where the shape is none of a picture
+    or a table.
+    """
+    names = ("auto", *MODELS)
+    if name not in names:
+        raise ValueError(f"unknown model {name!r}{_nearest(name, names)}; there are: {', '.join(names)}")
+    if name != "auto":
+        return name
+    _check_shape(input_shape)
+    if len(input_shape) == 1:
+        return "mlp"
+    shorter = min(input_shape[1:])
+    if shorter <= 16:
+        return "mlp" if shorter < 4 else "small-cnn"
+    if input_shape[1:] in ((28, 28), (32, 32)):
+        return "fedala-cnn"
+    return "resnet18" if shorter >= 64 else "player-cnn"
+
+
+def build(name: str, input_shape: Shape, classes: int, settings: Mapping[str, Any] = {}) -> nn.Module:
+    """A freshly initialised network.
+
+    ``input_shape`` is (channels, height, width) or (columns,), without the batch; ``settings`` holds the
+    architecture's own settings without its name in front, e.g. ``{"hidden": "128,64"}`` for ``mlp``.
+
+    Raises ValueError, in one line, for an unknown name or setting, a value that is out of range, a shape that
+    the architecture cannot take, or fewer than two classes.
+    """
+    input_shape = tuple(int(side) for side in input_shape)
+    name = resolve(name, input_shape)
+    spec = MODELS[name]
+    _check_shape(input_shape)
+    if classes < 2:
+        raise ValueError(f"a classifier needs at least 2 classes, not {classes}")
+    wrong_rank = spec.rank is not None and len(input_shape) != spec.rank
+    if wrong_rank or (len(input_shape) == 3 and min(input_shape[1:]) < spec.smallest):
+        raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
+    return spec.make(input_shape, classes, _read_settings(name, spec.settings, settings))
+
+
+def _check_shape(shape: Shape) -> None:
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise ValueError(f"an input must be a picture (c, h, w) or a table's row (d,), not of shape {shape}")
+
+
+def _read_settings(name: str, kind: type | None, values: Mapping[str, Any]) -> Any:
+    """The settings dataclass filled from ``values``; numbers are taken where a text is wanted ("64", 64)."""
+    fields = {} if kind is None else {entry.name: entry for entry in dataclasses.fields(kind)}
+    typed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in fields:
+            known = f"it has: {', '.join(fields)}" if fields else "it has none"
+            raise ValueError(f"model {name!r} has no setting {key!r}{_nearest(key, tuple(fields))}; {known}")
+        wanted: type = type(fields[key].default)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not isinstance(value, wanted) and not number:
+            raise ValueError(f"{name}.{key} must be of type {wanted.__name__}, not {value!r}")
+        typed[key] = wanted(value)
+    return None if kind is None else kind(**typed)

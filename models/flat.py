@@ -1,0 +1,194 @@
+"""A model as one vector.
+
+All trainable parameters of a module live in one contiguous float32 tensor; every ``nn.Parameter`` is a view into
+it and every ``.grad`` a view into one gradient vector. Aggregation, distances, mixing, proximal terms and
+element-wise weights are then one or two vector operations, and a method never sees a dictionary of tensors.
+Floating-point buffers (BatchNorm statistics) are a second vector; integer buffers stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor's place in a flat vector: ``vector[start:stop].view(shape)``."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer block (for example ``conv1`` with its weight and bias): ``vector[start:stop]``."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies: parameters and buffers by name, and the layer blocks from input to output."""
+
+    parameters: tuple[Entry, ...]
+    buffers: tuple[Entry, ...]
+    blocks: tuple[Block, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of trainable scalars, the unit Σ of the communication costs."""
+        return self.parameters[-1].stop if self.parameters else 0
+
+    @property
+    def buffer_size(self) -> int:
+        return self.buffers[-1].stop if self.buffers else 0
+
+    def parts(self, names: Iterable[str]) -> tuple[slice, ...]:
+        """The parts of the vector that the named blocks take, neighbours joined. ValueError for an unknown block."""
+        wanted = set(names)
+        unknown = wanted - {b.name for b in self.blocks}
+        if unknown:
+            raise ValueError(
+                f"there is no layer block {', '.join(sorted(unknown))}; "
+                f"there are: {', '.join(b.name for b in self.blocks)}"
+            )
+        joined: list[slice] = []
+        for block in self.blocks:
+            if block.name not in wanted:
+                continue
+            if joined and joined[-1].stop == block.start:
+                joined[-1] = slice(joined[-1].start, block.stop)
+            else:
+                joined.append(block.slice)
+        return tuple(joined)
+
+    def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
+        """The blocks that begin outside of all these parts, neighbours joined."""
+        inside = tuple(parts)
+        return self.parts(b.name for b in self.blocks if not any(p.start <= b.start < p.stop for p in inside))
+
+    def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
+        """Views by name, as a ``state_dict`` without the integer buffers."""
+        tensors = {e.name: vector[e.start : e.stop].view(e.shape) for e in self.parameters}
+        if buffers is not None:
+            tensors |= {e.name: buffers[e.start : e.stop].view(e.shape) for e in self.buffers}
+        return tensors
+
+
+def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
+    entries, start = [], 0
+    for name, tensor in tensors:
+        entries.append(Entry(name, tuple(tensor.shape), start, start + tensor.numel()))
+        start += tensor.numel()
+    return tuple(entries)
+
+
+def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
+    """The blocks named by ``module.block_names``; without that attribute, every leaf module with parameters is one."""
+    names = getattr(module, "block_names", None) or list(
+        dict.fromkeys(e.name.rpartition(".")[0] for e in parameters)
+    )
+    blocks = []
+    for name in names:
+        inside = [e for e in parameters if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name]
+        blocks.append(Block(name, inside[0].start, inside[-1].stop))
+    stops = [0, *(b.stop for b in blocks)]
+    if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
+        raise ValueError(f"layer blocks {list(names)} do not cover the parameters in order")
+    return tuple(blocks)
+
+
+class FlatModel:
+    """A module whose parameters are views into ``vector`` and whose gradients are views into ``gradient``.
+
+    ``vector`` and ``gradient`` have shape (Σ,), ``buffers`` (number of floating-point buffer scalars,); all three
+    are float32 and stay the same storage for the life of the object: load with :meth:`load`, never rebind.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = module.to(device=device, dtype=torch.float32)
+        parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        entries = _entries(parameters)
+        self.layout = Layout(entries, _entries(buffers), _blocks(module, entries))
+        self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        self.gradient = torch.zeros_like(self.vector)
+        self.buffers = torch.cat([b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)])
+        for entry, (_, parameter) in zip(entries, parameters, strict=True):
+            parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)
+            parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
+        for entry in self.layout.buffers:
+            owner, _, leaf = entry.name.rpartition(".")
+            module.get_submodule(owner)._buffers[leaf] = self.buffers[entry.start : entry.stop].view(
+                entry.shape
+            )
+        self._initial_buffers = self.buffers.clone()
+        self.last_block = module.get_submodule(self.layout.blocks[-1].name)
+        # As a module of its own, or inside a network's forward pass, which then says so.
+        self.has_dropout = getattr(module, "has_dropout", False) or any(
+            isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
+        )
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+
+    @property
+    def device(self) -> torch.device:
+        return self.vector.device
+
+    def load(self, vector: Tensor, buffers: Tensor | None = None) -> None:
+        """Copy a vector of shape (Σ,), and buffers where given, into the model. Raises ValueError on a wrong length."""
+        if vector.shape != self.vector.shape:
+            raise ValueError(f"a model of {self.layout.size} parameters cannot take {vector.numel()}")
+        if vector is not self.vector:
+            self.vector.copy_(vector)
+        if buffers is not None and buffers.numel():
+            self.buffers.copy_(buffers)
+
+    def reset_buffers(self) -> None:
+        """The buffers as the module was built with."""
+        self.buffers.copy_(self._initial_buffers)
+
+    def freeze(self, *parts: slice) -> None:
+        """Leave the parameters inside these parts out of the backward pass; without any, all are trained again."""
+        for entry, parameter in zip(self.layout.parameters, self.module.parameters(), strict=True):
+            parameter.requires_grad_(not any(p.start <= entry.start < p.stop for p in parts))
+
+    def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
+        """An ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors."""
+        named = self.layout.unflatten(
+            self.vector if vector is None else vector, self.buffers if buffers is None else buffers
+        )
+        whole: Mapping[str, Tensor] = self.module.state_dict()
+        return {name: named.get(name, tensor).detach().cpu().clone() for name, tensor in whole.items()}
+
+
+def gather(vector: Tensor, parts: Iterable[slice]) -> Tensor:
+    """The parts of a vector, one behind the other, as a new vector."""
+    return torch.cat([vector[part] for part in parts] or [vector.new_empty(0)])
+
+
+def write(vector: Tensor, parts: Iterable[slice], values: Tensor) -> None:
+    """Set the parts of ``vector`` to ``values``, as :func:`gather` laid them out."""
+    start = 0
+    for part in parts:
+        size = part.stop - part.start
+        vector[part] = values[start : start + size]
+        start += size
+
+
+def scatter(vector: Tensor, parts: Iterable[slice], values: Tensor) -> Tensor:
+    """A copy of ``vector`` whose parts hold ``values``."""
+    result = vector.clone()
+    write(result, parts, values)
+    return result

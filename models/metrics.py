@@ -1,0 +1,182 @@
+"""Losses, the metrics of one model on one silo's samples, and the metrics of a group of silos.
+
+Everything is in 0..1 (losses aside). A value that does not exist (no samples, one class only) is ``nan``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LOSSES = ("cross-entropy", "focal")
+
+
+# ---- Losses ------------------------------------------------------------------------------------------------
+
+
+def loss_function(name: str, gamma: float = 1.0, scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+    """The training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
+
+    * "cross-entropy": mean of -log p_y, with p the softmax of the logits.
+    * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
+      cross-entropy. PLayer-FL's code averages over samples and classes, times 10: ``scale`` = 10 / C.
+
+    Raises ValueError for another name, or a gamma that is negative.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
+    if not (math.isfinite(gamma) and gamma >= 0):
+        raise ValueError(f"focal-gamma must be a number of at least 0, not {gamma}")
+
+    def focal(logits: Tensor, y: Tensor) -> Tensor:
+        log_p = -F.cross_entropy(logits, y, reduction="none")
+        # Kept off zero: below gamma = 1 the power has an infinite slope there, and the gradient would be nan.
+        missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
+        return -(missing**gamma * log_p).mean()
+
+    mean_loss: Callable[[Tensor, Tensor], Tensor] = (
+        F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
+    )
+    return mean_loss if scale == 1.0 else lambda logits, y: scale * mean_loss(logits, y)
+
+
+# ---- One model, one silo -----------------------------------------------------------------------------------
+
+
+def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
+    """Metrics of logits (n, C) against labels (n,) in 0..C-1; all ``nan`` where n = 0.
+
+    * ``loss``: mean cross-entropy.
+    * ``accuracy``: share of samples whose largest logit is the label's (the lower class among equal ones).
+    * ``macro_f1``: unweighted mean of the F1 of every class that occurs among the labels or the predictions
+      (scikit-learn's macro average with zero_division=0).
+    * ``auc``: unweighted mean, over the classes that occur among the labels, of the area under the ROC curve
+      of that class against the rest, scored by its softmax probability; equal scores count half. With C = 2
+      it is the binary AUC. ``nan`` where only one class occurs, and where a logit is not finite.
+
+    Raises ValueError where a label is not in 0..C-1.
+    """
+    n, classes = logits.shape
+    if n == 0:
+        return dict.fromkeys(("loss", "accuracy", "macro_f1", "auc"), math.nan)
+    scores = logits.detach().double().cpu()
+    labels = y.detach().long().cpu()
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or highest >= classes:
+        raise ValueError(f"labels must lie in 0..{classes - 1}, found {lowest}..{highest}")
+    log_p = F.log_softmax(scores, dim=1)
+    predicted = scores.argmax(1)
+    hits = predicted == labels
+    return {
+        "loss": float(F.nll_loss(log_p, labels)),
+        "accuracy": int(hits.sum()) / n,
+        "macro_f1": _macro_f1(labels, predicted, hits, classes),
+        "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy()),
+    }
+
+
+def _macro_f1(labels: Tensor, predicted: Tensor, hits: Tensor, classes: int) -> float:
+    # F1 = 2 TP / (2 TP + FP + FN), and the denominator is the class's labels plus its predictions.
+    occurrences = torch.bincount(labels, minlength=classes) + torch.bincount(predicted, minlength=classes)
+    true_positives = torch.bincount(labels[hits], minlength=classes)
+    present = occurrences > 0
+    return float((2.0 * true_positives[present].double() / occurrences[present]).mean())
+
+
+def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over classes of P(score of a positive > score of a negative), equal scores counting half."""
+    present = np.unique(labels)
+    if len(present) < 2 or not np.isfinite(p).all():
+        return math.nan
+    areas = []
+    for label in present[1:] if p.shape[1] == 2 else present:
+        positive = labels == label
+        score = p[:, label]
+        negatives = np.sort(score[~positive])
+        positives = np.sort(score[positive])  # sorted needles search several times faster
+        below = np.searchsorted(negatives, positives, side="left").sum()
+        not_above = np.searchsorted(negatives, positives, side="right").sum()
+        areas.append((int(below) + int(not_above)) / (2 * len(negatives) * len(positives)))
+    return float(np.mean(areas))
+
+
+# ---- A group of silos, a group of methods ------------------------------------------------------------------
+
+
+def fairness_variance(values: Sequence[float]) -> float:
+    """Population variance of the silos' metric; smaller is fairer (PLayer-FL, "fairness").
+
+    (1 / C) sum_c (P_c - mean P)^2. Silos whose value is ``nan`` are left out; ``nan`` where none is left.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.var(known)) if known else math.nan
+
+
+def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg: Sequence[float]) -> float:
+    """Share of silos, in 0..1, that the method serves better than training alone and than FedAvg does.
+
+    #{c: P_c > max(S_c, G_c)} / C, strictly (PLayer-FL, "incentivised participation rate"). The three
+    sequences list the same silos in the same order. Silos that lack one of the values (``nan``) are left out;
+    ``nan`` where none is left. Raises ValueError where the lengths differ.
+    """
+    if not len(personal) == len(local) == len(fedavg):
+        raise ValueError(f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values")
+    rows = [
+        row
+        for row in zip(personal, local, fedavg, strict=True)
+        if not any(math.isnan(value) for value in row)
+    ]
+    if not rows:
+        return math.nan
+    return sum(own > max(alone, shared) for own, alone, shared in rows) / len(rows)
+
+
+def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval for a share of ``correct`` out of ``n`` samples (Wilson, JASA 1927).
+
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 + confidence)/2.
+    Stays within 0..1 and is not empty at p = 0 or 1, unlike p +- z sqrt(p(1-p)/n). ``nan`` twice where n = 0.
+    Raises ValueError where not 0 <= correct <= n or the confidence is not in (0, 1).
+    """
+    if not 0 <= correct <= n:
+        raise ValueError(f"{correct} correct out of {n} is impossible")
+    if not 0 < confidence < 1:
+        raise ValueError(f"the confidence must lie strictly between 0 and 1, not {confidence}")
+    if n == 0:
+        return math.nan, math.nan
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = correct / n
+    centre = p + z * z / (2 * n)
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    # Rounding can step over the ends by one unit in the last place.
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = True) -> dict[str, float]:
+    """Average rank of each method over data sets (or silos); 1 is best, equal values share their mean rank.
+
+    ``table[method]`` lists the method's values, one per data set, the same data sets for all. A data set
+    where any method has no value (``nan``) is left out for all, so that ranks stay comparable; ``nan`` where
+    none is left. Raises ValueError where the lists differ in length.
+    """
+    lengths = {len(values) for values in table.values()}
+    if len(lengths) > 1:
+        raise ValueError(f"every method needs one value per data set, got lists of {sorted(lengths)} values")
+    values = np.array(list(table.values()), dtype=float).reshape(len(table), *lengths)
+    values = values[..., ~np.isnan(values).any(axis=0)]
+    if values.size == 0:
+        return dict.fromkeys(table, math.nan)
+    if higher_is_better:
+        values = -values
+    # Rank = 1 + those that are better + half of the other equal ones.
+    better = (values[None] < values[:, None]).sum(axis=1)
+    equal = (values[None] == values[:, None]).sum(axis=1) - 1
+    ranks = (1 + better + equal / 2).mean(axis=1)
+    return {method: float(rank) for method, rank in zip(table, ranks, strict=True)}

@@ -1,0 +1,189 @@
+"""Local training on vectors: samples on the device, seeded batches, gradients, optimisers, evaluation.
+
+The optimisers are our own few lines because their state must be explicit arrays and because ``torch.optim``
+imports ``torch._dynamo`` on its first step, which costs every freshly started silo process about two seconds; tests
+hold them equal to ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.flat import FlatModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+BYTE_MEAN = BYTE_STD = 127.5  # of pictures of bytes: (x / 255 - 0.5) / 0.5
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A random generator of its own for every (seed, silo, round, purpose), the same in every process."""
+    text = "/".join(str(part) for part in (seed, *purpose))
+    digest = hashlib.sha256(text.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+class Samples:
+    """One split of a silo's data on its device, ready for batches.
+
+    ``x`` is uint8 or float32, pictures (n, h, w, c) or tables (n, d); ``y`` int64 (n,). Pictures of bytes become
+    (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which keeps them at a quarter of the memory; float
+    values are taken as they are, or standardised with ``mean`` and ``std`` (d,).
+    """
+
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        device: torch.device | str = "cpu",
+        mean: Tensor | None = None,
+        std: Tensor | None = None,
+    ) -> None:
+        with warnings.catch_warnings():  # memory-mapped arrays are read-only; nothing here writes to them
+            warnings.filterwarnings("ignore", message=".*not writable.*")
+            # Through a flat view: an axis of length 1 may carry any stride, and grey pictures would lose channels-last.
+            self.x = torch.from_numpy(np.ascontiguousarray(x)).flatten().view(x.shape).to(device)
+            self.y = torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64)).to(device)
+        if mean is not None and std is not None:
+            self.x = (self.x - mean.to(device)) / std.to(device)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b,)."""
+        if isinstance(index, Tensor):
+            index = index.to(self.y.device)
+        x = self.x[index]
+        if x.dtype == torch.uint8:
+            x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
+        return (x.permute(0, 3, 1, 2) if x.dim() == 4 else x), self.y[index]
+
+
+def batches(
+    n: int, size: int, epochs: int, rng: torch.Generator, *, merge_single: bool = False
+) -> Iterator[Tensor]:
+    """Index tensors of shuffled mini-batches, every sample once per epoch, the last batch of an epoch smaller.
+
+    ``merge_single`` joins a last batch of one sample to the batch before it (BatchNorm cannot train on one sample).
+    """
+    for _ in range(epochs):
+        parts = list(torch.split(torch.randperm(n, generator=rng), size))
+        if merge_single and len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        yield from parts
+
+
+def loss_gradient(
+    model: FlatModel, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None = None
+) -> Tensor:
+    """Fill ``model.gradient`` with the gradient of the mean loss of one batch; returns the loss (scalar tensor).
+
+    ``network`` is the part of the model that is left to run, where ``x`` are features of the layers below it.
+    """
+    model.gradient.zero_()
+    value = loss((network or model.module)(x), y)
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.detach()
+
+
+@torch.no_grad()
+def features(model: FlatModel, samples: Samples, index: Tensor, batch_size: int = 512) -> Tensor:
+    """What the last layer block gets for these samples, one row each. Only for networks without randomness."""
+    found: list[Tensor] = []
+    hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].detach()))
+    try:
+        for part in torch.split(index, batch_size):
+            model.module(samples.take(part)[0])
+    finally:
+        hook.remove()
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def predict(model: FlatModel, samples: Samples, batch_size: int = 512) -> Tensor:
+    """Logits (n, classes) of a split, in evaluation mode."""
+    model.module.eval()
+    parts = [
+        model.module(samples.take(slice(i, i + batch_size))[0]) for i in range(0, len(samples), batch_size)
+    ]
+    model.module.train()
+    return torch.cat(parts) if parts else model.vector.new_empty(0, 1)
+
+
+class Sgd:
+    """v <- m v + (g + wd w); w <- w - lr v, as ``torch.optim.SGD`` without dampening."""
+
+    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        if self.weight_decay:
+            gradient = gradient.add(vector, alpha=self.weight_decay)
+        if self.momentum:
+            velocity = self.state.get("momentum")
+            if velocity is None:
+                velocity = self.state["momentum"] = gradient.clone()
+            else:
+                velocity.mul_(self.momentum).add_(gradient)
+            gradient = velocity
+        vector.add_(gradient, alpha=-self.lr)
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015, algorithm 1) with L2 weight decay in the gradient; ``amsgrad`` keeps the largest v."""
+
+    def __init__(
+        self,
+        lr: float,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps = lr, weight_decay, amsgrad, betas, eps
+        self.state: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, vector: Tensor, gradient: Tensor) -> None:
+        if not self.state:
+            self.state = {
+                "steps": torch.zeros(()),
+                "m": torch.zeros_like(vector),
+                "v": torch.zeros_like(vector),
+            }
+            if self.amsgrad:
+                self.state["v_max"] = torch.zeros_like(vector)
+        if self.weight_decay:
+            gradient = gradient.add(vector, alpha=self.weight_decay)
+        beta1, beta2 = self.betas
+        self.state["steps"] += 1
+        steps = self.state["steps"].item()
+        m = self.state["m"].lerp_(gradient, 1 - beta1)
+        v = self.state["v"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        if self.amsgrad:
+            v = torch.maximum(self.state["v_max"], v, out=self.state["v_max"])
+        denominator = (v.sqrt() / (1 - beta2**steps) ** 0.5).add_(self.eps)
+        vector.addcdiv_(m, denominator, value=-self.lr / (1 - beta1**steps))
+
+
+Optimizer = Sgd | Adam
+
+
+def make_optimizer(
+    name: str, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, amsgrad: bool = False
+) -> Optimizer:
+    """The optimiser of that name (``sgd`` or ``adam``) without state."""
+    if name == "sgd":
+        return Sgd(lr, momentum, weight_decay)
+    if name == "adam":
+        return Adam(lr, weight_decay, amsgrad)
+    raise ValueError(f"unknown optimizer '{name}': sgd, adam")

@@ -1,0 +1,364 @@
+"""Data sets by name: two that are built in, and public ones that are found on disk or downloaded.
+
+Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
+our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
+data-dir, or into the cache where no data-dir is given, and its published checksum is checked. A file that is
+already there is checked for its structure only.
+
+Pictures stay uint8 as they come, tables float32 in the units they come in: scaling is left to whoever trains.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from partitions import cifar
+from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
+from partitions.names import unknown_name
+from partitions.splits import Array, Dataset, Split
+
+TABLE_SEED = 42  # the train/test split of data sets that come without one
+TABLE_TEST = 0.2
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One entry of the registry. ``load`` is given the entry's name and data-dir."""
+
+    title: str
+    classes: int
+    load: Callable[[str, str], Dataset]
+    built_in: bool = False
+
+
+def load_dataset(name: str, data_dir: str = "") -> Dataset:
+    """Load a data set by name; the last few stay in memory, with read-only arrays.
+
+    Raises ValueError for an unknown name, a file that is neither here nor to be had, or a damaged one.
+    """
+    return _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
+    # `environment` and `cache` are only part of the key: they decide where files are found.
+    if name not in DATASETS:
+        raise unknown_name("data set", name, DATASETS)
+    dataset = DATASETS[name].load(name, data_dir)
+    for split in (dataset.train, dataset.test):
+        split.x.flags.writeable = False
+        split.y.flags.writeable = False
+    return dataset
+
+
+# Built in
+
+
+def load_digits(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's 1797 handwritten digits, 8 x 8, 10 classes; grey values 0..16 are scaled to 0..255
+    (rounded).
+
+    They come without a test file: 20 % of each class, chosen once and for all, are the test samples.
+    """
+    from sklearn.datasets import load_digits as load
+
+    bunch = load()
+    x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
+    return split_table(name, x, bunch.target.astype(np.int64), classes=10)
+
+
+def load_breast_cancer(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's Breast Cancer Wisconsin (diagnostic): 569 rows, 30 features, 0 = malignant, 1 = benign.
+
+    Split like `digits`. Features are in their own units (their ranges differ by a factor of 1e5).
+    """
+    from sklearn.datasets import load_breast_cancer as load
+
+    bunch = load()
+    return split_table(name, bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=2)
+
+
+def split_table(name: str, x: Array, y: Array, classes: int, groups: Array | None = None) -> Dataset:
+    """Split 80 / 20 into train and test, class by class, always in the same way.
+
+    ``groups``: text (n,), the silo each row comes from, if it comes from one.
+    """
+    rng = np.random.default_rng(TABLE_SEED)
+    in_test = np.zeros(len(y), bool)
+    for label in range(classes):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        in_test[rows[: round(TABLE_TEST * len(rows))]] = True
+    own = None
+    if groups is not None:
+        pooled = np.concatenate([groups[~in_test], groups[in_test]])
+        own = {str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)}
+    return Dataset(name, Split(x[~in_test], y[~in_test]), Split(x[in_test], y[in_test]), classes, own)
+
+
+# MNIST and Fashion-MNIST
+
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+IDX_SOURCES = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        ("mnist", "MNIST", "MNIST/raw"),
+    ),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    ),
+}
+
+
+def load_idx(name: str, data_dir: str) -> Dataset:
+    """MNIST or Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28, 10 classes; ``.gz`` or unpacked."""
+    base, sums, sub_folders = IDX_SOURCES[name]
+    folders = places(data_dir, sub_folders)
+    arrays = []
+    for file_name, md5 in zip(IDX_NAMES, sums, strict=True):
+        path = find([f"{file_name}.gz", file_name], folders)
+        # Outside a folder of its own a file of this name may be MNIST's or Fashion-MNIST's.
+        if path is None or (path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5):
+            path = download(
+                name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0]
+            )
+        arrays.append(read_idx(path))
+    x_train, y_train, x_test, y_test = arrays
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise ValueError(
+                f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again"
+            )
+    return Dataset(
+        name,
+        Split(x_train[..., np.newaxis], y_train.astype(np.int64)),
+        Split(x_test[..., np.newaxis], y_test.astype(np.int64)),
+        classes=10,
+    )
+
+
+def folder_names(sub_folders: tuple[str, ...]) -> set[str]:
+    """Last parts of these folders' names."""
+    return {Path(sub).name for sub in sub_folders}
+
+
+def read_idx(path: Path) -> Array:
+    """Read an IDX file of bytes (magic number 0, 0, 8, dimensions; big-endian sizes; data), gzipped or not.
+
+    Raises ValueError if it is none, or cut short.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError("no IDX file of bytes")
+        dimensions = content[3]
+        shape = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); delete it and it will be downloaded again"
+        ) from error
+
+
+# CIFAR
+
+CIFAR_MD5 = {10: "c32a1d4ab5d03f1284b67883e8d87530", 100: "03b5dce01913d631647c71ecec9e9cb8"}
+
+
+def load_cifar(name: str, data_dir: str) -> Dataset:
+    """CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
+
+    Read from the first that is found: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
+    binary or Python archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100
+    fine labels. Decoded arrays are kept in the cache and mapped from there.
+    """
+    classes = 10 if name == "cifar10" else 100
+    archive = f"cifar-{classes}-binary.tar.gz"
+    folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
+    names = [
+        f"{name}.npz",
+        archive,
+        f"cifar-{classes}-python.tar.gz",
+        *(["train_00.webp"] if classes == 10 else []),
+    ]
+    path = find(names, folders)
+    if path is None:
+        url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+        path = download(name, RemoteFile(archive, url, CIFAR_MD5[classes]), data_dir, name)
+    found = path
+    sources = [found]
+
+    def decode() -> dict[str, Array]:
+        if found.suffix == ".webp":
+            return cifar.read_tiles(found.parent)
+        if found.suffix == ".npz":
+            with np.load(found, allow_pickle=False) as file:
+                return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+        return (
+            cifar.read_binary(found, classes) if found.name == archive else cifar.read_python(found, classes)
+        )
+
+    if found.suffix == ".webp":
+        sources = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
+    try:
+        arrays = decoded(name, sources, decode)
+        splits = [
+            Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")
+        ]
+        for split in splits:
+            if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
+                raise ValueError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
+            if len(split) and not 0 <= split.y.min() <= split.y.max() < classes:
+                raise ValueError(f"labels are not all in 0..{classes - 1}")
+    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError) as error:
+        raise ValueError(f"{name}: {found} cannot be read ({error}); replace or delete it") from error
+    return Dataset(name, splits[0], splits[1], classes)
+
+
+# MedMNIST
+
+# 2D sets of medmnist 3: title and number of classes. Kept here because importing medmnist costs seconds.
+MEDMNIST = {
+    "pathmnist": ("colon pathology", 9),
+    "chestmnist": ("chest X-ray, any of 14 findings (1) or none (0)", 2),
+    "dermamnist": ("dermatoscope", 7),
+    "octmnist": ("retinal OCT", 4),
+    "pneumoniamnist": ("chest X-ray, pneumonia", 2),
+    "retinamnist": ("fundus camera, diabetic retinopathy grade", 5),
+    "breastmnist": ("breast ultrasound", 2),
+    "bloodmnist": ("blood cell microscope", 8),
+    "tissuemnist": ("kidney cortex microscope", 8),
+    "organamnist": ("abdominal CT, axial", 11),
+    "organcmnist": ("abdominal CT, coronal", 11),
+    "organsmnist": ("abdominal CT, sagittal", 11),
+}
+
+
+def load_medmnist(name: str, data_dir: str) -> Dataset:
+    """A 2D MedMNIST set, 28 x 28; its training and validation parts together are the training samples.
+
+    ChestMNIST, whose 14 labels may apply together, is read as "any finding" against "none".
+    """
+    path = find([f"{name}.npz"], places(data_dir, ("medmnist", "MedMNIST")))
+    home = Path.home() / ".medmnist" / f"{name}.npz"  # where the medmnist package itself keeps its files
+    if path is None and home.is_file():
+        path = home
+    if path is None:
+        from medmnist.info import INFO  # imports torch
+
+        file = RemoteFile(f"{name}.npz", INFO[name]["url"], INFO[name]["MD5"])
+        path = download(name, file, data_dir, "medmnist")
+    classes = MEDMNIST[name][1]
+    splits = {}
+    try:
+        with np.load(path, allow_pickle=False) as npz:
+            for split in ("train", "val", "test"):
+                x, y = npz[f"{split}_images"], npz[f"{split}_labels"]
+                x = x[..., np.newaxis] if x.ndim == 3 else x
+                y = (y.any(axis=1) if name == "chestmnist" else y.reshape(-1)).astype(np.int64)
+                if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
+                    raise ValueError(f"{split}: pictures are {x.dtype} {x.shape} for {len(y)} labels")
+                if len(y) and not 0 <= y.min() <= y.max() < classes:
+                    raise ValueError(f"{split}: labels are not all in 0..{classes - 1}")
+                splits[split] = Split(x, y)
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+    train, val = splits["train"], splits["val"]
+    merged = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
+    return Dataset(name, merged, splits["test"], classes)
+
+
+# Heart disease
+
+HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
+HEART_MD5 = {
+    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
+    "hungarian": "22e96bee155b5973568101c93b3705f6",
+    "switzerland": "9a87f7577310b3917730d06ba9349e20",
+    "va": "4249d03ca7711e84f4444768c9426170",
+}
+HEART_FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+
+
+def load_heart_disease(name: str, data_dir: str) -> Dataset:
+    """UCI Heart Disease from four hospitals: 10 of its 13 features, 5 classes (0 = none, 1..4 = grade).
+
+    The features that most hospitals lack (slope, ca, thal) are dropped, then rows with a missing value, as
+    PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
+    partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
+    """
+    folders = places(data_dir, ("heart_disease", "heart-disease", "fed_heart_disease"))
+    rows, origins = [], []
+    for hospital, md5 in HEART_MD5.items():
+        file_name = f"processed.{hospital}.data"
+        path = find([file_name], folders)
+        if path is None:
+            path = download(
+                name, RemoteFile(file_name, HEART_URL + file_name, md5), data_dir, "heart_disease"
+            )
+        table = read_heart(path)
+        rows.append(table)
+        origins += [hospital] * len(table)
+    table = np.concatenate(rows)
+    x, y = table[:, : len(HEART_FEATURES)].astype(np.float32), table[:, -1].astype(np.int64)
+    return split_table(name, x, y, classes=5, groups=np.array(origins))
+
+
+def read_heart(path: Path) -> Array:
+    """Read one hospital's table: 10 features and the label, rows without a missing value, float64 (n, 11)."""
+    rows = []
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if cells == [""]:
+            continue
+        kept = [*cells[: len(HEART_FEATURES)], cells[-1]]
+        if "?" in kept:
+            continue
+        try:
+            if len(cells) != 14:
+                raise ValueError(f"{len(cells)} columns instead of 14")
+            rows.append([float(cell) for cell in kept])
+            if rows[-1][-1] not in range(5):
+                raise ValueError(f"the label is {kept[-1]}, not 0..4")
+        except ValueError as error:
+            raise ValueError(
+                f"heart-disease: {path}, line {number}: {error}; replace or delete the file"
+            ) from error
+    return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
+
+
+DATASETS: dict[str, DatasetInfo] = {
+    "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
+    "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
+    "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
+    "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
+    "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
+    "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
+    "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
+    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in MEDMNIST.items()},
+}

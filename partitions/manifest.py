@@ -1,0 +1,200 @@
+"""A partition on disk and on paper: one data file per silo, the manifest, and the plot of who holds what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partitions.partition import Setting, SiloIndices, partition, read_settings, settings_by_key, silo_data
+from partitions.silo_file import write_silo_file
+from partitions.splits import Array, Dataset
+
+MANIFEST = "manifest.json"
+
+
+def describe(
+    dataset: Dataset,
+    silos: Sequence[SiloIndices],
+    *,
+    name: str,
+    seed: int,
+    settings: Mapping[str, Setting] | None = None,
+) -> dict[str, Any]:
+    """What `manifest.json` says of a partition, but for files and checksums.
+
+    ``{dataset, partition, seed, settings, classes, silos: [{name[, origin], n_train, n_val, n_test,
+    labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out.
+    """
+    labels = dataset.labels
+    entries: list[dict[str, Any]] = []
+    for silo in silos:
+        splits = {"train": silo.train, "val": silo.val, "test": silo.test}
+        entry: dict[str, Any] = {"name": silo.name}
+        if silo.origin:
+            entry["origin"] = silo.origin
+        entry |= {f"n_{split}": len(indices) for split, indices in splits.items()}
+        entry["labels"] = {split: count_labels(labels[indices]) for split, indices in splits.items()}
+        entries.append(entry)
+    return {
+        "dataset": dataset.name,
+        "partition": name,
+        "seed": seed,
+        "settings": settings_by_key(name, read_settings(name, settings or {})),
+        "classes": dataset.classes,
+        "silos": entries,
+    }
+
+
+def count_labels(labels: Array) -> dict[str, int]:
+    """Samples of each class that occurs."""
+    values, counts = np.unique(labels, return_counts=True)
+    return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
+
+
+def write_partition(
+    dataset: Dataset,
+    name: str,
+    out_dir: str | Path,
+    *,
+    silos: int,
+    seed: int,
+    settings: Mapping[str, Setting] | None = None,
+    validation: float = -1.0,
+) -> dict[str, Any]:
+    """Partition a data set and write ``hospital-01.npz``, ... and ``manifest.json``; return the manifest.
+
+    All of it appears at once: it is written beside ``out_dir`` and renamed. An earlier partition in
+    ``out_dir`` is replaced.
+
+    Raises ValueError if ``out_dir`` holds anything else, or if the partition is not possible (see
+    `partition`).
+    """
+    out = Path(out_dir).resolve()
+    refuse_other_content(out)
+    indices = partition(dataset, name, silos=silos, seed=seed, settings=settings, validation=validation)
+    manifest = describe(dataset, indices, name=name, seed=seed, settings=settings)
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        temporary.mkdir(parents=True)
+        for silo, entry in zip(indices, manifest["silos"], strict=True):
+            path = temporary / f"{silo.name}.npz"
+            write_silo_file(path, silo_data(dataset, silo))
+            with path.open("rb") as file:
+                entry["file"], entry["sha256"] = path.name, hashlib.file_digest(file, "sha256").hexdigest()
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+        if out.exists():
+            replaced = temporary.with_suffix(".old")
+            out.rename(replaced)
+            temporary.rename(out)
+            shutil.rmtree(replaced)
+        else:
+            temporary.rename(out)
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def refuse_other_content(out: Path) -> None:
+    """ValueError unless the directory is absent, empty, or holds an earlier partition and nothing else."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"{out} is a file; name a directory for the partition")
+    own = {MANIFEST}
+    try:
+        own |= {silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        own = set()
+    if other := sorted(path.name for path in out.iterdir() if path.name not in own):
+        raise ValueError(f"{out} holds something else ({other[0]}); name a new or empty directory")
+
+
+def check_plot(path: str | Path) -> Path:
+    """The path, if its ending is that of a picture that can be drawn; else ValueError."""
+    path = Path(path)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{path} does not end in .png, .svg or .pdf")
+    return path
+
+
+def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
+    """Draw who holds what: one circle per silo and class, its area the number of training samples.
+
+    ``manifest``: from `write_partition` or `describe`; ``path`` ends in .png, .svg or .pdf. Training samples
+    include those held out for validation. One colour is used, so that nothing depends on telling colours
+    apart.
+
+    Raises ValueError for another ending.
+    """
+    path = check_plot(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    silos, classes = manifest["silos"], int(manifest["classes"])
+    counts = np.zeros((classes, len(silos)), int)
+    for column, silo in enumerate(silos):
+        for split in ("train", "val"):
+            for label, count in silo["labels"][split].items():
+                counts[int(label), column] += count
+
+    cell = min(0.42, 40 / max(len(silos), classes))  # inches; the largest circle fills nine tenths of a cell
+    figure = Figure(figsize=(cell * len(silos) + 2.6, cell * classes + 1.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    largest = (0.9 * cell * 72) ** 2 / counts.max()  # points squared per sample
+    rows, columns = np.nonzero(counts)
+    held = counts[rows, columns]
+    axes.scatter(columns, rows, s=np.maximum(held * largest, 1.0), color="#0072B2", linewidths=0)
+    axes.set(
+        xlim=(-0.7, len(silos) - 0.3),
+        ylim=(classes - 0.3, -0.7),
+        xlabel="silo",
+        ylabel="class",
+        title=f"{manifest['dataset']}, {manifest['partition']}, seed {manifest['seed']}",
+    )
+    axes.set_xticks(*thinned([silo["name"] for silo in silos]), rotation=90)
+    axes.set_yticks(*thinned([str(label) for label in range(classes)]))
+    axes.set_axisbelow(True)
+    axes.grid(color="0.9", linewidth=0.6)
+    for samples in legend_sizes(int(counts.max())):
+        axes.scatter([], [], s=samples * largest, color="#0072B2", linewidths=0, label=f"{samples:,}")
+    axes.legend(
+        title="samples",
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        labelspacing=1.1,
+        borderpad=1.0,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        figure.savefig(temporary, dpi=150)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def thinned(names: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Tick positions and labels, at most about fifty of them."""
+    step = math.ceil(len(names) / 50)
+    return list(range(0, len(names), step)), list(names[::step])
+
+
+def legend_sizes(largest: int) -> list[int]:
+    """Two or three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
+    round_numbers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+    fitting = [number for number in round_numbers if number <= largest]
+    return [
+        fitting[i] for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})
+    ]

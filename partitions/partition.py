@@ -1,0 +1,237 @@
+"""Partitions: how a data set is divided over silos, by name.
+
+Each procedure lives in the file of the paper it comes from; here are the table of them, the settings they
+take, the validation share, and the checks that every silo can train and be tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partitions import apple, diversifed, fedala, fedapm, iid, player
+from partitions.names import silo_name, unknown_name
+from partitions.pool import Parts, Pool, hold_out
+from partitions.splits import Array, Dataset, SiloData, take
+
+Setting = float | int | str | bool
+
+
+@dataclass(frozen=True)
+class SiloIndices:
+    """One silo's samples, as indices into the data set's training samples followed by its test samples.
+
+    ``origin`` is the name under which a data set's own silo is known (natural partition), else empty.
+    """
+
+    name: str
+    train: Array
+    val: Array
+    test: Array
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Settings of a partition that has none."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One entry of the table: what it is, where it comes from, and the procedure."""
+
+    title: str
+    source: str
+    procedure: Callable[[Pool, Any], list[Parts]]
+    settings: type = NoSettings
+    validation: float = 0.15  # share of a silo's training samples
+    mend: str = "or "  # what may be changed, besides silos and seed, when a silo is left with nothing
+
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition("equal silos", "none", iid.iid),
+    "apple-pathological": Partition(
+        "two random classes per silo, a random share of each",
+        "APPLE",
+        apple.apple_pathological,
+        apple.ApplePathological,
+    ),
+    "apple-practical": Partition(
+        "per class one silo has 80 %, one 10 %, the others share 10 %",
+        "APPLE",
+        apple.apple_practical,
+        apple.ApplePractical,
+    ),
+    "dirichlet": Partition(
+        "each class over the silos by Dir(beta), with a smallest silo",
+        "FedALA",
+        fedala.dirichlet,
+        fedala.Dirichlet,
+        mend="a larger dirichlet.beta or ",
+    ),
+    "pathological": Partition(
+        "groups of silos share two classes each", "FedALA", fedala.pathological, fedala.Pathological
+    ),
+    "diversifed-pathological": Partition(
+        "two random classes per silo, equal sizes",
+        "DiversiFed",
+        diversifed.diversifed_pathological,
+        diversifed.DiversifedPathological,
+    ),
+    "diversifed-dirichlet": Partition(
+        "each silo's class proportions by Dir(alpha), equal sizes",
+        "DiversiFed",
+        diversifed.diversifed_dirichlet,
+        diversifed.DiversifedDirichlet,
+        mend="a larger diversifed-dirichlet.alpha or ",
+    ),
+    "diversifed-practical": Partition(
+        "three groups of silos with 80 % of their samples from the group's classes",
+        "DiversiFed",
+        diversifed.diversifed_practical,
+        diversifed.DiversifedPractical,
+    ),
+    "fedapm-dirichlet": Partition(
+        "each class over the silos by Dir(beta), silos may share samples",
+        "FedAPM",
+        fedapm.fedapm_dirichlet,
+        fedapm.FedapmDirichlet,
+        mend="a larger fedapm-dirichlet.beta or ",
+    ),
+    "fedapm-shards": Partition(
+        "two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards
+    ),
+    "player-dirichlet": Partition(
+        "each class over the silos by Dir(beta), no smallest silo",
+        "PLayer-FL",
+        player.player_dirichlet,
+        player.PlayerDirichlet,
+        validation=0.2,
+        mend="a larger player-dirichlet.beta or ",
+    ),
+    "natural": Partition("the data set's own silos", "PLayer-FL", player.natural, validation=0.2),
+}
+
+
+def partition(
+    dataset: Dataset,
+    name: str,
+    *,
+    silos: int,
+    seed: int,
+    settings: Mapping[str, Setting] | None = None,
+    validation: float = -1.0,
+) -> list[SiloIndices]:
+    """Divide a data set over ``silos`` silos; the same arguments give the same silos.
+
+    ``settings``: the partition's own, as ``beta`` or ``dirichlet.beta`` (settings of other partitions are
+    passed over); ``validation``: share of each silo's training samples held out for validation, 0 = none, -1
+    = the partition's own.
+
+    Raises ValueError for an unknown partition or setting, a value out of range, or a silo left without
+    samples.
+    """
+    if name not in PARTITIONS:
+        raise unknown_name("partition", name, PARTITIONS)
+    entry = PARTITIONS[name]
+    if silos < 1:
+        raise ValueError(f"silos is {silos}; there must be at least 1")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; it must be 0 or more")
+    if validation != -1.0 and not 0 <= validation < 1:
+        raise ValueError(
+            f"validation is {validation:g}; it must be 0 or more and below 1 (-1: the partition's own)"
+        )
+    own = read_settings(name, settings or {})
+    pool = Pool(
+        dataset=dataset.name,
+        labels=dataset.labels,
+        n_train=len(dataset.train),
+        classes=dataset.classes,
+        silos=silos,
+        rng=np.random.default_rng(seed),
+        groups=dataset.groups,
+    )
+    parts = entry.procedure(pool, own)
+    origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
+    share = entry.validation if validation == -1.0 else validation
+    result = []
+    for i, (train, test) in enumerate(parts):
+        for samples, kind in ((train, "training"), (test, "test")):
+            if not len(samples):
+                raise ValueError(
+                    f"{silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
+                    f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
+                )
+        # A generator per silo: its validation samples do not depend on the silos before it.
+        train, val = hold_out(train, share, np.random.default_rng([seed, i]))
+        result.append(SiloIndices(silo_name(i), train, val, test, origins[i]))
+    return result
+
+
+def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
+    """Copy one silo's samples out of the data set."""
+    return SiloData(
+        train=take(dataset, indices.train),
+        val=take(dataset, indices.val),
+        test=take(dataset, indices.test),
+        classes=dataset.classes,
+    )
+
+
+def partition_settings() -> dict[str, type]:
+    """Per partition, the frozen dataclass of its own settings.
+
+    A field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``; its metadata may hold ``symbol``
+    (the paper's), ``help``, and the range: ``minimum``, ``maximum`` (inclusive), ``above`` (exclusive).
+    """
+    return {name: entry.settings for name, entry in PARTITIONS.items()}
+
+
+def read_settings(name: str, given: Mapping[str, Setting]) -> Any:
+    """Build a partition's settings from keys such as ``beta`` or ``dirichlet.beta``; check types and ranges.
+
+    Raises ValueError naming the key, the value and what would do.
+    """
+    cls = PARTITIONS[name].settings
+    types = typing.get_type_hints(cls)
+    fields = {f"{name}.{f.name.replace('_', '-')}": f for f in dataclasses.fields(cls)}
+    values: dict[str, Setting] = {}
+    for given_key, value in given.items():
+        key = given_key if "." in given_key else f"{name}.{given_key.replace('_', '-')}"
+        if key not in fields:
+            if key.partition(".")[0] in PARTITIONS.keys() - {name}:
+                continue
+            raise unknown_name("setting", key, fields)
+        field = fields[key]
+        values[field.name] = check_setting(key, value, types[field.name], field.metadata)
+    return cls(**values)
+
+
+def settings_by_key(name: str, settings: Any) -> dict[str, Setting]:
+    """A partition's settings under the keys of the command line: {``dirichlet.beta``: 0.5, ...}."""
+    return {f"{name}.{key.replace('_', '-')}": value for key, value in dataclasses.asdict(settings).items()}
+
+
+def check_setting(key: str, value: Setting, kind: type, limits: Mapping[str, Any]) -> Setting:
+    """Return the value as its declared type; ValueError if it is of another type or out of range."""
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+        raise ValueError(f"{key} is {value!r}; it must be {wanted}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not np.isfinite(value):
+            raise ValueError(f"{key} is {value}; it must be a finite number")
+        if "above" in limits and value <= limits["above"]:
+            raise ValueError(f"{key} is {value}; it must be above {limits['above']}")
+        if "minimum" in limits and value < limits["minimum"]:
+            raise ValueError(f"{key} is {value}; it must be at least {limits['minimum']}")
+        if "maximum" in limits and value > limits["maximum"]:
+            raise ValueError(f"{key} is {value}; it must be at most {limits['maximum']}")
+    return value

@@ -1,0 +1,416 @@
+"""One silo's data file: an ``.npz`` that is checked completely before anything is trained on it.
+
+Arrays, under one of three sets of names:
+
+* ``x_train, y_train[, x_val, y_val], x_test, y_test``
+* MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
+* ``x, y``: split on reading, by seed, into 64 % train, 16 % val and 20 % test
+
+and optionally ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text, one per
+class) and ``feature_names`` (text, one per column of a table).
+
+Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); tables are float32 (n, d); labels are
+whole numbers (n,) or (n, 1). float64 is read as float32, labels of any number type as int64. Anything else is
+refused. An ``x_val`` without samples says that no validation samples are wanted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from partitions.pool import hold_out
+from partitions.splits import Array, Dataset, SiloData, Split
+
+SPLITS = ("train", "val", "test")
+OWN_NAMES = {f"{kind}_{split}": (kind, split) for split in SPLITS for kind in ("x", "y")}
+MEDMNIST_NAMES = {
+    f"{split}_{word}": (kind, split) for split in SPLITS for kind, word in (("x", "images"), ("y", "labels"))
+}
+UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
+EXTRA_NAMES = ("classes", "label_names", "feature_names")
+TEST_SHARE = 0.2  # of a file that is not split; a fifth of the rest is for validation
+VAL_SHARE = 0.2
+MOST_CLASSES = 100_000  # a larger label is taken for a mistake
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: whether it is right, what was found, and how to mend a fault."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+class Fault(ValueError):
+    """What is wrong with a file, and how to mend it."""
+
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(detail, fix)
+        self.detail, self.fix = detail, fix
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file's samples as they will be used, per split (train, val, test, or all), and its classes."""
+
+    splits: dict[str, Split]
+    classes: int
+    label_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+
+
+def check_silo_file(path: str | Path) -> list[Check]:
+    """Look at everything in a silo data file, in order, up to the first fault."""
+    return examine(Path(path))[0]
+
+
+def read_silo_file(path: str | Path, *, validation: float = 0.15, seed: int = 42) -> SiloData:
+    """Read one silo's data; pictures come as (n, h, w, c), labels as int64.
+
+    ``validation``: share of the training samples held out, by seed, when the file has no validation samples
+    of its own (0 = none). A file of ``x, y`` is split by seed into 64 / 16 / 20 % (without validation
+    samples: 80 / 20).
+
+    Raises ValueError with the first fault of the file.
+    """
+    contents = read_contents(Path(path))
+    splits = contents.splits
+    if "all" in splits:
+        share = VAL_SHARE if validation else 0.0
+        rng = np.random.default_rng(seed)
+        rest, test = hold_out(np.arange(len(splits["all"])), TEST_SHARE, rng)
+        train, val = hold_out(rest, share, rng)
+        whole = splits["all"]
+        return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), contents.classes)
+    if "val" in splits:
+        return SiloData(splits["train"], splits["val"], splits["test"], contents.classes)
+    whole = splits["train"]
+    train, val = hold_out(np.arange(len(whole)), validation, np.random.default_rng(seed))
+    return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], contents.classes)
+
+
+def read_dataset_file(path: str | Path, *, seed: int = 42) -> Dataset:
+    """Read such a file as a whole data set, to be partitioned over silos.
+
+    Its validation samples become training samples; a file of ``x, y`` is split 80 / 20 by seed. Arrays are
+    read-only.
+
+    Raises ValueError with the first fault of the file.
+    """
+    path = Path(path)
+    contents = read_contents(path)
+    splits = contents.splits
+    if "all" in splits:
+        rest, test = hold_out(np.arange(len(splits["all"])), TEST_SHARE, np.random.default_rng(seed))
+        splits = {"train": rows_of(splits["all"], rest), "test": rows_of(splits["all"], test)}
+    train = splits["train"]
+    if "val" in splits:
+        val = splits["val"]
+        train = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
+    for split in (train, splits["test"]):
+        split.x.flags.writeable = False
+        split.y.flags.writeable = False
+    return Dataset(path.stem, train, splits["test"], contents.classes)
+
+
+def write_silo_file(
+    path: str | Path, data: SiloData, *, label_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+) -> None:
+    """Write one silo's data, atomically and uncompressed; the same data give the same bytes.
+
+    ``val`` is always written, also without samples, so that what is read back is what was written.
+    """
+    arrays: dict[str, Array] = {}
+    for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
+        pictures = split.x.ndim == 4 and split.x.dtype != np.uint8
+        arrays[f"x_{name}"] = split.x.transpose(0, 3, 1, 2) if pictures else split.x
+        arrays[f"y_{name}"] = split.y
+    arrays["classes"] = np.array(data.classes)
+    for key, names in (("label_names", label_names), ("feature_names", feature_names)):
+        if names:
+            arrays[key] = np.array(names, dtype=np.str_)
+    write_npz(Path(path), arrays)
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
+    is in it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, array in arrays.items():
+                    member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                    with archive.open(member, "w", force_zip64=True) as out:
+                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def rows_of(split: Split, rows: Array) -> Split:
+    """Copy these rows."""
+    return Split(split.x[rows], split.y[rows])
+
+
+def read_contents(path: Path) -> Contents:
+    """Read and check a file; ValueError (one line) with its first fault."""
+    checks, contents = examine(path)
+    if contents is None:
+        bad = next(check for check in checks if not check.ok)
+        raise ValueError(" ".join(f"{path}: {bad.detail}; {bad.fix}".split()))
+    return contents
+
+
+def examine(path: Path) -> tuple[list[Check], Contents | None]:
+    """Go through all checks; the contents are None if one failed."""
+    checks: list[Check] = []
+    name = "file"
+    try:
+        arrays = read_arrays(path)
+        checks.append(Check(name, True, f"{len(arrays)} arrays, {path.stat().st_size / 1e6:.1f} MB"))
+        name = "names"
+        named = sort_names(arrays)
+        checks.append(Check(name, True, ", ".join(arrays)))
+        name = "samples"
+        check_samples(named)
+        counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
+        checks.append(Check(name, True, ", ".join(counts)))
+        name = "inputs"
+        xs = {
+            split: read_inputs(names_of(split, "x", arrays), x)
+            for (kind, split), x in named.items()
+            if kind == "x"
+        }
+        check_alike(xs)
+        first = next(iter(xs.values()))
+        features = read_names(arrays, "feature_names", first.shape[1] if first.ndim == 2 else 0)
+        detail = describe_inputs(first) + (f" ({', '.join(features)})" if features else "")
+        checks.append(Check(name, True, detail))
+        name = "labels"
+        ys = {
+            split: read_labels(names_of(split, "y", arrays), y)
+            for (kind, split), y in named.items()
+            if kind == "y"
+        }
+        classes = read_classes(arrays, ys)
+        label_names = read_names(arrays, "label_names", classes)
+        checks.append(Check(name, True, describe_labels(ys, classes)))
+    except Fault as fault:
+        checks.append(Check(name, False, fault.detail, fault.fix))
+        return checks, None
+    splits = {split: Split(xs[split], ys[split]) for split in xs}
+    return checks, Contents(splits, classes, label_names, features)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Load every array of an ``.npz`` (nothing is unpickled)."""
+    make = "make one with `silofl import`, or with numpy.savez"
+    try:
+        if not path.exists():
+            raise Fault(
+                "there is no such file", "check the path, and in a container that the folder is mounted"
+            )
+        if not path.is_file():
+            raise Fault("is no file", f"name the .npz file itself, or {make}")
+        with path.open("rb") as file:
+            start = file.read(6)
+        if not start:
+            raise Fault("the file is empty", make)
+        if start == b"\x93NUMPY":
+            raise Fault("is a single .npy array", "an .npz with inputs and labels is needed; " + make)
+        if not zipfile.is_zipfile(path):
+            raise Fault("is no .npz file, or is cut short", make)
+        arrays = {}
+        with np.load(path, allow_pickle=False) as npz:
+            for key in npz.files:
+                try:
+                    arrays[key] = npz[key]
+                except ValueError as error:
+                    if "allow_pickle" not in str(error):
+                        raise Fault(f"{key} is damaged ({error})", "copy it again, or " + make) from error
+                    raise Fault(
+                        f"{key} is an array of Python objects, which are not read: they could run code",
+                        "save plain arrays of numbers",
+                    ) from error
+                if not isinstance(arrays[key], np.ndarray):
+                    raise Fault(f"holds {key!r}, which is no array", make)
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise Fault(f"is damaged or not readable ({error})", "copy it again, or " + make) from error
+    return arrays
+
+
+def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
+    """Tell which array is what: (``x`` or ``y``, split) -> array. Unknown, mixed and missing names are
+    refused.
+    """
+    known = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
+    wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
+    for key in arrays:
+        if key not in known and key not in EXTRA_NAMES:
+            near = difflib.get_close_matches(key.lower(), [*known, *EXTRA_NAMES], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise Fault(f"has an array {key!r} of no known name", f"{hint}the names are {wanted}")
+    for layout in (OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES):
+        present = [key for key in layout if key in arrays]
+        if not present:
+            continue
+        if strange := [key for key in arrays if key in known and key not in layout]:
+            raise Fault(f"has both {present[0]} and {strange[0]}", f"use one set of names: {wanted}")
+        optional = [key for key in layout if layout[key][1] == "val"]
+        needed = [key for key in layout if key not in optional or any(name in arrays for name in optional)]
+        if missing := [key for key in needed if key not in arrays]:
+            raise Fault(f"has no {missing[0]}", f"the names are {wanted}")
+        return {layout[key]: arrays[key] for key in layout if key in arrays}
+    raise Fault("holds no samples", f"the names are {wanted}")
+
+
+def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
+    """The name under which the file has this array."""
+    layouts = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
+    return next(key for key, value in layouts.items() if value == (kind, split) and key in arrays)
+
+
+def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
+    """Inputs and labels of a split belong together, and no split is empty (val may be)."""
+    for (kind, split), x in named.items():
+        if kind != "x":
+            continue
+        y = named["y", split]
+        if x.ndim == 0 or y.ndim == 0:
+            raise Fault(f"{split} has a single number where an array is wanted", "save arrays of n samples")
+        if len(x) != len(y):
+            raise Fault(f"{split} has {len(x)} inputs but {len(y)} labels", "save one label for each input")
+        if len(y) < (3 if split == "all" else 1) and split != "val":
+            few = f"only {len(y)} samples, too few to split" if split == "all" else f"no samples in {split}"
+            raise Fault(f"has {few}", "give samples for training and for testing")
+
+
+def read_inputs(name: str, x: Array) -> Array:
+    """Check pictures or a table, and bring them to uint8 or float32 (n, h, w, c), or float32 (n, d)."""
+    forms = "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), tables float32 (n, d)"
+    if x.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    if x.dtype == np.uint8:
+        if x.ndim not in (3, 4):
+            raise Fault(f"{name} is uint8 {x.shape}", f"{forms}; a table must be saved as float32")
+        x = x[..., np.newaxis] if x.ndim == 3 else x
+        if x.shape[3] > 4 >= x.shape[1]:
+            raise Fault(
+                f"{name} is {x.shape}, with its channels first",
+                "uint8 pictures are (n, h, w, c): transpose them",
+            )
+    elif x.dtype == np.float32:
+        if x.ndim not in (2, 4):
+            raise Fault(f"{name} is float32 {x.shape}", forms)
+        if x.ndim == 4:
+            if x.shape[1] > 4 >= x.shape[3]:
+                raise Fault(
+                    f"{name} is {x.shape}, with its channels last",
+                    "float32 pictures are (n, c, h, w): transpose them",
+                )
+            x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        if not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
+            raise Fault(
+                f"{name} has a value that is no finite number, first in sample {row}",
+                "fill or drop such samples",
+            )
+    else:
+        raise Fault(f"{name} is {x.dtype}", forms)
+    if 0 in x.shape[1:]:
+        raise Fault(f"{name} is {x.shape}: its samples are empty", forms)
+    return x
+
+
+def read_labels(name: str, y: Array) -> Array:
+    """Check labels and bring them to int64 (n,)."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise Fault(
+            f"{name} is {y.shape}",
+            "give one label per sample, (n,); several labels per sample are not supported",
+        )
+    if y.dtype.kind not in "iubf":
+        raise Fault(
+            f"{name} is {y.dtype}",
+            "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels",
+        )
+    if y.dtype.kind == "f" and not (np.isfinite(y) & (np.rint(y) == y)).all():
+        raise Fault(f"{name} has labels that are no whole numbers", "labels are whole numbers 0, 1, 2, ...")
+    if len(y) and y.min() < 0:
+        raise Fault(f"{name} has a label {int(y.min())}", "labels count from 0")
+    if len(y) and y.max() >= MOST_CLASSES:
+        raise Fault(f"{name} has a label {y.max():.0f}", "labels are class numbers 0, 1, 2, ..., not codes")
+    return y.astype(np.int64)
+
+
+def read_classes(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
+    """The number of classes, as stated or the largest label + 1; all labels must be below it."""
+    largest = max(int(y.max()) for y in ys.values() if len(y))
+    if "classes" not in arrays:
+        return largest + 1
+    stated = arrays["classes"]
+    if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
+        raise Fault(
+            "classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out"
+        )
+    classes = int(stated.item())
+    if largest >= classes:
+        split = next(split for split, y in ys.items() if len(y) and int(y.max()) == largest)
+        raise Fault(
+            f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1"
+        )
+    return classes
+
+
+def read_names(arrays: Mapping[str, Array], key: str, count: int) -> tuple[str, ...]:
+    """The names of classes or columns, if the file has them."""
+    if key not in arrays:
+        return ()
+    names = arrays[key]
+    if names.ndim != 1 or names.dtype.kind != "U" or len(names) != count:
+        raise Fault(f"{key} does not hold {count} texts", "save one name for each, or leave them out")
+    return tuple(str(name) for name in names)
+
+
+def check_alike(xs: Mapping[str, Array]) -> None:
+    """All splits hold samples of one shape and type."""
+    first, reference = next(iter(xs.items()))
+    for split, x in xs.items():
+        if (x.dtype, x.shape[1:]) != (reference.dtype, reference.shape[1:]):
+            raise Fault(
+                f"{split} has {describe_inputs(x)}, but {first} has {describe_inputs(reference)}",
+                "all samples must have the same shape and type",
+            )
+
+
+def describe_inputs(x: Array) -> str:
+    """Say what the samples are."""
+    if x.ndim == 2:
+        return f"a table of {x.shape[1]} columns, {x.dtype}"
+    return f"pictures of {x.shape[1]} x {x.shape[2]}, {x.shape[3]} channel{'s' * (x.shape[3] > 1)}, {x.dtype}"
+
+
+def describe_labels(ys: Mapping[str, Array], classes: int) -> str:
+    """Say how many classes there are and, for a few of them, how many samples each has."""
+    if classes > 20:
+        return f"{classes} classes"
+    counts = (f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items())
+    return f"{classes} classes; samples of each: {', '.join(counts)}"

@@ -1,0 +1,45 @@
+"""The ServerApp: one run of one method, started by ``silofl simulate``, ``silofl run`` or ``flwr run``."""
+
+from __future__ import annotations
+
+from logging import ERROR, INFO
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore import log
+
+from client.settings import parse_settings
+from server.history import History
+from server.loop import Federation
+from server.report import try_report, write_manifest
+from server.rundir import RunDirectory, default_out
+from server.summary import write_summary
+
+app = ServerApp()  # no annotation: Flower finds the app by reading this line
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train, write the run directory. A failed run raises, so that Flower marks it as failed."""
+    settings = parse_settings(context.run_config)
+    c = settings.common
+    out = Path(c.out) if c.out else default_out(c.strategy)
+    # A study (several methods or seeds) has written its config before its first run starts.
+    directory = RunDirectory.open(
+        out, settings.flat(), resume=c.resume, member=bool(c.out) and (out / "study").exists()
+    )
+    try:
+        federation = Federation(grid, settings, directory)
+        federation.run()
+        if all(card["simulated"] for card in federation.cards.values()):
+            write_manifest(directory, settings)
+        write_summary(directory, History(directory.history), federation)
+    except Exception as error:
+        log(ERROR, "%s", error)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        try_report(directory.path)
+        raise
+    try_report(directory.path)
+    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
+    log(INFO, "run directory: %s", directory.path.resolve())

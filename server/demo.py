@@ -1,0 +1,116 @@
+"""``make demo``: twelve silos and a server on this machine, three methods, one report, in a few minutes.
+
+Everything is silofl's own: the data set is split into one file per silo (``silofl partition``), a federation file
+names the files, ``silofl up`` starts the processes (gRPC, TLS, node keys), ``silofl run`` trains, ``silofl down`` ends
+them, also after Ctrl-C and after a failure. The run is in ``runs/demo``, the silos' files are in ``runs/demo-silos``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from partitions.datasets import load_dataset
+from partitions.manifest import write_partition
+from server import local, submit
+from server.federation import read_federation
+from server.report import Study, silo_table, write_report
+
+NAME = "silofl-demo"
+SILOS = 12
+SEED = 1
+PARTITION = {"dirichlet.beta": 0.5, "dirichlet.min-test": 20}
+SETTINGS: dict[str, object] = {
+    "strategy": "local,fedavg,apple",
+    "seed": SEED,
+    "rounds": 15,
+    "threads": 1,  # per silo; twelve of them share the machine
+    "model": "mlp",
+    "local-epochs": 5,
+    "batch-size": 16,
+    "learning-rate": 0.1,
+    "apple.dr-learning-rate": 0.01,
+    "apple.common-init": True,
+    "min-metric-samples": 1,  # public data: nothing has to be withheld
+}
+
+START = time.monotonic()
+
+
+def say(line: str) -> None:
+    """A line of progress, with the time since the start."""
+    seconds = int(time.monotonic() - START)
+    print(f"[{seconds // 60}:{seconds % 60:02d}] {line}", file=sys.stderr, flush=True)
+
+
+def clear(out: Path) -> None:
+    """Make room for the run: an earlier demo's goes, anything else stays. Raises ValueError where there is such."""
+    if out.exists():
+        if any(out.iterdir()) and not (out / "config.toml").exists():
+            raise ValueError(f"{out} holds something else: move it away")
+        shutil.rmtree(out)
+
+
+def write_federation(folder: Path) -> Path:
+    """Split the data into one file per silo, and write the federation file that names them."""
+    manifest = write_partition(
+        load_dataset("digits"), "dirichlet", folder / "data", silos=SILOS, seed=SEED, settings=PARTITION
+    )
+    silos: list[dict[str, Any]] = [
+        {"name": s["name"], "device": "cpu", "data": f"data/{s['file']}"} for s in manifest["silos"]
+    ]
+    file = folder / "federation.yaml"
+    file.write_text(yaml.safe_dump({"name": NAME, "silos": silos}, sort_keys=False), encoding="utf-8")
+    return file
+
+
+def demo(root: Path) -> Path:
+    """The whole demonstration below ``root``; returns the report. Whatever happens, no process of it stays behind."""
+    out, folder = root / "demo", root / "demo-silos"
+    clear(out)
+    local.down(NAME)  # of a demonstration that was killed
+    say(
+        f"splitting digits over {SILOS} silos (dirichlet {PARTITION['dirichlet.beta']}, seed {SEED}) in {folder}"
+    )
+    federation = read_federation(write_federation(folder))
+    try:
+        say("starting a server and the silos")
+        local.up(federation, say=say)
+        say(f"training {SETTINGS['strategy']}, {SETTINGS['rounds']} rounds each")
+        submit.run({**SETTINGS, "out": str(out)}, NAME)
+    finally:
+        say("stopping everything")
+        local.down(NAME)
+    shutil.copy(folder / "data" / "manifest.json", out / "manifest.json")  # these data are public
+    report = write_report(out)
+    print(f"\n{silo_table(Study(out))}\n", file=sys.stderr)
+    say("done")
+    return report
+
+
+def interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Exit 0: the report is written; 1: it failed; 130: interrupted."""
+    signal.signal(signal.SIGTERM, interrupted)
+    try:
+        print(demo(Path("runs")))
+        return 0
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

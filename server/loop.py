@@ -1,0 +1,329 @@
+"""The round loop, once for all methods and for all three ways to run.
+
+Gather data cards; per round: payloads out, replies in, checks, aggregation,
+history, checkpoint; closing evaluation.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from client.settings import RunSettings
+from client.silo import agreed_statistics, flat_model, initial_model, use_threads
+from server.history import History, Row, metric_rows
+from server.rundir import RunDirectory
+from strategies.base import PersonalizedStrategy, SiloInfo, check_cards
+from strategies.settings import UserError
+from strategies.state import State
+
+POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two looks for replies
+UNREACHABLE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+CARD_SECONDS = 300.0  # how long a silo may take over its data card
+
+
+@dataclass
+class Progress:
+    """What a round came to, for whoever watches."""
+
+    round: int
+    rounds: int
+    silos: int
+    accuracy: float  # unweighted mean over silos of test accuracy, of the snapshot that the method reports
+    seconds: float
+    bytes: int
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+class Federation:
+    """One run of one method."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        settings: RunSettings,
+        directory: RunDirectory | None = None,
+        watch: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.grid, self.settings, self.common = grid, settings, settings.common
+        self.directory, self.watch = directory, watch
+        self.history = History(directory.history if directory else None)
+        self.run_id = secrets.token_hex(8)
+        self.cards: dict[str, dict[str, Any]] = {}
+        self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
+        self.total_bytes = {"down": 0, "up": 0}
+
+    def run(self) -> PersonalizedStrategy:
+        """All rounds and the closing evaluation. Raises UserError, or RuntimeError with the reason of a failure."""
+        use_threads(self.common.threads)
+        strategy = self.prepare(self.gather())
+        strategy.summary()
+        done = self.restore(strategy)
+        self.history.forget(self.common.strategy, self.common.seed, after=done)
+        for server_round in range(done + 1, self.common.rounds + 1):
+            self.round(strategy, server_round)
+        self.close(strategy)
+        return strategy
+
+    # -- before the first round ---------------------------------------------------------------------------------------
+
+    def gather(self) -> list[SiloInfo]:
+        """Wait for the silos and ask each for its data card; refuse silos that do not fit each other."""
+        cards: dict[int, dict[str, Any]] = {}
+        faults: dict[int, str] = {}
+        needed = self.common.min_silos or self.common.silos
+        deadline = time.monotonic() + self.common.round_timeout
+        announced = -1
+        while True:
+            nodes = sorted(set(self.grid.get_node_ids()))
+            self.ask_cards([n for n in nodes if n not in cards and n not in faults], cards, faults)
+            if faults and len(nodes) - len(faults) < needed:
+                raise UserError("; ".join(dict.fromkeys(faults.values())))
+            here = [n for n in nodes if n in cards]
+            if len(here) + len(faults) >= self.common.silos or any(c["simulated"] for c in cards.values()):
+                break
+            if time.monotonic() > deadline:
+                names = ", ".join(sorted(c["name"] for c in cards.values())) or "none"
+                raise RuntimeError(
+                    f"waited {self.common.round_timeout:g} s for {self.common.silos} silos; "
+                    f"here are {len(cards)}: {names}"
+                )
+            if len(here) != announced:
+                log(INFO, "%d of %d silos are here", len(here), self.common.silos)
+                announced = len(here)
+            time.sleep(0.5)
+        for fault in faults.values():
+            log(WARNING, "%s", fault)
+        check_cards([cards[n] for n in here])
+        self.cards = {cards[n]["name"]: cards[n] for n in here}
+        return [
+            SiloInfo(c["name"], n, c["n_train"], c["n_val"], c["n_test"]) for n in here for c in (cards[n],)
+        ]
+
+    def ask_cards(
+        self, nodes: Sequence[int], cards: dict[int, dict[str, Any]], faults: dict[int, str]
+    ) -> None:
+        """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later."""
+        content = RecordDict({"config": ConfigRecord({})})
+        asked = [
+            Message(content, dst_node_id=n, message_type=MessageType.QUERY, ttl=CARD_SECONDS) for n in nodes
+        ]
+        for reply in self.exchange(asked, CARD_SECONDS) if asked else []:
+            node = reply.metadata.src_node_id
+            if not reply.has_error():
+                cards[node] = card = dict(cast(ConfigRecord, reply.content["card"]))
+                log(INFO, "%s: %d training samples, shape %s, %s, %s", card["name"], card["n_train"],
+                    card["shape"], card["device"], card["versions"])  # fmt: skip
+            elif reply.error.code in UNREACHABLE:
+                log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reply.error.reason)
+            else:
+                faults[node] = f"a silo (node {node}) cannot take part: {reply.error.reason}"
+
+    def prepare(self, silos: list[SiloInfo]) -> PersonalizedStrategy:
+        """The strategy in its state of before round 1, and what all silos are told: classes, statistics, the run."""
+        c, cards = self.common, list(self.cards.values())
+        shape, classes = tuple(cards[0]["shape"]), max(card["classes"] for card in cards)
+        name, options = self.settings.model_for(shape)
+        layout = flat_model(name, shape, classes, options, "cpu").layout
+        strategy = self.settings.strategy(c, self.settings.method, layout)
+        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed))
+        own_files = any(card["own_file"] for card in cards)
+        self.min_metric_samples = c.min_metric_samples or (10 if own_files else 1)
+        strategy.extra = {
+            "classes": classes,
+            "run": self.directory.name if self.directory else "",
+            "min_metric_samples": self.min_metric_samples,
+            **agreed_statistics(cards),
+        }
+        return strategy
+
+    def restore(self, strategy: PersonalizedStrategy) -> int:
+        """The last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+        file = self._checkpoint()
+        if file is not None and self.common.resume and file.exists():
+            state = State.load(file)
+            numbers = state.numbers["strategy"]
+            if sorted(strategy.silos) != state.numbers["silos"]:
+                raise UserError(
+                    f"{file} is of the silos {', '.join(state.numbers['silos'])}; here are {', '.join(strategy.silos)}"
+                )
+            strategy.state = State(state.arrays, numbers)
+            self.run_id = state.numbers["run_id"]
+            self.seconds, self.total_bytes = state.numbers["seconds"], state.numbers["bytes"]
+            log(INFO, "resumes after round %d", state.numbers["round"])
+            done = cast(int, state.numbers["round"])
+        else:
+            done = 0
+        strategy.extra["run_id"] = self.run_id
+        return done
+
+    def _checkpoint(self) -> Any:
+        return self.directory and self.directory.checkpoint(self.settings.run_key) / "server.safetensors"
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        started = time.perf_counter()
+        c = self.common
+        save = server_round % c.checkpoint_every == 0 or server_round == c.rounds
+        messages = strategy.configure_train(
+            server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid
+        )
+        sent = time.perf_counter()
+        replies = self.exchange(messages, c.round_timeout)
+        received = time.perf_counter()
+        strategy.aggregate_train(server_round, replies)
+        strategy.aggregate_evaluate(server_round, replies)
+        self._name_the_silent(strategy, messages, replies)
+        self._check_quorum(strategy, messages)
+        aggregated = time.perf_counter()
+        rows = self.rows(strategy, server_round, replies)
+        seconds = aggregated - started
+        rows += self._round_rows(server_round, seconds, strategy.bytes_down, strategy.bytes_up)
+        self.history.add(rows)
+        compute = self._compute_seconds(replies)
+        for key, value in (("total", seconds), ("train", compute), ("communicate", max(received - sent - compute, 0.0)),
+                           ("aggregate", aggregated - received)):  # fmt: skip
+            self.seconds[key] += value
+        self.total_bytes["down"] += strategy.bytes_down
+        self.total_bytes["up"] += strategy.bytes_up
+        if save:
+            self.save(strategy, server_round)
+        self._tell(strategy, rows, server_round, seconds)
+
+    def close(self, strategy: PersonalizedStrategy) -> None:
+        """The closing exchange: every silo evaluates what it would start the next round from."""
+        started = time.perf_counter()
+        messages = strategy.configure_evaluate(
+            self.common.rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid
+        )
+        if messages:
+            replies = self.exchange(messages, self.common.round_timeout)
+            strategy.aggregate_evaluate(self.common.rounds, replies)
+            self._name_the_silent(strategy, messages, replies)
+            self.history.add(self.rows(strategy, self.common.rounds + 1, replies))
+            seconds = time.perf_counter() - started
+            self.history.add(self._round_rows(self.common.rounds + 1, seconds, strategy.bytes_down, 0))
+            self.seconds["total"] += seconds
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Send all, and collect until all have replied, or the time is up and the quorum is there.
+
+        Without a quorum at the deadline the replies that came are returned all the same; who was silent is named.
+        """
+        waiting = set(self.grid.push_messages(messages))
+        deadline = time.monotonic() + timeout
+        replies: list[Message] = []
+        pause = POLL_SECONDS[0]
+        while waiting:
+            arrived = list(self.grid.pull_messages(list(waiting)))
+            replies += arrived
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            if time.monotonic() > deadline:
+                break
+            pause = POLL_SECONDS[0] if arrived else min(pause * 1.5, POLL_SECONDS[1])
+            if waiting:
+                time.sleep(pause)
+        return replies
+
+    def _name_the_silent(
+        self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
+    ) -> None:
+        """Silos whose reply did not come in time."""
+        answered = {r.metadata.src_node_id for r in replies}
+        asked = {m.metadata.dst_node_id for m in messages}
+        for name, info in strategy.silos.items():
+            if info.node_id in asked - answered:
+                strategy.reject(name, f"no reply within {self.common.round_timeout:g} s")
+
+    def _check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
+        """Below the quorum the run stops, for its result would be another's."""
+        trained = {m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.TRAIN}
+        names = [name for name, info in strategy.silos.items() if info.node_id in trained]
+        usable = len([name for name in names if name not in strategy.rejected])
+        if usable < self.common.min_silos:
+            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
+            raise RuntimeError(
+                f"round {strategy.round}: {usable} usable updates, min-silos = {self.common.min_silos} ({reasons})"
+            )
+
+    # -- what is written down -----------------------------------------------------------------------------------------
+
+    def rows(
+        self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]
+    ) -> list[Row]:
+        names = {info.node_id: info for info in strategy.silos.values()}
+        rows: list[Row] = []
+        for reply in replies:
+            info = names.get(reply.metadata.src_node_id)
+            if info is None or reply.has_error() or "metrics" not in reply.content:
+                continue
+            metrics = dict(cast(MetricRecord, reply.content["metrics"]))
+            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+            rows += metric_rows(self.common.strategy, self.common.seed, server_round, info.name,
+                                cast(dict[str, float], metrics), counts, self.min_metric_samples)  # fmt: skip
+        rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
+        rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
+        return rows
+
+    def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
+        return Row(self.common.strategy, self.common.seed, server_round, silo, "", "", metric, value, None)
+
+    def _round_rows(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
+        values = {"round_seconds": seconds, "bytes_down": float(down), "bytes_up": float(up)}
+        return [self._row(server_round, metric, value) for metric, value in values.items()]
+
+    def _compute_seconds(self, replies: Iterable[Message]) -> float:
+        """Seconds the silos computed: of the slowest, or of all where they take turns in one process."""
+        each = []
+        for reply in replies:
+            if not reply.has_error() and "metrics" in reply.content:
+                metrics = cast(dict[str, float], reply.content["metrics"])
+                each.append(metrics.get("seconds.train", 0.0) + metrics.get("seconds.evaluate", 0.0))
+        return sum(each) if getattr(self.grid, "takes_turns", False) else max(each, default=0.0)
+
+    def save(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        file = self._checkpoint()
+        if file is not None:
+            numbers = {
+                "round": server_round,
+                "run_id": self.run_id,
+                "silos": sorted(strategy.silos),
+                "strategy": strategy.state.numbers,
+                "seconds": self.seconds,
+                "bytes": self.total_bytes,
+            }
+            State(strategy.state.arrays, numbers).save(file)
+
+    def _tell(
+        self, strategy: PersonalizedStrategy, rows: Sequence[Row], server_round: int, seconds: float
+    ) -> None:
+        values = [r.value for r in rows
+                  if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, "accuracy")]  # fmt: skip
+        accuracy = sum(values) / len(values) if values else float("nan")
+        silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(
+            strategy.rejected
+        )
+        total = strategy.bytes_down + strategy.bytes_up
+        progress = Progress(
+            server_round, self.common.rounds, silos, accuracy, seconds, total, dict(strategy.rejected)
+        )
+        log(INFO, "round %d/%d: %d silos, accuracy %.4f, %.1f s, %d bytes", server_round, self.common.rounds, silos,
+            accuracy, seconds, total)  # fmt: skip
+        if self.directory is not None:
+            self.directory.progress(
+                "round", strategy=self.common.strategy, seed=self.common.seed, round=server_round,
+                rounds=self.common.rounds, silos=silos, accuracy=None if accuracy != accuracy else accuracy,
+                seconds=seconds, bytes=total, rejected=dict(strategy.rejected),
+            )  # fmt: skip
+        if self.watch is not None:
+            self.watch(progress)

@@ -1,0 +1,142 @@
+"""APFL: each silo learns how much of a private model to mix into the global one.
+
+Deng et al. 2020, arXiv 2003.13461. The silo keeps a private v_i beside its copy w_i of the global model, mixed to
+v̄ = α v + (1 - α) w. Per mini-batch:
+
+    w_i <- w_i - η ∇f_i(w_i)
+    v_i <- v_i - η α ∇f_i(v̄)                                     (∇_v f_i(v̄) = α ∇f_i(v̄))
+    α_i <- clip(α_i - η <v_i - w_i, ∇f_i(v̄)>, 0, 1)              at the first step of a round, at every one, or never
+
+Server: the sample-weighted mean of the w_i. Sent: Σ down, Σ up. Kept: server w; silo v_i, α_i. v_i starts from the
+common initial model; an absent silo keeps both. Personal: v̄. The course of w is FedAvg's (dropout aside). Special
+cases: α = 0 fixed makes v̄ FedAvg's locally trained model; α = 1 fixed makes it Local's.
+
+``mix = "logits"`` mixes the outputs of the two networks, as other codes do, for a linear model the same thing; the silo
+then keeps w_i too, and what is exported is v alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.metrics import classification_metrics
+from models.training import Samples, predict
+from strategies.base import PersonalizedStrategy, SiloClient
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class ApflSettings:
+    """Settings of APFL."""
+
+    alpha: float = setting(0.5, "share of the private model at the start", symbol="α", minimum=0, maximum=1)
+    adapt: str = setting("round", "when α is learned", choices=("round", "batch", "never"))
+    mix: str = setting("parameters", "what is mixed", choices=("parameters", "logits"))
+
+
+class ApflClient(SiloClient):
+    settings: ApflSettings
+
+    def local_update(self) -> list[Tensor]:
+        model, arrays, numbers = self.model, self.state.arrays, self.state.numbers
+        w = model.vector.clone()
+        v = arrays["private"].clone() if "private" in arrays else self.silo.initial("").clone()
+        alpha = float(numbers.get("alpha", self.settings.alpha))
+        # Running statistics (empty without BatchNorm): w's travel, those of the mixed model stay.
+        w_buffers = model.buffers.clone()
+        v_buffers = arrays.get("personal.buffers", w_buffers)
+        w_step, v_step = self.optimizer("shared"), self.optimizer("private")
+        total, steps = torch.zeros((), device=w.device), 0
+        for x, y in self.batches():
+            model.load(w, w_buffers)
+            self.gradient(x, y)
+            slope, w_buffers = model.gradient.clone(), model.buffers.clone()
+            total += self.mixed_gradient(v, w, alpha, v_buffers, x, y)
+            v_buffers = model.buffers.clone()
+            steps += 1
+            share = alpha
+            if self.settings.adapt == "batch" or (self.settings.adapt == "round" and steps == 1):
+                alpha -= self.learning_rate() * self.alpha_slope(v, w, y, alpha)
+                alpha = min(max(alpha, 0.0), 1.0)
+            v_step.step(v, model.gradient.mul_(share))
+            w_step.step(w, slope)
+        self.keep_optimizer(w_step, "shared")
+        self.keep_optimizer(v_step, "private")
+        if steps:
+            self.train_loss = float(total) / steps
+        arrays["private"], numbers["alpha"] = v, alpha
+        if self.settings.mix == "logits":  # its personal model is both networks
+            arrays |= {"shared": w, "shared.buffers": w_buffers}
+        self._ends = w, v_buffers
+        model.load(w, w_buffers)
+        return [w]
+
+    def mixed_gradient(
+        self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor
+    ) -> Tensor:
+        """Fill the gradient with ∇f_i at v̄ (for logits: of f_i with respect to the mixed model's v, over α)."""
+        model = self.model
+        if self.settings.mix == "parameters":
+            model.load(torch.lerp(w, v, alpha), buffers)
+            return self.gradient(x, y)
+        with torch.no_grad():  # the model still holds w
+            fixed = model.module(x)
+        model.load(v, buffers)
+        model.gradient.zero_()
+        own = model.module(x)
+        # The gradient of the mixed logits with respect to v carries a factor α, which local_update puts in.
+        mixed = own + (alpha - 1) * own.detach() + (1 - alpha) * fixed
+        loss = self.loss(mixed, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._logits = own.detach(), fixed
+        return loss.detach()
+
+    def alpha_slope(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
+        """∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""
+        if self.settings.mix == "parameters":
+            return float((v - w) @ self.model.gradient)
+        own, fixed = self._logits
+        mixed = torch.lerp(fixed, own, alpha).requires_grad_()
+        (slope,) = torch.autograd.grad(self.loss(mixed, y), mixed)
+        return float((slope * (own - fixed)).sum())
+
+    def personal(self) -> Tensor:
+        w, buffers = self._ends
+        v = self.state.arrays["private"]
+        mixed = v if self.settings.mix == "logits" else torch.lerp(w, v, self.state.numbers["alpha"])
+        self.model.load(mixed, buffers)
+        return mixed
+
+    def measure(
+        self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")
+    ) -> dict[str, float]:
+        if snapshot != "personal" or "shared" not in self.state.arrays:
+            return super().measure(snapshot, vector, splits)
+        result: dict[str, float] = {}
+        for split in splits:
+            samples = getattr(self.silo, split)
+            if len(samples):
+                logits = self.mixed_logits(vector, samples)
+                metrics = classification_metrics(logits, samples.y)
+                result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
+        return result
+
+    def mixed_logits(self, v: Tensor, samples: Samples) -> Tensor:
+        """α times the outputs of v, whose running statistics the model holds, and 1 - α times those of w."""
+        arrays, buffers = self.state.arrays, self.model.buffers.clone()
+        self.model.load(arrays["shared"], arrays["shared.buffers"])
+        shared = predict(self.model, samples)
+        self.model.load(v, buffers)
+        return torch.lerp(shared, predict(self.model, samples), self.state.numbers["alpha"])
+
+
+class APFL(PersonalizedStrategy):
+    name = "apfl"
+    title = "Adaptive mixture of a private and the global model"
+    paper = "Deng et al. 2020, arXiv 2003.13461"
+    client = ApflClient
+    Settings = ApflSettings

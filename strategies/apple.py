@@ -1,0 +1,205 @@
+"""APPLE: each silo learns which other silos' core models help it, and mixes them.
+
+Luo and Wu, IJCAI 2022, arXiv 2110.08394. Every silo i has a core model w_i^c, which the others may download, and a
+directed relationship (DR) vector p_i, which never leaves it. Its personalised model is
+
+    w_i^p = sum_j p_ij w_j^c                                                        (eq. 4)
+    F_i   = f_i(w_i^p) + λ(r) (μ/2) ||p_i - p_0||²,   p_0 = [n_1/n, ..., n_N/n]      (eq. 7)
+
+and per mini-batch, with the others' cores frozen and g = ∇f_i(w_i^p):
+
+    w_i^c <- w_i^c - η1 p_ii g                                                      (eq. 5)
+    p_ij  <- p_ij  - η2 (<g, w_j^c> + λ(r) μ (p_ij - p_0j))                          (eq. 6)
+
+both by SGD with momentum, at the same time. p_i is never projected: it may be negative and need not sum to one.
+λ(r) falls from 1 to 0 over the first L rounds (appendix A.1), cos: (cos(π r / L) + 1) / 2, exp: ε^(r/L), ε = 1e-3,
+with r counted from 0. The server keeps the cores and aggregates nothing.
+
+Download budget M (appendix A.2): the silo draws M others, those never downloaded first, else without replacement with
+probability proportional to b(r)^|p_ij|, b(r) = max(1.5, r M / N) (eqs. 8, 9); only their names go to the server. Cores
+that were not downloaded stay at their cached value. The cores of round 1 are initial models, known to all silos as if
+from shared seeds, and do not count as downloads.
+
+Sent: M Σ down (N - 1 without a budget), Σ up, and in round 1 the initial cores of all. Kept: server the cores; silo
+p_i, w_i^c, and under a budget the cache. An absent silo's last core stays with the server, and others may download it.
+
+Paper and code: the regulariser is μ/2 (paper), μ (code): double μ to repeat the code's numbers. Cores start
+independently (both); ``common-init`` starts them from one model, which starts w^p far better. p_i starts at p_0 (code;
+the paper only says "initialise"). The code's budget draws uniformly because its record of downloads is never updated;
+here the paper's rule.
+Special cases: p_i one-hot and η2 = 0 is Local bit for bit; p = 1/N frozen, equal n_i, one step per round, η1 = N η:
+the mean of the cores follows one-step FedAvg.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.training import Sgd, generator
+from strategies.base import PersonalizedStrategy, SiloClient, Update
+from strategies.payload import Model, Payload
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class AppleSettings:
+    """Settings of APPLE; defaults are the paper's for practical CIFAR-10 and MNIST (appendix B.4)."""
+
+    dr_learning_rate: float = setting(0.001, "learning rate of the DR vector", symbol="η2", minimum=0)
+    mu: float = setting(0.01, "weight of the proximal term on the DR vector", symbol="μ", minimum=0)
+    scheduler: str = setting("cos", "how λ(r) falls", symbol="λ", choices=("cos", "exp"))
+    prox_share: float = setting(
+        0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1
+    )
+    max_downloads: int = setting(
+        0, "core models a silo may download per round, 0: all others", symbol="M", minimum=0
+    )
+    common_init: bool = setting(False, "all core models start from one initial model")
+    initial_dr: str = setting(
+        "samples", "p_i at the start: p_0, 1/N, or one-hot", choices=("samples", "uniform", "own")
+    )
+
+
+def loss_schedule(r: int, last: int, kind: str) -> float:
+    """λ(r) of appendix A.1; ``r`` counts from 0, ``last`` is L in rounds."""
+    if r >= last:
+        return 0.0
+    return (math.cos(math.pi * r / last) + 1) / 2 if kind == "cos" else 1e-3 ** (r / last)
+
+
+class AppleClient(SiloClient):
+    settings: AppleSettings
+    sends_numbers = ("wanted",)
+
+    def receive(self) -> Tensor:
+        samples: dict[str, int] = json.loads(cast(str, self.numbers["samples"]))
+        self.names = sorted(samples)
+        self.me = self.names.index(self.silo.name)
+        total = sum(samples.values())
+        self.p0 = torch.tensor([samples[n] / total for n in self.names], device=self.model.device)
+        self.cores = torch.stack([self._core(name) for name in self.names])
+        dr = self.state.arrays.get("dr")
+        self.dr = self._initial_dr() if dr is None else dr.to(self.model.device, copy=True)
+        return self.dr @ self.cores
+
+    def _core(self, name: str) -> Tensor:
+        """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""
+        kept = self.state.arrays.get(f"core.{name}")
+        if name in self.models and (name != self.silo.name or kept is None):
+            return self.models[name].vector
+        if kept is None:
+            raise ValueError(f"no core model of {name} has ever arrived")
+        return kept.to(self.model.device)
+
+    def _initial_dr(self) -> Tensor:
+        if self.settings.initial_dr == "uniform":
+            return torch.full_like(self.p0, 1 / len(self.p0))
+        if self.settings.initial_dr == "own":
+            return torch.nn.functional.one_hot(torch.tensor(self.me), len(self.p0)).to(self.p0)
+        return self.p0.clone()
+
+    def local_update(self) -> list[Tensor]:
+        c, s = self.common, self.settings
+        last = int(c.rounds * s.prox_share)
+        prox = loss_schedule(self.round - 1, last, s.scheduler) * s.mu
+        core, cores, dr, model = self.cores[self.me], self.cores, self.dr, self.model
+        core_step = self.optimizer()
+        dr_step = Sgd(s.dr_learning_rate * c.lr_decay ** (self.round - 1), c.momentum)
+        total, steps = torch.zeros((), device=model.device), 0
+        for x, y in self.batches():
+            torch.mv(cores.t(), dr, out=model.vector)
+            total += self.gradient(x, y)
+            steps += 1
+            dr_gradient = torch.mv(cores, model.gradient)
+            if prox:
+                dr_gradient.add_(dr - self.p0, alpha=prox)
+            core_step.step(core, model.gradient.mul_(dr[self.me]))
+            dr_step.step(dr, dr_gradient)
+        torch.mv(cores.t(), dr, out=model.vector)
+        self.keep_optimizer(core_step)
+        if steps:
+            self.train_loss = float(total) / steps
+        self._keep_cores(core.clone())
+        return [self.state.arrays[f"core.{self.silo.name}"]]
+
+    def _keep_cores(self, core: Tensor) -> None:
+        """Into the state: p_i after every round, the own core, under a budget the others' and the next wishes."""
+        arrays = self.state.arrays
+        arrays["dr"] = self.dr.clone()
+        arrays[f"core.{self.silo.name}"] = core
+        history = arrays.get("dr_history", self._initial_dr()[None])
+        rounds = self.state.numbers.get("dr_rounds", [self.round - 1])
+        arrays["dr_history"] = torch.cat([history, self.dr[None]])
+        self.state.numbers["dr_rounds"] = [*rounds, self.round]
+        budget = self.settings.max_downloads
+        if 0 < budget < len(self.names) - 1:
+            arrived = [n for n in self.names if n in self.models and n != self.silo.name]
+            arrays |= {f"core.{n}": self.models[n].vector for n in arrived}
+            seen = set(self.state.numbers.get("downloaded", []))
+            if len(arrived) <= budget:  # not the initial cores, which come all at once
+                seen |= set(arrived)
+            self.state.numbers["downloaded"] = sorted(seen)
+            self.replies["wanted"] = self.wanted(seen, budget)
+
+    def wanted(self, seen: set[str], budget: int) -> list[str]:
+        """The ``budget`` silos to download from next: unseen ones first, then by b(r)^|p_ij| (eqs. 8, 9)."""
+        rng = generator(self.common.seed, self.silo.name, self.round, "downloads")
+        others = [n for n in self.names if n != self.silo.name]
+        unseen = [n for n in others if n not in seen]
+        chosen = [unseen[i] for i in torch.randperm(len(unseen), generator=rng)[:budget].tolist()]
+        rest = [n for n in others if n not in chosen]
+        if len(chosen) < budget:
+            base = max(1.5, self.round * budget / len(self.names))  # of the next round: r counts from 0 there
+            strength = torch.tensor(
+                [float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64
+            )
+            weights = (strength * math.log(base)).softmax(0)  # base ** |p|, normalised; no overflow
+            drawn = torch.multinomial(weights, budget - len(chosen), replacement=False, generator=rng)
+            chosen += [rest[i] for i in drawn.tolist()]
+        return sorted(chosen)
+
+
+class Apple(PersonalizedStrategy):
+    name = "apple"
+    title = "Adaptive personalised cross-silo learning"
+    paper = "Luo and Wu, IJCAI 2022, arXiv 2110.08394"
+    sends = ("M Σ", "Σ")
+    client = AppleClient
+    Settings = AppleSettings
+    takes_ala = False
+    settings: AppleSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        for name in self.silos:
+            self.state.arrays[name] = initial("" if self.settings.common_init else name)
+
+    def payload(self, silo: str) -> Payload:
+        samples = json.dumps({name: info.n_train for name, info in self.silos.items()})
+        rounds = self.state.numbers
+        names = rounds.get(f"wanted.{silo}") or [n for n in self.silos if n != silo]
+        if f"round.{silo}" not in rounds:
+            names = list(self.silos)  # its first round: its own initial core too
+        models = {
+            n: Model(self.state.arrays[n], n, rounds.get(f"round.{n}", 0), self.silos[n].n_train)
+            for n in names
+        }
+        return Payload(models, {"samples": samples})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self.state.arrays[update.silo] = update.vector
+            self.state.numbers[f"round.{update.silo}"] = self.round
+            if "wanted" in update.numbers:
+                wanted = [
+                    n
+                    for n in cast(list[str], update.numbers["wanted"])
+                    if n in self.silos and n != update.silo
+                ]
+                self.state.numbers[f"wanted.{update.silo}"] = wanted

@@ -1,0 +1,56 @@
+"""Ditto: FedAvg, and beside it a personal model that is held near it.
+
+Li et al., ICML 2021, arXiv 2012.04221. w by FedAvg; each silo's v_i solves min f_i(v) + (λ/2) ||v - w^t||²:
+
+    v <- v - η (∇f_i(v) + λ (v - w^t)),   centre: the received model of this round, for the whole round
+
+Both trainings go through the same batches (as in the official code), and v never touches w, whose course is FedAvg's
+bit for bit.
+Sent: Σ down, Σ up. Kept: server w; silo v_i. v_i starts from the common initial model; an absent silo keeps its v_i.
+Special cases: λ = 0 is Local for v bit for bit (with ``personal-epochs`` = local-epochs).
+
+The official code alternates the two per mini-batch, PFLlib trains v first; with the centre fixed at w^t all orders
+give the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class DittoSettings:
+    """Settings of Ditto; defaults as in FedALA's and PLayer-FL's experiments."""
+
+    lambda_: float = setting(0.1, "weight of the proximal term", symbol="λ", minimum=0)
+    personal_epochs: int = setting(0, "epochs on the personal model, 0: local-epochs", symbol="s", minimum=0)
+
+
+class DittoClient(SiloClient):
+    settings: DittoSettings
+
+    def local_update(self) -> list[Tensor]:
+        self._own_buffers = self.model.buffers.clone()
+        return super().local_update()
+
+    def personal(self) -> Tensor:
+        centre, weight = self.models[GLOBAL].vector, self.settings.lambda_
+        own = self.silo.initial("") if self.previous is None else self.previous
+        self.model.load(own, self.state.arrays.get("personal.buffers", self._own_buffers))
+        correction = (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
+        epochs = self.settings.personal_epochs or None
+        self.train(correction=correction, epochs=epochs, optimizer_key="personal")
+        return self.model.vector
+
+
+class Ditto(PersonalizedStrategy):
+    name = "ditto"
+    title = "Global model and a personal one near it"
+    paper = "Li et al., ICML 2021, arXiv 2012.04221"
+    client = DittoClient
+    Settings = DittoSettings

@@ -1,0 +1,175 @@
+"""FedALA: adaptive local aggregation, element-wise weights learned in the silo.
+
+Zhang et al., AAAI 2023, arXiv 2212.01197. A silo starts the round from a mix of its old local model Θ_i and the
+received global model Θ:
+
+    Θ̂_i = Θ_i + (Θ - Θ_i) ⊙ [1; W_i]                                   (eq. 4)
+    W_i <- clip(W_i - η ∇_Θ̂ L ⊙ (Θ - Θ_i), 0, 1)  per mini-batch       (eqs. 5-7)
+
+The lower layers take Θ as it is; the p highest layers are mixed. W_i starts at 1 and is learned on s% of the training
+part, drawn anew each round: until the loss settles the first time, one epoch in every later round. Then ordinary local
+training of all layers from Θ̂_i; server: the sample-weighted mean (algorithm 1).
+
+Sent: Σ down, Σ up. Kept: server Θ; silo Θ_i, W_i, and whether its first stage is done. W never leaves the silo.
+First round of a silo: it has no old local model, so it starts from Θ and ALA is off (the paper's t = 1). An absent
+silo does nothing (paper; the reference code mixes there too). Evaluated after ALA, before local training.
+Special cases: p = 0 is FedAvg bit for bit; η = 0 is FedAvg up to rounding (Θ_i + (Θ - Θ_i) is not exactly Θ).
+
+Paper and code: the paper's p counts layers, the code's tensors; the paper samples s% at random, the code takes one
+contiguous window; "until it converges" is the code's rule: the last batch's losses of the last ``window`` epochs have
+a population standard deviation under ``threshold``. ``max-epochs`` bounds that stage, which neither has.
+
+ALA as a module (the paper's table 4): ``ala = true`` puts the same mixing, with the settings of ``fedala``, before the
+local training of any method whose silos start from a received model. A method with two models mixes its copy of the
+global one; a partial method mixes the p highest of the layers it receives. FedAvg with it is FedALA bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.flat import gather, scatter, write
+from models.training import batches, features, generator, loss_gradient
+from strategies.base import PersonalizedStrategy, SiloClient
+from strategies.settings import setting
+
+Take = Callable[[Tensor], tuple[Tensor, Tensor]]  # index of samples -> batch (x, y)
+
+
+@dataclass(frozen=True)
+class Ala:
+    """Settings of adaptive local aggregation."""
+
+    eta: float = setting(1.0, "learning rate of the aggregation weights", symbol="η", minimum=0)
+    sample_percent: float = setting(
+        80.0, "share of the training part used to learn them", symbol="s", above=0, maximum=100
+    )
+    layers: int = setting(1, "how many of the highest layers are mixed element-wise", symbol="p", minimum=0)
+    threshold: float = setting(
+        0.1, "first stage: standard deviation under which the loss has settled", minimum=0
+    )
+    window: int = setting(10, "first stage: epochs over which it is taken", minimum=2)
+    max_epochs: int = setting(100, "first stage: upper limit of epochs", minimum=1)
+
+
+class AlaClient(SiloClient):
+    """ALA between receiving and local training; stands before a method's own silo half among the base classes."""
+
+    ala: Ala
+
+    def receive(self) -> Tensor:
+        received, old = super().receive(), self.state.arrays.get("local", self.previous)
+        return received if old is None else self.adapt(received, old)
+
+    def adapt(self, received: Tensor, old: Tensor) -> Tensor:
+        """Θ̂ (Σ,) from the received model Θ and the old local model Θ_i; learns W on the way."""
+        blocks = self.received_blocks()
+        parts = self.model.layout.parts(blocks[max(0, len(blocks) - self.ala.layers) :])
+        theta, own = gather(received, parts), gather(old, parts)
+        difference = theta - own
+        if not bool(difference.any()):  # nothing to learn, and the first stage is still to come
+            return received.clone()
+        weights = self.state.arrays.get("weights")
+        weights = torch.ones_like(difference) if weights is None else weights.clone()
+        buffers = self.model.buffers.clone()
+        self.model.load(scatter(received, parts, own + difference * weights))
+        self.model.freeze(*self.model.layout.outside(parts))
+        losses: list[float] = []
+        try:
+            network, take = self._network(parts)
+            while len(losses) < self._epochs(losses):
+                losses.append(self._epoch(network, take, parts, weights, own, difference, len(losses)))
+        finally:  # the silos of a process share the network; ALA's forward passes must not move its statistics
+            self.model.freeze()
+            self.model.buffers.copy_(buffers)
+        self.state.arrays["weights"] = weights
+        self.state.numbers["settled"] = True
+        return self.model.vector.clone()
+
+    def _epochs(self, losses: list[float]) -> int:
+        """How many epochs over the sample this round has: one, or in the first stage as many as it takes."""
+        if self.state.numbers.get("settled"):
+            return 1
+        window = self.ala.window
+        if len(losses) > window and torch.tensor(losses[-window:]).std(correction=0) < self.ala.threshold:
+            return len(losses)
+        return self.ala.max_epochs
+
+    def _network(self, parts: tuple[slice, ...]) -> tuple[nn.Module, Take]:
+        """The part of the network that ALA has to run, and how it gets a batch of the s% sample.
+
+        Where the last layer alone is mixed and nothing below it is random, the layers below give a sample the same
+        features in every pass over it: they are computed once per round.
+        """
+        model, train = self.model, self.silo.train
+        rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
+        count = max(1, int(len(train) * self.ala.sample_percent / 100))
+        sample = torch.randperm(len(train), generator=rng)[:count].to(train.y.device)
+        last = model.layout.blocks[-1].slice
+        if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
+            return model.module, lambda index: train.take(sample[index])
+        x, y = features(model, train, sample), train.y[sample]
+        return model.last_block, lambda index: (x[index], y[index])
+
+    def _epoch(
+        self,
+        network: nn.Module,
+        take: Take,
+        parts: tuple[slice, ...],
+        weights: Tensor,
+        own: Tensor,
+        difference: Tensor,
+        epoch: int,
+    ) -> float:
+        """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
+        model, train = self.model, self.silo.train
+        rng = generator(self.common.seed, self.silo.name, self.round, "ala-batches", epoch)
+        torch.manual_seed(rng.initial_seed())  # dropout
+        loss = torch.zeros(())
+        count = max(1, int(len(train) * self.ala.sample_percent / 100))
+        for index in batches(count, self.common.batch_size, 1, rng, merge_single=model.has_batch_norm):
+            loss = loss_gradient(model, *take(index), self.loss, network)
+            slope = gather(model.gradient, parts)
+            weights.addcmul_(slope, difference, value=-self.ala.eta).clamp_(0, 1)
+            write(model.vector, parts, torch.addcmul(own, difference, weights))
+        return float(loss)
+
+
+class FedALAClient(AlaClient):
+    settings: Ala
+
+    @property
+    def ala(self) -> Ala:  # type: ignore[override]
+        return self.settings
+
+
+def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
+    """A method's silo half with ALA before its local training."""
+
+    class WithAla(AlaClient, client):  # type: ignore[misc, valid-type]
+        ala = settings
+
+        def local_update(self) -> list[Tensor]:
+            vectors: list[Tensor] = super().local_update()
+            if vectors[0].numel() == self.model.layout.size:  # the silo's copy of what it received
+                self.state.arrays["local"] = vectors[0]
+            else:  # PLayer-FL: whole in round 1 only; a part's copy is in the personal model
+                self.state.arrays.pop("local", None)
+            return vectors
+
+    WithAla.__name__ = WithAla.__qualname__ = f"{client.__name__}WithAla"
+    return WithAla
+
+
+class FedALA(PersonalizedStrategy):
+    name = "fedala"
+    title = "Adaptive local aggregation"
+    paper = "Zhang et al., AAAI 2023, arXiv 2212.01197"
+    reports = "received"
+    client = FedALAClient
+    Settings = Ala
+    takes_ala = False  # it is ALA

@@ -1,0 +1,162 @@
+"""FedAPM: partial model personalisation by the alternating direction method of multipliers.
+
+Zhu et al., KDD 2025, arXiv 2506.04672. min_{u,V} sum_i α_i f_i(v_i, u), split with local copies u_i = u:
+
+    L_i = α_i f_i(v_i, u_i) + <π_i, u_i - u> + (ρ/2) ||u_i - u||²                                   (eq. 4)
+
+    server   u^{t+1} = (1/m) sum_i z_i^t over all m silos, absent ones with their last z_i             (eq. 8)
+    silo     v_i: steps on α_i ∇_v f_i(v, u_i^t) + σ (v - v_i^t)                                     (eq. 15)
+             u_i: steps on α_i ∇_u f_i(v_i^{t+1}, u_i) + π_i^t + ρ (u_i - u^{t+1}), until the squared norm of that
+                  gradient is at most ε_i, or for a number of epochs                                  (eq. 11)
+             π_i^{t+1} = π_i^t + ρ (u_i^{t+1} - u^{t+1})                                             (eq. 12)
+             z_i^{t+1} = u_i^{t+1} + π_i^{t+1} / ρ                                                   (eq. 13)
+
+α_i = 1/m or n_i/n is inside the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. The u-step starts
+from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which agree.
+
+Sent: Σ_s down, Σ_s up. Kept: server all z_i; silo v_i, u_i, π_i, ε_i. Invariant after every aggregation with all
+present: sum_i [ρ (u_i - u) + π_i] = 0. A silo first chosen late has u_i = z_i = the initial model until then.
+Special cases: ρ = σ = 0, all present, equal n_i, learning rate times m: FedAlt; nothing shared and σ = 0: Local with
+learning rate α_i η.
+
+Paper and code: the v-step starts from the silo's own u_i^t (paper, Gauss-Seidel) or from u^{t+1} (code;
+``v-start = "server"``, with which the FedAlt case above holds); the code has no ε, but a fixed number of epochs
+(``accuracy = 0``, the default); its σ is 0.01 and ρ 0.01, its μ = 0.01 is weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.flat import gather, scatter
+from strategies.base import GLOBAL, Update, weighted_mean
+from strategies.partial import PartialClient, PartialSettings, PartialStrategy
+from strategies.payload import Payload
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class ApmSettings(PartialSettings):
+    """Settings of FedAPM; defaults of the paper's experiments."""
+
+    rho: float = setting(0.01, "penalty", symbol="ρ", minimum=0)
+    sigma: float = setting(0.01, "weight of the proximal term on the personal part", symbol="σ", minimum=0)
+    alpha: str = setting(
+        "uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples")
+    )
+    v_start: str = setting("own", "shared part during the personal step", choices=("own", "server"))
+    accuracy: float = setting(
+        0.0, "squared gradient norm that ends the shared step, 0: local-epochs", symbol="ε", minimum=0
+    )
+    shrink: float = setting(0.95, "factor on ε per round", symbol="ν", above=0, maximum=1)
+
+
+class FedAPMClient(PartialClient):
+    settings: ApmSettings  # type: ignore[assignment]
+
+    def local_update(self) -> list[Tensor]:
+        s, arrays = self.settings, self.state.arrays
+        u, start = self.models[GLOBAL].vector, gather(self.model.vector, self.shared)
+        dual = arrays.get("dual", torch.zeros_like(u))
+        self._personal_step(self._own_shared() if s.v_start == "own" else start)
+        self.model.load(scatter(self.model.vector, self.shared, start))
+        self._shared_step(u, dual)
+        own_u = gather(self.model.vector, self.shared)
+        dual = dual + s.rho * (own_u - u)
+        arrays["u"], arrays["dual"] = own_u, dual
+        return [own_u + dual / s.rho if s.rho else own_u]
+
+    def _own_shared(self) -> Tensor:
+        """u_i^t: of the last round that this silo took part in, before its first the initial model's."""
+        own = self.state.arrays.get("u")
+        return gather(self.silo.initial(""), self.shared) if own is None else own
+
+    def _scale(self) -> float:
+        return cast(float, self.numbers["alpha"])
+
+    def _personal_step(self, shared: Tensor) -> None:
+        """eq. 15, with the shared part held at ``shared``."""
+        if not self.private:
+            return
+        self.model.load(scatter(self.model.vector, self.shared, shared))
+        centre, alpha, sigma = self.model.vector.clone(), self._scale(), self.settings.sigma
+
+        def correct(w: Tensor, g: Tensor) -> None:
+            g.mul_(alpha)
+            for part in self.private:
+                g[part].add_(w[part] - centre[part], alpha=sigma)
+
+        purpose = "personal" if self.shared else "train"
+        self.train(parts=self.private, correction=correct, purpose=purpose, optimizer_key="personal")
+
+    def _shared_step(self, u: Tensor, dual: Tensor) -> None:
+        """eq. 11, from the model as it stands."""
+        if not self.shared:
+            return
+        centre = scatter(self.model.vector, self.shared, u)
+        pull = scatter(torch.zeros_like(centre), self.shared, dual)
+        alpha, rho = self._scale(), self.settings.rho
+
+        def correct(w: Tensor, g: Tensor) -> None:
+            g.mul_(alpha).add_(pull)
+            for part in self.shared:
+                g[part].add_(w[part] - centre[part], alpha=rho)
+
+        target = self._target()
+        for epoch in range(self.common.local_epochs if target else 1):
+            purpose = f"train-{epoch}" if target else "train"
+            epochs = 1 if target else None
+            self.train(
+                parts=self.shared, correction=correct, epochs=epochs, purpose=purpose, optimizer_key="shared"
+            )
+            if target and self._squared_norm(correct) <= target:
+                break
+
+    def _target(self) -> float:
+        """ε_i of this round; it shrinks with every round that the silo takes part in."""
+        if not self.settings.accuracy:
+            return 0.0
+        target = float(self.state.numbers.get("epsilon", self.settings.accuracy))
+        self.state.numbers["epsilon"] = target * self.settings.shrink
+        return target
+
+    def _squared_norm(self, correct: Callable[[Tensor, Tensor], object]) -> float:
+        """||∇_u L_i||² over all of the silo's training samples."""
+        total, n = torch.zeros_like(self.model.gradient), len(self.silo.train)
+        buffers = self.model.buffers.clone()
+        for x, y in self.batches(1, "norm"):
+            self.gradient(x, y)
+            total.add_(self.model.gradient, alpha=len(y) / n)
+        self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
+        correct(self.model.vector, total)
+        return float(gather(total, self.shared).square().sum())
+
+
+class FedAPM(PartialStrategy):
+    name = "fedapm"
+    title = "ADMM with partial model personalisation"
+    paper = "Zhu et al., KDD 2025, arXiv 2506.04672"
+    client = FedAPMClient
+    Settings = ApmSettings
+    settings: ApmSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        super().start_state(initial)
+        for name in self.silos:
+            self.state.arrays[f"z.{name}"] = self.state.arrays[GLOBAL]
+
+    def payload(self, silo: str) -> Payload:
+        total = sum(info.n_train for info in self.silos.values())
+        alpha = self.silos[silo].n_train / total if self.settings.alpha == "samples" else 1 / len(self.silos)
+        return Payload(super().payload(silo).models, {"alpha": alpha})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self.state.arrays[f"z.{update.silo}"] = update.vector
+        all_z = [self.state.arrays[f"z.{name}"] for name in self.silos]
+        self.state.arrays[GLOBAL] = weighted_mean(all_z, [1.0] * len(all_z))

@@ -1,0 +1,61 @@
+"""FedAvg and FedAvg-FT.
+
+FedAvg: McMahan et al., AISTATS 2017. min_w sum_i k_i f_i(w), k_i = n_i / n.
+
+    server   w <- sum_{i in S} n_i w_i / sum_{i in S} n_i
+    silo     w_i <- E epochs of SGD on f_i, starting from w
+
+FedAvg-FT (APPLE's paper, table 1): the federated training is the same; beside it each silo fine-tunes the received
+model for ``epochs`` and keeps that one for itself. It is never sent.
+
+Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
+Special cases: FedAvg's *personal* snapshot (w_i) is APPLE's "FedAvg-local". FedAvg-FT with 0 epochs is FedAvg's
+*received* model; with E epochs it is FedAvg-local, for the batches come in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from strategies.base import PersonalizedStrategy, SiloClient
+from strategies.settings import setting
+
+
+class FedAvg(PersonalizedStrategy):
+    name = "fedavg"
+    title = "Federated averaging"
+    paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
+    reports = "received"
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Settings of the -ft methods."""
+
+    epochs: int = setting(1, "epochs of fine-tuning of the received model", minimum=0)
+
+
+class FineTuningClient(SiloClient):
+    """Adds a fine-tuned copy of the received model, the silo's personal one, to whatever method it is mixed into."""
+
+    settings: FineTuning
+
+    def local_update(self) -> list[Tensor]:
+        self._received = self.model.vector.clone(), self.model.buffers.clone()
+        return super().local_update()
+
+    def personal(self) -> Tensor:
+        self.model.load(*self._received)
+        self.train(epochs=self.settings.epochs, optimizer_key="fine-tuning")
+        return self.model.vector
+
+
+class FedAvgFT(FedAvg):
+    name = "fedavg-ft"
+    title = "FedAvg with local fine-tuning"
+    paper = "Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
+    reports = "personal"
+    client = FineTuningClient
+    Settings = FineTuning

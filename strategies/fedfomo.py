@@ -1,0 +1,117 @@
+"""FedFomo: each silo weighs others' models by how much they lower its validation loss.
+
+Zhang et al., ICLR 2021, arXiv 2012.08565. For every downloaded model w_n, with the silo's own last model w_i:
+
+    ω_n = max(0, (L_val(w_i) - L_val(w_n)) / ||w_n - w_i||),   normalised to sum to one
+    w   = w_i + sum_n ω_n (w_n - w_i)      (w_i where no ω_n is positive), then local training from there
+
+The server keeps all models and an affinity matrix P (identity at first), adds the weights that a silo reports,
+P_i += ω_i, and sends it the M models of highest P_ij (equal ones at random), or with probability ε others at random; ε
+falls by a factor every round. The held-out share of the training data is the run's ``validation`` (the paper's is 20%).
+
+Sent: M Σ down, Σ up and M weights; in a silo's first round nothing down. Kept: server all w_i and P; silo w_i. An
+absent silo's model and its row of P stay. Special cases: no positive weight at all is Local; equal models have
+norm 0, which is bounded below by 1e-5, and weight 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.training import generator, predict
+from strategies.base import BUFFERS, PersonalizedStrategy, SiloClient, Update
+from strategies.payload import Model, Payload
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class FomoSettings:
+    """Settings of FedFomo."""
+
+    max_downloads: int = setting(0, "models a silo gets per round, 0: all others", symbol="M", minimum=0)
+    epsilon: float = setting(0.3, "probability that a download is random", symbol="ε", minimum=0, maximum=1)
+    epsilon_decay: float = setting(0.95, "factor on ε per round", above=0, maximum=1)
+
+
+class FedFomoClient(SiloClient):
+    sends_numbers = ("weights",)
+
+    def receive(self) -> Tensor:
+        own = self.previous
+        if own is None:
+            return self.silo.initial("")
+        names = [n for n in self.models if n not in (self.silo.name, BUFFERS)]
+        if not names or not len(self.silo.val):
+            return own
+        mine = self.validation_loss(own)
+        weights = {}
+        for name in names:
+            other = self.models[name].vector
+            gain = (mine - self.validation_loss(other)) / max(float((other - own).norm()), 1e-5)
+            if gain > 0:
+                weights[name] = gain
+        total = sum(weights.values())
+        mixed = own.clone()
+        for name, weight in weights.items():
+            mixed.add_(self.models[name].vector - own, alpha=weight / total)
+        self.replies["weights"] = json.dumps({name: weight / total for name, weight in weights.items()})
+        return mixed
+
+    def validation_loss(self, vector: Tensor) -> float:
+        self.model.load(vector)
+        return float(self.loss(predict(self.model, self.silo.val), self.silo.val.y))
+
+
+class FedFomo(PersonalizedStrategy):
+    name = "fedfomo"
+    title = "First-order model optimisation"
+    paper = "Zhang et al., ICLR 2021, arXiv 2012.08565"
+    sends = ("M Σ", "Σ")
+    client = FedFomoClient
+    Settings = FomoSettings
+    takes_ala = False
+    settings: FomoSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        names = list(self.silos)
+        self.state.numbers["affinity"] = {i: {j: float(i == j) for j in names} for i in names}
+        self.state.numbers["made"] = {}  # silo -> round of its last model
+
+    def payload(self, silo: str) -> Payload:
+        if silo not in self.state.arrays:
+            return Payload()
+        made = self.state.numbers["made"]
+        return Payload({
+            n: Model(self.state.arrays[n], n, made[n], self.silos[n].n_train) for n in self.chosen(silo)
+        })  # fmt: skip
+
+    def chosen(self, silo: str) -> list[str]:
+        """The M others that this silo gets: by affinity, with probability ε at random."""
+        others = [n for n in self.silos if n != silo and n in self.state.arrays]
+        budget = self.settings.max_downloads or len(others)
+        affinity = self.state.numbers["affinity"][silo]
+        rng = generator(self.common.seed, "fomo", silo, self.round)
+        epsilon = self.settings.epsilon * self.settings.epsilon_decay ** (self.round - 1)
+        order = torch.randperm(len(others), generator=rng).tolist()  # among equals at random, not by name
+        ranked = sorted((others[k] for k in order), key=lambda n: -affinity[n])
+        picked: list[str] = []
+        while ranked and len(picked) < budget:
+            at_random = float(torch.rand(1, generator=rng)) < epsilon
+            index = int(torch.randint(len(ranked), (1,), generator=rng)) if at_random else 0
+            picked.append(ranked.pop(index))
+        return sorted(picked)
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self.state.arrays[update.silo] = update.vector
+            self.state.numbers["made"][update.silo] = self.round
+            row = self.state.numbers["affinity"][update.silo]
+            for name, weight in json.loads(cast(str, update.numbers.get("weights", "{}"))).items():
+                if name in row:
+                    row[name] += float(weight)

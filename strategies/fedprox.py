@@ -1,0 +1,64 @@
+"""FedProx and FedProx-FT: FedAvg whose local training is held near the received model.
+
+Li et al., MLSys 2020, arXiv 1812.06127. Silo: min_w f_i(w) + (μ/2) ||w - w^t||², with the received model w^t as the
+centre for the whole round; each step's gradient is g + μ (w - w^t). Server: the sample-weighted mean of FedAvg.
+FedProx-FT fine-tunes the received model beside it, as FedAvg-FT does (without the proximal term).
+
+Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
+Special cases: μ = 0 is FedAvg bit for bit; one local step is FedAvg for any μ. Stable for η μ < 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from strategies.base import PersonalizedStrategy, SiloClient
+from strategies.fedavg import FineTuning, FineTuningClient
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class Prox:
+    """Settings of FedProx."""
+
+    mu: float = setting(0.001, "weight of the proximal term", symbol="μ", minimum=0)
+
+
+class FedProxClient(SiloClient):
+    settings: Prox
+
+    def local_update(self) -> list[Tensor]:
+        centre, mu = self.model.vector.clone(), self.settings.mu
+        if mu == 0:
+            return super().local_update()
+        self.train(correction=lambda w, g: g.add_(w - centre, alpha=mu))
+        return [self.model.vector.clone()]
+
+
+class FedProx(PersonalizedStrategy):
+    name = "fedprox"
+    title = "Federated averaging with a proximal term"
+    paper = "Li et al., MLSys 2020, arXiv 1812.06127"
+    reports = "received"
+    client = FedProxClient
+    Settings = Prox
+
+
+@dataclass(frozen=True)
+class ProxFineTuning(FineTuning, Prox):
+    """Settings of FedProx-FT."""
+
+
+class FedProxFTClient(FineTuningClient, FedProxClient):
+    settings: ProxFineTuning
+
+
+class FedProxFT(FedProx):
+    name = "fedprox-ft"
+    title = "FedProx with local fine-tuning"
+    paper = "as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
+    reports = "personal"
+    client = FedProxFTClient
+    Settings = ProxFineTuning

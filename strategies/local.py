@@ -1,0 +1,44 @@
+"""Local ("Separate"): every silo trains alone. Nothing travels but the metrics.
+
+Optimises f_i(w_i) per silo, in as many rounds of E epochs as the other methods get. All silos start from the same
+seeded initial model, which each makes by itself. Sent: 0 down, 0 up. Kept: silo w_i. An absent silo does not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from strategies.base import PersonalizedStrategy, SiloClient, Update
+from strategies.payload import Payload
+
+
+class LocalClient(SiloClient):
+    uploads = ()
+
+    def receive(self) -> Tensor:
+        previous = self.previous
+        return self.silo.initial("") if previous is None else previous
+
+    def local_update(self) -> list[Tensor]:
+        self.train()
+        return []
+
+
+class Local(PersonalizedStrategy):
+    name = "local"
+    title = "Local training (Separate)"
+    paper = "the baseline of every paper"
+    sends = ("0", "0")
+    client = LocalClient
+    takes_ala = False
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        pass
+
+    def payload(self, silo: str) -> Payload:
+        return Payload()
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        pass

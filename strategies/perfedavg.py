@@ -1,0 +1,96 @@
+"""Per-FedAvg: a start from which one local gradient step does well (MAML), first-order and Hessian-free.
+
+Fallah et al., NeurIPS 2020, arXiv 2002.07948. min (1/N) sum_i f_i(w - a ∇f_i(w)). Per local step, with independent
+batches D, D', D'':
+
+    w~ = w - a g(w; D)
+    FO   w <- w - b g(w~; D')
+    HF   w <- w - b [ g' - a (g(w + δ g'; D'') - g(w - δ g'; D'')) / (2 δ) ],   g' = g(w~; D')
+
+b is the run's learning-rate; local-epochs count passes of D' over the silo's data. Server: the unweighted mean (the
+paper's objective; ``weighting = "samples"`` weighs by n_i). Personal: the received model after one step with a on one
+batch. Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
+Special cases: a = 0 makes both FedAvg with learning rate b (plain SGD), for D' comes in FedAvg's order; on a quadratic
+loss HF is exact for any δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient, Update, weighted_mean
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class PerFedAvgSettings:
+    """Settings of Per-FedAvg."""
+
+    step: float = setting(0.01, "step of the adaptation", symbol="a", minimum=0)
+    variant: str = setting("fo", "first-order, or Hessian-free", choices=("fo", "hf"))
+    delta: float = setting(0.001, "width of the finite difference", symbol="δ", above=0)
+    weighting: str = setting("uniform", "of the server's mean", choices=("uniform", "samples"))
+
+
+class PerFedAvgClient(SiloClient):
+    settings: PerFedAvgSettings
+
+    def local_update(self) -> list[Tensor]:
+        s, model, optimizer = self.settings, self.model, self.optimizer()
+        self._received = model.vector.clone(), model.buffers.clone()
+        w = model.vector.clone()
+        support, hessian = self.endless("support"), self.endless("hessian")
+        total, steps = torch.zeros((), device=w.device), 0
+        for x, y in self.batches():
+            model.load(w)
+            if s.step:
+                self.gradient(*next(support))
+                model.vector.sub_(model.gradient, alpha=s.step)
+            total += self.gradient(x, y)
+            steps += 1
+            slope = model.gradient.clone()
+            if s.variant == "hf" and s.step:
+                slope -= s.step * self.hessian_product(w, slope, *next(hessian))
+            optimizer.step(w, slope)
+        if steps:
+            self.train_loss = float(total) / steps
+        self.keep_optimizer(optimizer)
+        return [w]
+
+    def endless(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of an order of their own; as many as are asked for."""
+        return self.batches(1_000_000_000, purpose)
+
+    def hessian_product(self, w: Tensor, direction: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """∇²f(w) times ``direction`` by central differences."""
+        delta = self.settings.delta
+        self.model.load(w + delta * direction)
+        self.gradient(x, y)
+        ahead = self.model.gradient.clone()
+        self.model.load(w - delta * direction)
+        self.gradient(x, y)
+        return (ahead - self.model.gradient) / (2 * delta)
+
+    def personal(self) -> Tensor:
+        self.model.load(*self._received)
+        if self.settings.step and self.common.local_epochs:
+            self.gradient(*next(self.endless("adaptation")))
+            self.model.vector.sub_(self.model.gradient, alpha=self.settings.step)
+        return self.model.vector
+
+
+class PerFedAvg(PersonalizedStrategy):
+    name = "per-fedavg"
+    title = "Model-agnostic meta-learning"
+    paper = "Fallah et al., NeurIPS 2020, arXiv 2002.07948"
+    client = PerFedAvgClient
+    Settings = PerFedAvgSettings
+    settings: PerFedAvgSettings
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        weights = [float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates]
+        self.state.arrays[GLOBAL] = weighted_mean((u.vector for u in updates), weights)

@@ -1,0 +1,71 @@
+"""pFedMe: Moreau envelopes; the personal model is a proximal point of the silo's copy of the global one.
+
+Dinh et al., NeurIPS 2020, arXiv 2006.08848. min_w sum_i F_i(w), F_i(w) = min_θ f_i(θ) + (λ/2) ||θ - w||². In the silo,
+with w_i = θ = the received w, for each mini-batch:
+
+    θ   <- θ - η_p (∇f_i(θ; batch) + λ (θ - w_i) + μ θ)      K times on the same batch
+    w_i <- w_i - η λ (w_i - θ)
+    server   w <- (1 - β) w + β · the sample-weighted mean of the w_i
+
+η is the run's learning-rate, and lr-decay falls on η_p too; the steps are plain gradient steps, without the run's
+optimiser, momentum and weight decay. θ goes on from its last value within a round. Personal: θ. Sent: Σ down, Σ up.
+Kept: server w; silo nothing. An absent silo is left out of the mean (the official code trains all and averages some).
+Special cases: β = 0 keeps w; λ = 0 makes θ local SGD from w and keeps w; η λ = 1 sets w_i = θ after each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient, Update
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class PFedMeSettings:
+    """Settings of pFedMe; defaults of its official code."""
+
+    lambda_: float = setting(15.0, "weight of the proximal term", symbol="λ", minimum=0)
+    inner_steps: int = setting(5, "gradient steps on θ per mini-batch", symbol="K", minimum=1)
+    personal_learning_rate: float = setting(0.1, "learning rate of θ", symbol="η_p", above=0)
+    mu: float = setting(0.001, "L2 weight on θ", symbol="μ", minimum=0)
+    beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
+
+
+class PFedMeClient(SiloClient):
+    settings: PFedMeSettings
+
+    def local_update(self) -> list[Tensor]:
+        s, theta = self.settings, self.model.vector
+        w = theta.clone()
+        step = s.personal_learning_rate * self.common.lr_decay ** (self.round - 1)
+        total, steps = torch.zeros((), device=theta.device), 0
+        for x, y in self.batches():
+            for _ in range(s.inner_steps):
+                total += self.gradient(x, y)
+                steps += 1
+                slope = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
+                theta.sub_(slope, alpha=step)
+            w.sub_(w - theta, alpha=self.learning_rate() * s.lambda_)
+        if steps:
+            self.train_loss = float(total) / steps
+        return [w]
+
+
+class PFedMe(PersonalizedStrategy):
+    name = "pfedme"
+    title = "Moreau envelopes"
+    paper = "Dinh et al., NeurIPS 2020, arXiv 2006.08848"
+    client = PFedMeClient
+    Settings = PFedMeSettings
+    settings: PFedMeSettings
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        before, beta = self.state.arrays[GLOBAL], self.settings.beta
+        super().aggregate(updates)
+        if beta != 1:
+            self.state.arrays[GLOBAL] = before + beta * (self.state.arrays[GLOBAL] - before)

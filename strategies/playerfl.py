@@ -1,0 +1,152 @@
+"""PLayer-FL and PLayer-FL-Random: how deep to federate, read off a pruning-style sensitivity.
+
+Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829. Layers 1..l* are averaged, the rest stay in the silo. The cut l* is
+one for all silos, decided once, at run time. After round 1, which is ordinary local training of the whole model from a
+common start, each silo computes on its locally trained Θ
+
+    s_l = (1/n'_l) sum_{p in layer l} (θ_p ∂L/∂θ_p)²,  no biases;    F_l = s_1 + ... + s_l
+
+and sends these L numbers with its model. The server takes their mean over silos (or median) and
+
+    l* = the smallest l with F_{l+1} / F_l > t,   t = 2
+
+or federates everything where there is none (``without-cut = "all-but-last"``: all but the last layer). The paper's text
+leaves open whether F (cumulative) or s is compared: ``ratio``. The gradient of one batch is noisy, so it is averaged
+over ``batches`` random batches (the code takes one). ``cut`` > 0 fixes l*, as the code's configuration does.
+PLayer-FL-Random draws the cut from {1..L} without PLayer-FL's and without L.
+
+Server: sample-weighted mean of the shared layers. Sent: Σ down and Σ + L numbers up in round 1, then Σ_s and Σ_s. Kept:
+server u, l*; silo its own layers. Methods for silos that are all present; one that is absent in round 1 only lacks its
+vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.flat import Layout, gather
+from models.training import generator
+from strategies.base import GLOBAL, Update, weighted_mean
+from strategies.partial import PartialClient, PartialStrategy, split_parts
+from strategies.payload import Payload
+from strategies.settings import setting
+
+
+@dataclass(frozen=True)
+class PLayerSettings:
+    """Settings of PLayer-FL."""
+
+    threshold: float = setting(
+        2.0, "ratio of adjacent sensitivities above which the cut is made", symbol="t", above=0
+    )
+    ratio: str = setting("cumulative", "which sensitivities are compared", choices=("cumulative", "layer"))
+    combine: str = setting("mean", "over silos", choices=("mean", "median"))
+    batches: int = setting(8, "random batches of the sensitivity's gradient", minimum=1)
+    without_cut: str = setting("all", "where no ratio is above t", choices=("all", "all-but-last"))
+    cut: int = setting(0, "fixed cut, 0: decide at run time", symbol="l*", minimum=0)
+
+
+class PLayerClient(PartialClient):
+    sends_numbers = ("sensitivity",)
+    settings: PLayerSettings
+
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        layout = self.model.layout
+        cut = cast(int, self.numbers["cut"])
+        return split_parts(layout, [b.name for b in layout.blocks[len(layout.blocks) if cut < 0 else cut :]])
+
+    def local_update(self) -> list[Tensor]:
+        vectors = super().local_update()
+        if cast(int, self.numbers["cut"]) < 0:
+            self.replies["sensitivity"] = self.sensitivity()
+        return vectors
+
+    def sensitivity(self) -> list[float]:
+        """s_l of every layer block, from input to output, at the model as it stands."""
+        rng = generator(self.common.seed, self.silo.name, self.round, "sensitivity")
+        trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
+        train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
+        for _ in range(count):
+            index = torch.randint(len(train), (min(self.common.batch_size, len(train)),), generator=rng)
+            self.gradient(*train.take(index))
+            gradient.add_(self.model.gradient, alpha=1 / count)
+        self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
+        squares = (trained * gradient).square()
+        result = []
+        for block in self.model.layout.blocks:
+            entries = [e for e in self.model.layout.parameters if block.start <= e.start < block.stop]
+            weights = [squares[e.start : e.stop] for e in entries if not e.name.endswith("bias")]
+            result.append(float(torch.cat(weights).mean()))
+        return result
+
+
+def choose_cut(sensitivities: Sequence[Sequence[float]], settings: PLayerSettings) -> int:
+    """l* from the silos' sensitivities s_l, one row per silo."""
+    table = torch.tensor(sensitivities, dtype=torch.float64)
+    layers = table.quantile(0.5, dim=0) if settings.combine == "median" else table.mean(0)
+    values = layers.cumsum(0) if settings.ratio == "cumulative" else layers
+    for cut, (lower, upper) in enumerate(
+        zip(values[:-1].tolist(), values[1:].tolist(), strict=True), start=1
+    ):
+        if upper > settings.threshold * lower:
+            return cut
+    return len(layers) - (settings.without_cut == "all-but-last")
+
+
+def random_cut(layers: int, taken: int, seed: int) -> int:
+    """PLayer-FL-Random's cut: uniform over {1..L} without PLayer-FL's cut and L; ``taken`` where none is left."""
+    left = [cut for cut in range(1, layers) if cut != taken]
+    if not left:
+        return taken
+    return left[int(torch.randint(len(left), (1,), generator=generator(seed, "random-cut")))]
+
+
+class PLayerFL(PartialStrategy):
+    name = "player-fl"
+    title = "Principled layer-wise federation"
+    paper = "Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829"
+    client = PLayerClient
+    Settings = PLayerSettings
+    settings: PLayerSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        layers = len(self.layout.blocks)
+        self.state.numbers["cut"] = min(self.settings.cut, layers) or -1
+        self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
+
+    def shared_parts(self) -> tuple[slice, ...]:
+        cut = self.state.numbers["cut"]
+        return prefix(self.layout, len(self.layout.blocks) if cut < 0 else cut)
+
+    def payload(self, silo: str) -> Payload:
+        return Payload(super().payload(silo).models, {"cut": self.state.numbers["cut"]})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        mean = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
+        if self.state.numbers["cut"] < 0:
+            self.state.numbers["cut"] = self.decide(
+                [cast(list[float], u.numbers["sensitivity"]) for u in updates]
+            )
+            mean = gather(mean, self.shared_parts())
+        self.state.arrays[GLOBAL] = mean
+
+    def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
+        return choose_cut(sensitivities, self.settings)
+
+
+def prefix(layout: Layout, cut: int) -> tuple[slice, ...]:
+    """The part of the vector that the first ``cut`` blocks take."""
+    return layout.parts(b.name for b in layout.blocks[:cut])
+
+
+class PLayerFLRandom(PLayerFL):
+    name = "player-fl-random"
+    title = "PLayer-FL with a random cut"
+
+    def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
+        return random_cut(len(self.layout.blocks), super().decide(sensitivities), self.common.seed)

@@ -1,0 +1,98 @@
+"""Fixtures that many tests use. What the tiny federations are: see ``tiny.py``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import Files, forget_models, random_silos, write_silo
+from torch import Tensor, nn
+
+from models.architectures import MODELS, ModelSpec
+
+ROOT = Path(__file__).parents[1]
+# A line per silo and round would bury what a failure says.
+logging.getLogger("flwr").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Where the public data sets lie: SILOFL_DATA, or beside the repository. Skips where there are none."""
+    path = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
+    if not path.is_dir():
+        pytest.skip(f"no data sets at {path}: set SILOFL_DATA")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """A run sets the threads of the whole process; give the next test what it started with."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Files:
+    """The two silos of the hand-worked tests, one column, two classes: a has (2 -> class 0), b three times (1 -> 1)."""
+    return {
+        "a": write_silo(tmp_path / "a.npz", [[2]], [0]),
+        "b": write_silo(tmp_path / "b.npz", [[1], [1], [1]], [1, 1, 1]),
+    }
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Files:
+    """Two random silos of 6 and 10 rows: three columns, three classes, Σ = 12."""
+    return random_silos(tmp_path, {"a": 6, "b": 10})
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Files:
+    """Three random silos of 6, 10 and 8 rows: three columns, three classes, Σ = 12."""
+    return random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
+
+
+@pytest.fixture
+def zero_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All initial models are zero: softmax gives 1/2 to each of two classes, and round 1 can be done in the head."""
+    import client.silo
+    import server.loop
+
+    made = client.silo.initial_model
+
+    def zero(*arguments: object) -> Callable[[str], Tensor]:
+        return lambda purpose: torch.zeros_like(made(*arguments)(purpose))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client.silo, "initial_model", zero)
+    monkeypatch.setattr(server.loop, "initial_model", zero)
+    yield
+    monkeypatch.undo()
+    forget_models()
+
+
+class TinyBatchNorm(nn.Module):
+    """Linear, BatchNorm, linear: 3 columns, 4 hidden units; running statistics are 8 buffer scalars."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x))))
+        return y
+
+
+@pytest.fixture
+def tiny_bn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes ``tiny-bn``, a network with running statistics, known by name."""
+    spec = ModelSpec(
+        "tiny", "tests", "tables of 3 columns", lambda shape, classes, own: TinyBatchNorm(classes), rank=1
+    )
+    monkeypatch.setitem(MODELS, "tiny-bn", spec)
+    yield
+    forget_models()

@@ -1,0 +1,97 @@
+"""A real SuperLink for tests: TLS, node keys, in memory, on free ports of the loopback interface."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.site import Site
+from server.control import Connection, Control
+from server.credentials import Credentials, ensure_credentials
+from server.local import LOOPBACK, _script
+
+HOSTS = ("localhost", LOOPBACK, "::1")
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((LOOPBACK, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+@dataclass
+class SuperLink:
+    """A SuperLink that runs; `north` is a key of its credentials that is not registered unless a test does so."""
+
+    credentials: Credentials
+    fleet: int
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def connection(self) -> Connection:
+        return Connection("test", f"{LOOPBACK}:{self.port}", str(self.credentials.ca_certificate))
+
+    def site(self, folder: Path, name: str = "north") -> Site:
+        """The silo `name` of the credentials, with an address that leads here."""
+        return Site(
+            name=name,
+            server=f"{LOOPBACK}:{self.fleet}",
+            ca_certificate=self.credentials.ca_certificate,
+            node_key=self.credentials.node_key(name),
+            data=folder / "data.npz",
+            state=folder / "state",
+        )
+
+
+@contextlib.contextmanager
+def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iterator[SuperLink]:
+    """Start one, and end it again."""
+    credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=HOSTS)
+    fleet, port = free_ports(2)
+    command = [
+        _script("flower-superlink"),
+        *("--ssl-ca-certfile", str(credentials.ca_certificate)),
+        *("--ssl-certfile", str(credentials.server_certificate)),
+        *("--ssl-keyfile", str(credentials.server_key)),
+        "--enable-supernode-auth",
+        *("--fleet-api-address", f"{LOOPBACK}:{fleet}"),
+        *("--host", LOOPBACK),
+        *("--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(folder / "flower"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    log = folder / "superlink.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process,
+    ):
+        try:
+            found = SuperLink(credentials, fleet, port, process)
+            deadline = time.monotonic() + 120
+            with Control(found.connection) as control:
+                while True:
+                    try:
+                        control.nodes()
+                        break
+                    except ConnectionError:
+                        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+                        time.sleep(0.2)
+            yield found
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()

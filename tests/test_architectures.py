@@ -1,0 +1,441 @@
+"""The networks: parameter counts of the papers, layer blocks, forward passes, refusals."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from models.architectures import MODELS, BasicBlock, build, model_settings, resolve
+
+# One shape that each network is meant for.
+TYPICAL: dict[str, tuple[int, ...]] = {
+    "apple-cnn": (1, 28, 28),
+    "fedala-cnn": (3, 32, 32),
+    "diversifed-cnn": (3, 32, 32),
+    "fedapm-cnn": (3, 32, 32),
+    "player-cnn": (1, 28, 28),
+    "player-heart": (10,),
+    "mlp": (30,),
+    "small-cnn": (1, 8, 8),
+    "resnet8": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+}
+WITHOUT_BATCH_NORM = [name for name in TYPICAL if not name.startswith("resnet")]
+CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
+
+
+def size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def block_sizes(network: nn.Module) -> dict[str, int]:
+    return {name: size(network.get_submodule(name)) for name in network.block_names}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "count"),
+    [
+        ("apple-cnn", (1, 28, 28), 10, 431_080),  # MNIST
+        ("apple-cnn", (3, 28, 28), 10, 432_080),  # CIFAR-10 at 28x28
+        ("apple-cnn", (1, 28, 28), 11, 431_581),  # OrganMNIST
+        ("apple-cnn", (3, 28, 28), 9, 431_579),  # PathMNIST
+        ("fedala-cnn", (1, 28, 28), 10, 582_026),  # MNIST
+        ("fedala-cnn", (3, 32, 32), 10, 878_538),  # CIFAR-10
+        ("fedala-cnn", (3, 32, 32), 100, 924_708),  # CIFAR-100
+        ("fedala-cnn", (3, 64, 64), 200, 5_694_600),  # Tiny-ImageNet
+        ("mlp", (1, 28, 28), 10, 50_890),  # DiversiFed, FMNIST
+        ("diversifed-cnn", (3, 32, 32), 10, 62_006),  # CIFAR-10
+        ("diversifed-cnn", (3, 32, 32), 9, 61_921),  # PathMNIST at 32x32
+        ("resnet8", (3, 32, 32), 100, 1_258_404),  # CIFAR-100, Fling
+        ("fedapm-cnn", (3, 32, 32), 10, 268_650),  # CIFAR-10
+        ("player-cnn", (1, 28, 28), 10, 1_052_758),  # FMNIST
+        ("player-cnn", (1, 28, 28), 62, 1_058_010),  # EMNIST
+        ("player-cnn", (3, 32, 32), 10, 3_963_094),  # CIFAR-10
+        ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
+        ("player-heart", (10,), 5, 2_095),
+        ("resnet18", (3, 64, 64), 10, 11_181_642),  # Tiny-ImageNet
+    ],
+)
+def test_parameter_counts_are_the_papers(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+    assert size(build(name, shape, classes)) == count
+
+
+def test_settings_change_the_network() -> None:
+    """MLP 30-128-64-2: 30*128+128 + 128*64+64 + 64*2+2 = 3,968 + 8,256 + 130. Regression 30-2: 62.
+
+    A 3x3 stem has 64*3*9 weights where the 7x7 one has 64*3*49: 7,680 fewer.
+    """
+    assert block_sizes(build("mlp", (30,), 2, {"hidden": "128, 64"})) == {
+        "fc1": 3_968,
+        "fc2": 8_256,
+        "fc3": 130,
+    }
+    assert block_sizes(build("mlp", (30,), 2, {"hidden": ""})) == {"fc1": 62}
+    assert block_sizes(build("mlp", (30,), 2, {"hidden": 64})) == block_sizes(build("mlp", (30,), 2))
+    for name in ("resnet8", "resnet18"):
+        small, large = (block_sizes(build(name, (3, 32, 32), 10, {"stem": stem})) for stem in ("3x3", "7x7"))
+        assert large["stem"] - small["stem"] == 7_680
+        assert {**large, "stem": 0} == {**small, "stem": 0}
+    # Grey layout on colour pictures: two more channels into 64 kernels of 5x5.
+    assert size(build("player-cnn", (3, 28, 28), 10, {"layout": "fmnist"})) == 1_052_758 + 2 * 64 * 25
+
+
+def test_typical_covers_every_model() -> None:
+    assert set(TYPICAL) == set(MODELS)
+    assert {name: spec.settings for name, spec in MODELS.items() if spec.settings} == model_settings()
+
+
+# ---- Layer blocks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks"),
+    [
+        ("apple-cnn", (1, 28, 28), "conv1 conv2 fc1 fc2"),
+        ("fedala-cnn", (1, 28, 28), "conv1 conv2 fc1 fc2"),
+        ("diversifed-cnn", (3, 32, 32), "conv1 conv2 fc1 fc2 fc3"),
+        ("fedapm-cnn", (3, 32, 32), "conv1 conv2 fc1 fc2"),
+        ("player-cnn", (1, 28, 28), "conv1 conv2 conv3 fc1 fc2"),
+        ("player-cnn", (3, 32, 32), "conv1 conv2 conv3 conv4 conv5 fc1 fc2"),
+        ("player-heart", (10,), "fc1 fc2 fc3 fc4"),
+        ("mlp", (30,), "fc1 fc2"),
+        ("small-cnn", (1, 8, 8), "conv1 conv2 fc1 fc2"),
+        ("resnet8", (3, 32, 32), "stem layer1 layer2 layer3 fc"),
+        ("resnet18", (3, 32, 32), "stem layer1 layer2 layer3 layer4 fc"),
+    ],
+)
+def test_blocks_hold_every_tensor_once_and_in_order(name: str, shape: tuple[int, ...], blocks: str) -> None:
+    network = build(name, shape, 10)
+    assert network.block_names == tuple(blocks.split())
+    children = dict(network.named_children())
+    in_blocks = [children[block] for block in network.block_names]
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        expected = [id(tensor) for tensor in chain.from_iterable(tensors(block) for block in in_blocks)]
+        assert [id(tensor) for tensor in tensors(network)] == expected
+        assert len(set(expected)) == len(expected)
+
+
+def test_shared_parts_are_the_papers() -> None:
+    """FedAPM shares its convolutions: 448 + 4,640 = 5,088 scalars.
+
+    PLayer-FL's table gives the traffic of a round, 2 directions x clients x 4 bytes x shared scalars, for
+    FMNIST and CIFAR (5 clients), ISIC and Heart (4). Its cuts: the convolutions, and fc1 + fc2 for Heart.
+    """
+    fedapm = block_sizes(build("fedapm-cnn", (3, 32, 32), 10))
+    assert fedapm["conv1"] + fedapm["conv2"] == 5_088
+
+    def megabytes(name: str, shape: tuple[int, ...], classes: int, clients: int, shared: str) -> float:
+        sizes = block_sizes(build(name, shape, classes))
+        return 2 * clients * 4 * sum(sizes[block] for block in shared.split()) / 1e6
+
+    convolutions = "conv1 conv2 conv3 conv4 conv5"
+    assert megabytes("player-cnn", (1, 28, 28), 10, 5, "conv1 conv2 conv3") == pytest.approx(41.04, abs=0.005)
+    assert megabytes("player-cnn", (3, 32, 32), 10, 5, convolutions) == pytest.approx(156.43, abs=0.005)
+    assert megabytes("player-cnn", (3, 200, 200), 4, 4, convolutions) == pytest.approx(50.19, abs=0.005)
+    assert megabytes("player-heart", (10,), 5, 4, "fc1 fc2") * 1e3 == pytest.approx(50.24, abs=0.005)
+
+
+def test_resnet_tensors_have_the_usual_names() -> None:
+    """torchvision's ``resnet18``, prefix ``stem.`` aside; every stage but the first has a 1x1 shortcut."""
+
+    def norm(prefix: str) -> list[str]:
+        return [
+            f"{prefix}.{name}"
+            for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        ]
+
+    expected = ["conv1.weight", *norm("bn1")]
+    for stage in (1, 2, 3, 4):
+        for block in (0, 1):
+            prefix = f"layer{stage}.{block}"
+            expected += [f"{prefix}.conv1.weight", *norm(f"{prefix}.bn1")]
+            expected += [f"{prefix}.conv2.weight", *norm(f"{prefix}.bn2")]
+            if stage > 1 and block == 0:
+                expected += [f"{prefix}.downsample.0.weight", *norm(f"{prefix}.downsample.1")]
+    expected += ["fc.weight", "fc.bias"]
+    network = build("resnet18", (3, 64, 64), 10)
+    assert [name.removeprefix("stem.") for name in network.state_dict()] == expected
+
+
+# ---- Forward passes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_logits_and_memory_layout(name: str) -> None:
+    torch.manual_seed(0)
+    shape = TYPICAL[name]
+    network = build(name, shape, 7).eval()
+    x = torch.randn(5, *shape)
+    logits = network(x)
+    assert logits.shape == (5, 7) and logits.dtype == torch.float32
+    assert (logits < 0).any()  # no activation behind the last layer
+    torch.testing.assert_close(network(x[2:3]), logits[2:3], rtol=1e-4, atol=1e-5)
+    if len(shape) == 3:
+        channels_last = x.contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(network(channels_last), logits, rtol=1e-4, atol=1e-5)
+
+
+def plain_conv_net(network: nn.Module, x: Tensor, padding: int) -> Tensor:
+    """The papers' order: convolution, ReLU, pooling; then fully connected layers with ReLU."""
+    for name in ("conv1", "conv2"):
+        layer = network.get_submodule(name)
+        x = F.max_pool2d(F.relu(F.conv2d(x, layer.weight, layer.bias, padding=padding)), 2, 2)
+    x = x.reshape(len(x), -1)
+    last = network.block_names[-1]
+    for name in network.block_names[2:]:
+        layer = network.get_submodule(name)
+        x = F.linear(x, layer.weight, layer.bias)
+        x = x if name == last else F.relu(x)
+    return x
+
+
+@pytest.mark.parametrize("name", CONV_NETS)
+def test_conv_nets_compute_what_the_papers_draw(name: str) -> None:
+    """Pooling before the ReLU, as built, changes neither the logits nor the gradients."""
+    torch.manual_seed(1)
+    network = build(name, TYPICAL[name], 10)
+    x = torch.randn(6, *TYPICAL[name])
+    padding = 1 if name in ("fedapm-cnn", "small-cnn") else 0
+    parameters = list(network.parameters())
+    built, drawn = network(x), plain_conv_net(network, x, padding)
+    assert torch.equal(built, drawn)
+    for ours, theirs in zip(
+        torch.autograd.grad(built.square().sum(), parameters),
+        torch.autograd.grad(drawn.square().sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_player_cifar_computes_what_the_code_draws() -> None:
+    """3x3 convolutions with padding 2 grow the picture: 32 -> 34 -> 36 -> 18 -> 20 -> 22 -> 11 -> 13."""
+    torch.manual_seed(2)
+    network = build("player-cnn", (3, 32, 32), 10).eval()
+    x = torch.randn(2, 3, 32, 32)
+    drawn = nn.Sequential(
+        *(network.conv1, nn.ReLU(), nn.Dropout(0.3)),
+        *(network.conv2, nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)),
+        *(network.conv3, nn.ReLU(), nn.Dropout(0.3)),
+        *(network.conv4, nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.3)),
+        *(network.conv5, nn.ReLU(), nn.Dropout(0.3)),
+    ).eval()
+    features = drawn(x)
+    assert features.shape == (2, 512, 13, 13)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), network.fc1, nn.ReLU(), network.fc2)
+    torch.testing.assert_close(network(x), head(features), rtol=1e-4, atol=1e-5)
+    # Trained, both drop the same units: the same random numbers reach the same five places.
+    torch.manual_seed(3)
+    trained = network.train()(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(trained, head(drawn.train()(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "settings", "drops"),
+    [
+        ("player-cnn", (1, 28, 28), {}, False),
+        ("player-cnn", (3, 32, 32), {}, True),
+        ("player-cnn", (3, 16, 16), {"layout": "isic"}, True),
+        ("mlp", (30,), {}, False),
+        ("mlp", (30,), {"dropout": 0.5}, True),
+    ],
+)
+def test_dropout_only_where_stated_and_only_in_training(
+    name: str, shape: tuple[int, ...], settings: dict[str, object], drops: bool
+) -> None:
+    torch.manual_seed(4)
+    network = build(name, shape, 3, settings)
+    x = torch.randn(4, *shape)
+    assert torch.equal(network.train()(x), network(x)) is not drops
+    assert torch.equal(network.eval()(x), network(x))
+
+
+def test_basic_block_by_hand() -> None:
+    """One channel, kernels that are a at the centre and 0 elsewhere, statistics at rest (mean 0, variance 1).
+
+    Normalisation divides by s = sqrt(1 + 1e-5). With a1 = -3, a2 = 2: relu(-3x/s)*2/s + x, then relu.
+    x = 1: relu(-3/s) = 0, so relu(0 + 1) = 1.  x = -1: 3/s * 2/s - 1 = 6/(1 + 1e-5) - 1 = 4.99994.
+    """
+    block = BasicBlock(1, 1, stride=1).eval()
+    with torch.no_grad():
+        for convolution, centre in ((block.conv1, -3.0), (block.conv2, 2.0)):
+            convolution.weight.zero_()[0, 0, 1, 1] = centre
+        out = block(torch.tensor([[[[1.0, -1.0]]]]))
+    torch.testing.assert_close(out, torch.tensor([[[[1.0, 6 / (1 + 1e-5) - 1]]]]))
+
+
+def test_residual_stages_halve_the_picture() -> None:
+    """The papers' stem quarters the picture, the 3x3 one keeps it; every stage but the first halves it."""
+    for stem, expected in (("7x7", [16, 16, 8, 4, 2]), ("3x3", [64, 64, 32, 16, 8])):
+        network = build("resnet18", (3, 64, 64), 10, {"stem": stem}).eval()
+        x, sides = torch.randn(1, 3, 64, 64), []
+        for name in network.block_names[:-1]:
+            x = network.get_submodule(name)(x)
+            sides.append(x.shape[-1])
+        assert sides == expected
+        assert x.shape[1] == 512
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_networks_are_functions_of_their_tensors(name: str) -> None:
+    """Given another network's tensors, a network gives the other one's logits and leaves its own alone."""
+    torch.manual_seed(5)
+    shape = TYPICAL[name]
+    one, other = build(name, shape, 4).eval(), build(name, shape, 4).eval()
+    before = {key: tensor.clone() for key, tensor in one.state_dict().items()}
+    x = torch.randn(3, *shape)
+    assert torch.equal(functional_call(one, dict(other.state_dict()), (x,)), other(x))
+    assert not torch.equal(one(x), other(x))
+    assert all(torch.equal(tensor, before[key]) for key, tensor in one.state_dict().items())
+
+
+@pytest.mark.parametrize("name", WITHOUT_BATCH_NORM)
+def test_networks_run_under_vmap(name: str) -> None:
+    torch.manual_seed(6)
+    shape = TYPICAL[name]
+    networks = [build(name, shape, 4) for _ in range(3)]
+    stacked = {
+        key: torch.stack([network.state_dict()[key] for network in networks])
+        for key in networks[0].state_dict()
+    }
+    x = torch.randn(2, *shape)
+    together = vmap(lambda tensors: functional_call(networks[0], tensors, (x,)))(stacked)
+    for logits, network in zip(together, networks, strict=True):
+        torch.testing.assert_close(logits, network(x), rtol=1e-4, atol=1e-5)
+
+
+# ---- Initialisation ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPICAL)
+def test_the_seed_decides_the_start(name: str) -> None:
+    def start(seed: int) -> list[Tensor]:
+        torch.manual_seed(seed)
+        return list(build(name, TYPICAL[name], 4).state_dict().values())
+
+    assert all(torch.equal(a, b) for a, b in zip(start(7), start(7), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(start(7), start(8), strict=True))
+
+
+def test_player_starts_kaiming_normal() -> None:
+    """Standard deviation sqrt(2 / fan-in): conv2 of the FMNIST network has fan-in 64 * 25. With 204,800
+    weights it is known to 0.16 % (1 / sqrt(2 * 204,800)), and 1 % is six times that. Biases are zero."""
+    torch.manual_seed(9)
+    network = build("player-cnn", (1, 28, 28), 10)
+    assert network.conv2.weight.std().item() == pytest.approx((2 / 1600) ** 0.5, rel=0.01)
+    for module in (network, build("player-heart", (10,), 5)):
+        assert all(not tensor.any() for key, tensor in module.named_parameters() if key.endswith("bias"))
+
+
+def test_other_networks_start_as_pytorch_does() -> None:
+    """Uniform within 1 / sqrt(fan-in): conv2 of APPLE's network has fan-in 20 * 25, bound 0.0447."""
+    torch.manual_seed(10)
+    network = build("apple-cnn", (1, 28, 28), 10)
+    bound = 500**-0.5
+    assert 0.99 * bound < network.conv2.weight.abs().max().item() <= bound
+    assert 0.5 * bound < network.conv2.bias.abs().max().item() <= bound
+
+
+def test_residual_networks_start_as_torchvision_does() -> None:
+    """Kaiming-normal by fan-out: layer3's first 3x3 convolution has 256 outputs and fan-out 256 * 9, so a
+    standard deviation of sqrt(2 / 2304). Its fan-in, 128 * 9, would give a 1.41 times larger one."""
+    torch.manual_seed(11)
+    network = build("resnet8", (3, 32, 32), 10)
+    weight = network.layer3[0].conv1.weight
+    assert weight.shape == (256, 128, 3, 3)
+    assert weight.std().item() == pytest.approx((2 / 2304) ** 0.5, rel=0.01)
+
+
+# ---- Choice and refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        ((1, 8, 8), "small-cnn"),
+        ((3, 16, 40), "small-cnn"),
+        ((1, 28, 28), "fedala-cnn"),
+        ((3, 28, 28), "fedala-cnn"),
+        ((3, 32, 32), "fedala-cnn"),
+        ((1, 28, 32), "player-cnn"),
+        ((1, 17, 63), "player-cnn"),
+        ((3, 64, 64), "resnet18"),
+        ((1, 3, 3), "mlp"),
+        ((30,), "mlp"),
+    ],
+)
+def test_auto_goes_by_the_shape(shape: tuple[int, ...], name: str) -> None:
+    assert resolve("auto", shape) == name
+    torch.manual_seed(12)
+    chosen = build("auto", shape, 3).state_dict()
+    torch.manual_seed(12)
+    named = build(name, shape, 3).state_dict()
+    assert chosen.keys() == named.keys() and all(torch.equal(chosen[key], named[key]) for key in named)
+
+
+@pytest.mark.parametrize("name", [name for name in TYPICAL if len(TYPICAL[name]) == 3])
+def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
+    least = MODELS[name].smallest
+    assert f"at least {least}x{least}" in MODELS[name].takes
+    assert build(name, (2, least, least), 3).eval()(torch.randn(1, 2, least, least)).shape == (1, 3)
+    for shape in ((2, least - 1, 64), (2, 64, least - 1)):
+        with pytest.raises(ValueError, match=f"'{name}' cannot take .*at least {least}x{least}"):
+            build(name, shape, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fedala-cn", (1, 28, 28), 10), r"unknown model 'fedala-cn' \(did you mean 'fedala-cnn'\?\)"),
+        (("transformer", (1, 28, 28), 10), r"unknown model 'transformer'; there are: auto, apple-cnn, "),
+        (("apple-cnn", (30,), 2), r"'apple-cnn' cannot take .* \(30,\): it takes pictures \(c, h, w\)"),
+        (("player-heart", (1, 28, 28), 10), r"'player-heart' cannot take .*tables \(d,\)"),
+        (("mlp", (28, 28), 10), r"a picture \(c, h, w\) or a table's row \(d,\), not of shape \(28, 28\)"),
+        (("auto", (), 10), r"not of shape \(\)"),
+        (("mlp", (0,), 10), r"not of shape \(0,\)"),
+        (("mlp", (30,), 1), r"at least 2 classes, not 1"),
+        (("mlp", (30,), 2, {"hiden": "64"}), r"no setting 'hiden' \(did you mean 'hidden'\?\); it has: "),
+        (("apple-cnn", (1, 28, 28), 2, {"width": 2}), r"'apple-cnn' has no setting 'width'; it has none"),
+        (("mlp", (30,), 2, {"hidden": "64,x"}), r"^mlp.hidden must be widths such as '128,64', not '64,x'"),
+        (("mlp", (30,), 2, {"hidden": "0"}), r"mlp.hidden must be widths"),
+        (("mlp", (30,), 2, {"hidden": True}), r"mlp.hidden must be of type str, not True"),
+        (("mlp", (30,), 2, {"dropout": 1}), r"mlp.dropout must lie in \[0, 1\), not 1.0"),
+        (("mlp", (30,), 2, {"dropout": float("nan")}), r"mlp.dropout must lie in \[0, 1\), not nan"),
+        (("mlp", (30,), 2, {"dropout": "0.1"}), r"mlp.dropout must be of type float, not '0.1'"),
+        (("resnet8", (3, 32, 32), 2, {"stem": "3*3"}), r"^stem must be one of 7x7, 3x3, .*'3x3'"),
+        (("player-cnn", (3, 32, 32), 2, {"layout": "cifar10"}), r"^player-cnn.layout .* mean 'cifar'"),
+    ],
+)  # fmt: skip
+def test_bad_input_gives_one_clear_line(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        build(*arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+
+
+# ---- Learning ----------------------------------------------------------------------------------------------
+
+
+def test_small_cnn_learns_digits() -> None:
+    """1,437 of scikit-learn's 8x8 digits, ten epochs of plain SGD; the 360 others are held out."""
+    from sklearn.datasets import load_digits
+
+    torch.manual_seed(13)
+    pictures, labels = load_digits(return_X_y=True)
+    x = torch.tensor(pictures, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+    y = torch.tensor(labels)
+    order = torch.randperm(len(y))
+    training, held_out = order[:1437], order[1437:]
+    network = build("auto", (1, 8, 8), 10)
+    parameters = list(network.parameters())
+    for _ in range(10):
+        for batch in training[torch.randperm(len(training))].split(32):
+            gradients = torch.autograd.grad(F.cross_entropy(network(x[batch]), y[batch]), parameters)
+            with torch.no_grad():
+                torch._foreach_add_(parameters, gradients, alpha=-0.1)
+    accuracy = (network(x[held_out]).argmax(1) == y[held_out]).double().mean().item()
+    assert accuracy > 0.96, accuracy

@@ -1,0 +1,289 @@
+"""``silofl export`` and ``silofl predict``: the model that leaves is the silo's own, and usable without us."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tiny import Files, Run, federate, random_silos, rows_of
+
+from client.export import card_file, export_model, predict_file, read_model
+from models.architectures import build
+from server.simulate import simulate
+from strategies.state import State
+
+
+def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
+    """Deployed silos (state-dir), columns of very different scale, one hidden layer.
+
+    ``agreed`` standardisation: mean and std over both silos' training rows, here by numpy. The network by hand:
+    softmax(W2 relu(W1 (x - mean) / std + b1) + b2). Its accuracy on the silo's test rows must be the card's.
+    """
+    files = scaled_silos(tmp_path)
+    run = federate(files, state_dir=tmp_path / "state", directory=tmp_path / "run", rounds=3, strategy="apple",
+                   normalization="agreed", mlp__hidden="5", learning_rate=0.3)  # fmt: skip
+    card = export_model(tmp_path / "state", "b", "last", tmp_path / "out" / "b.safetensors")
+    assert card == json.loads((tmp_path / "out" / "b.safetensors.json").read_text())
+    assert (card["method"], card["seed"], card["silo"], card["round"], card["which"]) == (
+        "apple",
+        7,
+        "b",
+        3,
+        "last",
+    )
+    assert card["paper"] == run.strategy.paper and card["classes"] == 3
+    assert card["samples"] == {"train": 10, "val": 10, "test": 10}
+    assert card["model"] == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
+    assert card["input"] == {"shape": [3], "dtype": "float32"}
+
+    pooled = np.concatenate([rows_of(files[name])[0] for name in ("a", "b")])
+    mean, std = pooled.mean(0), pooled.std(0)
+    assert np.allclose(card["normalisation"]["mean"], mean, rtol=1e-5)
+    assert np.allclose(card["normalisation"]["std"], std, rtol=1e-5)
+
+    w = {
+        k: v.double().numpy()
+        for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()
+    }
+    x, y = rows_of(files["b"])
+    hidden = np.maximum((x - mean) / std @ w["fc1.weight"].T + w["fc1.bias"], 0)
+    p = np.exp(hidden @ w["fc2.weight"].T + w["fc2.bias"])
+    p /= p.sum(1, keepdims=True)
+    index, label, given = read_csv(predict_file(tmp_path / "out" / "b.safetensors", files["b"]))
+    assert index == list(range(10))
+    assert np.allclose(given, p, atol=1e-5)
+    assert label == p.argmax(1).tolist()
+    assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
+    assert math.isclose(card["metrics"]["test.loss"], -np.log(p[range(10), y]).mean(), rel_tol=1e-5)
+
+
+def test_silos_own_standardisation(tmp_path: Path) -> None:
+    """``normalization = "silo"``: the card holds the statistics of the silo's own training rows; ``none``: nothing."""
+    files = scaled_silos(tmp_path)
+    federate(files, state_dir=tmp_path / "silo", directory=tmp_path / "run1", rounds=1, normalization="silo")
+    card = export_model(tmp_path / "silo", "a", "last", tmp_path / "a.safetensors")
+    x, _ = rows_of(files["a"])
+    assert np.allclose(card["normalisation"]["mean"], x.mean(0), rtol=1e-5)
+    assert np.allclose(card["normalisation"]["std"], x.std(0), rtol=1e-5)
+    federate(files, state_dir=tmp_path / "none", directory=tmp_path / "run2", rounds=1, normalization="none")
+    assert export_model(tmp_path / "none", "a", "last", tmp_path / "a.safetensors")["normalisation"] is None
+
+
+def test_pictures_and_batch_norm(tmp_path: Path) -> None:
+    """A run directory; bytes are scaled to [-1, 1], and the running statistics travel with the model."""
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
+    x[y == 1] //= 3  # something to learn
+    np.savez(tmp_path / "pictures.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
+    settings = {
+        "dataset": str(tmp_path / "pictures.npz"),
+        "partition": "iid",
+        "silos": 2,
+        "rounds": 2,
+        "threads": 1,
+    }
+    network = {"model": "resnet8", "resnet8.stem": "3x3", "batch-size": 16}
+    run = simulate({**settings, **network, "out": str(tmp_path / "run")}, quiet=True)
+    model = tmp_path / "m.safetensors"
+    card = export_model(run, "hospital-02", "last", model)
+    assert card["model"] == {"name": "resnet8", "settings": {"stem": "3x3"}}
+    assert card["input"] == {"shape": [3, 8, 8], "dtype": "uint8"}
+    assert card["normalisation"] == {"mean": 127.5, "std": 127.5}
+
+    module = build("resnet8", (3, 8, 8), 3, {"stem": "3x3"})
+    module.load_state_dict(safetensors.torch.load_file(model))
+    module.eval()
+    inputs = torch.from_numpy(x[90:]).permute(0, 3, 1, 2).double() / 255
+    with torch.no_grad():
+        p = module.double()((inputs - 0.5) / 0.5).softmax(1)
+    index, label, given = read_csv(predict_file(model, tmp_path / "pictures.npz"))
+    assert len(index) == 30 and np.allclose(given, p.numpy(), atol=1e-4)
+    assert label == p.argmax(1).tolist()
+
+    # Without the running statistics the same weights say something else.
+    fresh = build("resnet8", (3, 8, 8), 3, {"stem": "3x3"}).eval().double()
+    fresh.load_state_dict({**module.state_dict(), **dict(fresh.named_buffers())})
+    with torch.no_grad():
+        assert not np.allclose(given, fresh((inputs - 0.5) / 0.5).softmax(1).numpy(), atol=1e-2)
+
+
+def test_best_and_last(tmp_path: Path) -> None:
+    """``best`` is the personal model of the first round with the highest validation accuracy, ``last`` the last."""
+    run, accuracy = jumpy_run(tmp_path)
+    best_round = 1 + int(np.argmax(accuracy))
+    assert best_round < len(accuracy), "the data of this test should make an earlier round the best"
+    best = export_model(tmp_path / "run", "b", "best", tmp_path / "best.safetensors")
+    last = export_model(tmp_path / "run", "b", "last", tmp_path / "last.safetensors")
+    assert (best["round"], last["round"]) == (best_round, len(accuracy))
+    assert best["metrics"]["val.accuracy"] == max(accuracy)
+    assert last["metrics"]["val.accuracy"] == accuracy[-1]
+    weights = {k: safetensors.torch.load_file(tmp_path / f"{k}.safetensors") for k in ("best", "last")}
+    assert torch.equal(flat(weights["last"]), run.personal("b"))
+    assert torch.equal(flat(weights["best"]), run.grid.state("b").arrays["best"])
+    assert not torch.equal(flat(weights["best"]), flat(weights["last"]))
+
+
+def test_a_round_without_evaluation_is_not_the_best(tmp_path: Path) -> None:
+    """Evaluated in rounds 2 and 4 of 4: the best of these two, and no round of which nothing is known."""
+    _, accuracy = jumpy_run(tmp_path, evaluate_every=2, rounds=4)
+    assert len(accuracy) == 2 and accuracy[0] > accuracy[1]
+    assert export_model(tmp_path / "run", "b", "best", tmp_path / "b.safetensors")["round"] == 2
+
+
+def test_one_of_several_runs(tmp_path: Path) -> None:
+    files = random_silos(tmp_path, {"a": 6, "b": 10})
+    for name, strategy, seed in (
+        ("one", "local", 7),
+        ("one", "fedavg", 7),
+        ("two", "local", 7),
+        ("two", "local", 8),
+    ):
+        federate(files, state_dir=tmp_path / "state", directory=tmp_path / f"{name}-{strategy}-{seed}" / name, rounds=1,
+                 strategy=strategy, seed=seed)  # fmt: skip
+    state, out = tmp_path / "state", tmp_path / "m.safetensors"
+    with pytest.raises(
+        ValueError, match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; "
+    ):
+        export_model(state, "a", "best", out)
+    with pytest.raises(ValueError, match=r"several models of a: one/local-7, two/local-7; "):
+        export_model(state, "a", "best", out, "local", 7)
+    with pytest.raises(ValueError, match=r"no model of a by apple seed 7; there are: fedavg-7, local-7$"):
+        export_model(state / "one", "a", "best", out, "apple", 7)
+    with pytest.raises(ValueError, match=r"unknown silo in .*: 'aa'; did you mean 'a'\? there are: a, b$"):
+        export_model(state, "aa", "best", out)
+    assert not out.exists() and not card_file(out).exists()
+    assert export_model(state, "a", "best", out, seed=8)["seed"] == 8
+    assert export_model(state, "a", "best", out, "fedavg")["method"] == "fedavg"
+    assert export_model(state / "one", "a", "best", out, "local")["method"] == "local"
+    assert export_model(state / "one" / "local-7", "a", "best", out)["method"] == "local"
+    assert export_model(state / "one" / "local-7" / "a", "a", "best", out)["method"] == "local"
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    with pytest.raises(ValueError, match="there is no directory"):
+        export_model(tmp_path / "nowhere", "a", "best", out)
+    with pytest.raises(ValueError, match="holds no silo's state"):
+        export_model(tmp_path, "a", "best", out)
+    State({}, {"round": 1}).save(tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors")
+    with pytest.raises(ValueError, match="does not say what model it holds"):
+        export_model(tmp_path / "state", "a", "best", out)
+    (tmp_path / "state" / "local-7" / "a" / "round-000001.safetensors").write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"round-000001\.safetensors cannot be read"):
+        export_model(tmp_path / "state", "a", "best", out)
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for tables of three columns."""
+    folder = tmp_path_factory.mktemp("exported")
+    federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", rounds=1)
+    export_model(folder / "run", "a", "last", folder / "m.safetensors")
+    return folder / "m.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "rows"),
+    [
+        ({"x": np.zeros((4, 3), np.float32)}, 4),
+        ({"x": np.zeros((4, 3), np.float64)}, 4),  # read as float32, as in a silo's file
+        ({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, int)}, 4),
+        ({"x_test": np.zeros((2, 3), np.float32)}, 2),
+        ({"train_images": np.zeros((5, 3), np.float32), "test_images": np.zeros((2, 3), np.float32)}, 2),
+    ],
+)
+def test_labels_are_not_needed(exported: Path, tmp_path: Path, arrays: dict[str, Any], rows: int) -> None:
+    np.savez(tmp_path / "new.npz", **arrays)
+    _, _, p = read_csv(predict_file(exported, tmp_path / "new.npz"))
+    assert p.shape == (rows, 3) and np.allclose(p.sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        (
+            {"x": np.zeros((4, 5), np.float32)},
+            r"holds float32 samples of shape \(5,\); .* takes float32 of shape \(3,\)",
+        ),
+        ({"x": np.zeros((4, 8, 8), np.uint8)}, r"holds uint8 samples of shape \(1, 8, 8\)"),
+        (
+            {"x": np.full((4, 3), np.nan, np.float32)},
+            "x has a value that is no finite number, first in sample 0",
+        ),
+        ({"x": np.zeros((0, 3), np.float32)}, "x holds no samples"),
+        ({"x": np.zeros((4, 3), object)}, "Python objects"),
+        (
+            {"x_train": np.zeros((4, 3), np.float32)},
+            "has no samples to predict, but x_train; name them x_test or",
+        ),
+    ],
+)
+def test_data_that_do_not_fit(exported: Path, tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
+    np.savez(tmp_path / "new.npz", **arrays)
+    with pytest.raises(ValueError, match=reason) as caught:
+        predict_file(exported, tmp_path / "new.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_cannot_be_read(exported: Path, tmp_path: Path) -> None:
+    model = tmp_path / "m.safetensors"
+    with pytest.raises(ValueError, match="there is no model"):
+        read_model(model)
+    model.write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="is no exported model, or damaged"):
+        read_model(model)
+    model.write_bytes(exported.read_bytes())
+    with pytest.raises(ValueError, match=r"lacks its card m\.safetensors\.json"):
+        read_model(model)
+    card_file(model).write_text('{"model": {}}')
+    with pytest.raises(ValueError, match=r"the card .* cannot be used"):
+        read_model(model)
+    card = json.loads(card_file(exported).read_text())
+    card_file(model).write_text(json.dumps({**card, "classes": 4}))
+    with pytest.raises(ValueError, match=r"is of another model than m\.safetensors") as caught:
+        read_model(model)
+    assert "\n" not in str(caught.value)
+
+
+def scaled_silos(folder: Path) -> Files:
+    """Two random silos whose columns lie around 100 and 0.001."""
+    files = random_silos(folder, {"a": 6, "b": 10})
+    for file in files.values():
+        with np.load(file) as data:
+            arrays = dict(data)
+        for split in ("train", "val", "test"):
+            arrays[f"x_{split}"] = arrays[f"x_{split}"] * np.float32([10, 1, 0.001]) + np.float32([100, 0, 0])
+        np.savez(file, **arrays)
+    return files
+
+
+def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
+    """A run whose validation accuracy in silo b rises and falls, and that accuracy round by round."""
+    settings = {"rounds": 5, "strategy": "fedavg", "learning_rate": 20.0, **changes}
+    run = federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", **settings)
+    return run, run.values("accuracy", "b", "personal", "val")
+
+
+def read_csv(text: str) -> tuple[list[int], list[int], Any]:
+    """index, label and the probabilities (n, classes) of a prediction."""
+    header, *rows = csv.reader(io.StringIO(text))
+    assert header == ["index", "label", *(f"p_{c}" for c in range(len(header) - 2))]
+    return (
+        [int(r[0]) for r in rows],
+        [int(r[1]) for r in rows],
+        np.array([[float(v) for v in r[2:]] for r in rows]),
+    )
+
+
+def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The linear layer as one vector: weights row by row, biases."""
+    return torch.cat([weights["fc1.weight"].reshape(-1), weights["fc1.bias"]])

@@ -1,0 +1,223 @@
+"""A model as one vector: views, layer blocks, state dictionaries, buffers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.flat import Block, Entry, FlatModel, gather, scatter
+
+
+class Net(nn.Module):
+    """conv (3 channels in, 2 out, 1x1), norm, fc 2 -> 2: 6 + 2, 2 + 2, 4 + 2 = 18 parameters, 4 buffer scalars."""
+
+    block_names = ("conv", "norm", "fc")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.norm(self.conv(x)).mean((2, 3)))
+        return y
+
+
+@pytest.fixture
+def model() -> FlatModel:
+    torch.manual_seed(0)
+    return FlatModel(Net())
+
+
+def test_layout_names_every_tensor_in_order(model: FlatModel) -> None:
+    layout = model.layout
+    assert layout.parameters == (
+        Entry("conv.weight", (2, 3, 1, 1), 0, 6), Entry("conv.bias", (2,), 6, 8),
+        Entry("norm.weight", (2,), 8, 10), Entry("norm.bias", (2,), 10, 12),
+        Entry("fc.weight", (2, 2), 12, 16), Entry("fc.bias", (2,), 16, 18),
+    )  # fmt: skip
+    assert layout.buffers == (Entry("norm.running_mean", (2,), 0, 2), Entry("norm.running_var", (2,), 2, 4))
+    assert layout.blocks == (Block("conv", 0, 8), Block("norm", 8, 12), Block("fc", 12, 18))
+    assert (layout.size, layout.buffer_size) == (18, 4)
+    assert model.has_batch_norm
+
+
+def test_the_vector_holds_what_the_module_was_built_with() -> None:
+    torch.manual_seed(0)
+    module = Net()
+    before = copy.deepcopy(module.state_dict())
+    model = FlatModel(module)
+    assert torch.equal(model.vector, torch.cat([before[e.name].flatten() for e in model.layout.parameters]))
+    assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
+
+
+def test_parameters_and_gradients_are_views(model: FlatModel) -> None:
+    """The same storage, both ways; and backward() writes into ``gradient`` without rebinding it."""
+    storage = model.vector.untyped_storage().data_ptr()
+    slopes = model.gradient.untyped_storage().data_ptr()
+    x = torch.randn(5, 3, 4, 4)
+    model.module(x).square().sum().backward()
+    for entry, parameter in zip(model.layout.parameters, model.module.parameters(), strict=True):
+        assert parameter.untyped_storage().data_ptr() == storage
+        assert parameter.storage_offset() == entry.start
+        assert parameter.grad is not None
+        assert parameter.grad.untyped_storage().data_ptr() == slopes
+        assert parameter.grad.storage_offset() == entry.start
+    model.vector.fill_(0.5)
+    assert all(bool((p == 0.5).all()) for p in model.module.parameters())
+    with torch.no_grad():
+        model.module.fc.bias.fill_(3.0)  # type: ignore[union-attr, operator]
+    assert model.vector[16:].tolist() == [3.0, 3.0]
+
+
+def test_the_gradient_is_autograds() -> None:
+    torch.manual_seed(1)
+    model = FlatModel(Net())
+    twin = copy.deepcopy(model.module)
+    for parameter in twin.parameters():
+        parameter.grad = None
+    x = torch.randn(5, 3, 4, 4)
+    model.module(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in twin.parameters() if p.grad is not None])
+    assert torch.equal(model.gradient, expected)
+
+
+def test_buffers_are_views_that_training_moves(model: FlatModel) -> None:
+    """Running mean of BatchNorm after one batch: 0.9 · 0 + 0.1 · batch mean."""
+    start = model.buffers.clone()
+    x = torch.randn(6, 3, 4, 4)
+    model.module(x)
+    mean = model.module.conv(x).mean((0, 2, 3)).detach()  # type: ignore[operator]
+    torch.testing.assert_close(model.buffers[:2], 0.1 * mean)
+    model.reset_buffers()
+    assert torch.equal(model.buffers, start)
+    assert torch.equal(model.module.norm.running_mean, start[:2])  # type: ignore[union-attr, arg-type]
+
+
+def test_load_copies(model: FlatModel) -> None:
+    vector, buffers = torch.arange(18.0), torch.arange(4.0)
+    model.load(vector, buffers)
+    model.vector.add_(1)
+    model.buffers.add_(1)
+    assert vector.tolist() == list(range(18))
+    assert buffers.tolist() == list(range(4))
+    kept = model.buffers.clone()
+    model.load(vector)
+    assert torch.equal(model.vector, vector)
+    assert torch.equal(model.buffers, kept)
+    model.load(model.vector)  # its own vector: nothing to do
+    with pytest.raises(ValueError, match="18 parameters cannot take 17"):
+        model.load(torch.zeros(17))
+
+
+def test_state_dict_is_an_ordinary_one(model: FlatModel) -> None:
+    """Loads with ``strict=True`` into a plain module, integer buffers included, and computes the same."""
+    x = torch.randn(6, 3, 4, 4)
+    model.module(x)
+    plain = Net()
+    plain.load_state_dict(model.state_dict(), strict=True)
+    assert int(plain.norm.num_batches_tracked) == 1  # type: ignore[arg-type]
+    assert torch.equal(plain.eval()(x), model.module.eval()(x))
+    other = model.state_dict(torch.arange(18.0), torch.arange(4.0))
+    assert other["fc.bias"].tolist() == [16, 17]
+    assert other["norm.running_var"].tolist() == [2, 3]
+    kept = {name: tensor.clone() for name, tensor in other.items()}
+    model.vector.fill_(0)
+    assert all(torch.equal(kept[n], t) for n, t in other.items())  # copies
+    round_trip = FlatModel(Net())
+    round_trip.module.load_state_dict(model.state_dict())
+    assert torch.equal(round_trip.vector, model.vector)
+    assert torch.equal(round_trip.buffers, model.buffers)
+
+
+def test_outside_is_every_other_block(model: FlatModel) -> None:
+    layout = model.layout
+    assert layout.outside([slice(8, 12)]) == (slice(0, 8), slice(12, 18))
+    assert layout.outside([slice(12, 18)]) == (slice(0, 12),)
+    assert layout.outside([]) == (slice(0, 18),)
+    assert layout.outside([slice(0, 18)]) == ()
+
+
+def test_parts_by_name_join_neighbours(model: FlatModel) -> None:
+    layout = model.layout
+    assert layout.parts(["norm", "conv"]) == (slice(0, 12),)
+    assert layout.parts(["fc", "conv"]) == (slice(0, 8), slice(12, 18))
+    assert layout.parts([]) == ()
+    with pytest.raises(ValueError, match="no layer block head; there are: conv, norm, fc"):
+        layout.parts(["head"])
+
+
+def test_gather_and_scatter() -> None:
+    vector = torch.arange(6.0)
+    parts = (slice(0, 1), slice(3, 5))
+    assert gather(vector, parts).tolist() == [0, 3, 4]
+    assert gather(vector, []).shape == (0,)
+    assert scatter(vector, parts, torch.tensor([7.0, 8.0, 9.0])).tolist() == [7, 1, 2, 8, 9, 5]
+    assert vector.tolist() == list(range(6))
+    assert torch.equal(scatter(vector, parts, gather(vector, parts)), vector)
+
+
+def test_without_block_names_every_leaf_is_one() -> None:
+    model = FlatModel(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    assert [(b.name, b.start, b.stop) for b in model.layout.blocks] == [("0", 0, 9), ("2", 9, 13)]
+    assert not model.has_batch_norm
+
+
+def test_a_block_may_hold_several_layers() -> None:
+    class Nested(nn.Module):
+        block_names = ("body", "head")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            self.head = nn.Linear(2, 1)
+
+    assert [(b.start, b.stop) for b in FlatModel(Nested()).layout.blocks] == [(0, 12), (12, 15)]
+
+
+@pytest.mark.parametrize("names", [("conv", "fc"), ("norm", "conv", "fc"), ("conv", "norm")])
+def test_blocks_that_do_not_cover_the_parameters_are_refused(names: tuple[str, ...]) -> None:
+    net = Net()
+    net.block_names = names  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="do not cover the parameters"):
+        FlatModel(net)
+
+
+def test_freeze_takes_parts_out_of_the_backward_pass(model: FlatModel) -> None:
+    x = torch.randn(5, 3, 4, 4)
+
+    def slopes() -> Tensor:
+        model.gradient.zero_()
+        model.module(x).square().sum().backward()
+        return model.gradient.clone()
+
+    whole = slopes()
+    model.freeze(slice(0, 12))
+    upper = slopes()
+    assert not upper[:12].any()
+    torch.testing.assert_close(upper[12:], whole[12:])
+    model.freeze(slice(0, 8), slice(12, 18))
+    middle = slopes()
+    assert not middle[:8].any() and not middle[12:].any()
+    torch.testing.assert_close(middle[8:12], whole[8:12])
+    model.freeze()
+    torch.testing.assert_close(slopes(), whole)
+
+
+def test_integer_buffers_are_not_in_the_vectors(model: FlatModel) -> None:
+    model.module(torch.randn(4, 3, 2, 2))
+    model.module(torch.randn(4, 3, 2, 2))
+    assert "norm.num_batches_tracked" not in {e.name for e in model.layout.buffers}
+    assert int(model.state_dict()["norm.num_batches_tracked"]) == 2
+
+
+def test_unflatten_gives_views(model: FlatModel) -> None:
+    vector = torch.arange(18.0)
+    named = model.layout.unflatten(vector, torch.arange(4.0))
+    assert set(named) == set(model.state_dict()) - {"norm.num_batches_tracked"}
+    assert named["conv.weight"].shape == (2, 3, 1, 1)
+    named["fc.bias"].zero_()
+    assert vector[16:].tolist() == [0, 0]

@@ -1,0 +1,282 @@
+"""Explicit state: what is never written to, what a silo keeps, BatchNorm statistics, dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from tiny import (
+    METHODS,
+    Files,
+    TinyGrid,
+    comparable,
+    federate,
+    round_of,
+    rows_of,
+    same,
+    train_replies,
+    write_silo,
+)
+from torch import Tensor
+
+from models.architectures import MODELS
+from server.loop import Progress
+from strategies.base import SiloClient, weighted_mean
+from strategies.payload import array_record, decode, tensor_of
+from strategies.state import State
+
+TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
+
+# ---- What must not be written to -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_received_vectors_and_states_are_never_written_to(
+    three: Files, method: str, model: str, tiny_bn: None
+) -> None:
+    """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state.
+
+    Every tensor that goes by is remembered with a copy of its values; in the end all must hold those values.
+    """
+    remembered: list[tuple[Tensor, Tensor, int]] = []
+
+    def remember(*records: Any) -> None:
+        for record in records:
+            for array in record.values():
+                tensor = tensor_of(array)
+                remembered.append((tensor, tensor.clone(), tensor._version))
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        remember(*message.content.array_records.values())
+        if "arrays" in context.state:
+            remember(context.state["arrays"])
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        remember(*reply.content.array_records.values())
+        return reply
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.before, grid.after = before, after
+
+    run = federate(
+        three, strategy=method, model=model, rounds=4, local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.9,
+        participation=0.7, optimizer_state="keep", apple__max_downloads=1, fedala__max_epochs=2,
+        fedala__layers=2, prepare=prepare,
+    )  # fmt: skip
+    remember(*({"s": array} for array in array_record(run.strategy.state.arrays).values()))
+    assert len(remembered) > 15
+    for tensor, values, version in remembered:
+        assert torch.equal(tensor, values)
+        assert tensor._version == version
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: Path) -> None:
+    """Neither memory nor file of a silo changes by an evaluate message, in the rounds and at the close."""
+    checked: list[str] = []
+    kept: dict[str, tuple[Any, ...]] = {}
+
+    def snapshot(context: Context) -> tuple[Any, ...]:
+        files = {p.name: p.read_bytes() for p in sorted((tmp_path / "run").rglob("round-*"))}
+        arrays = {k: tensor_of(a).clone() for k, a in context.state.get("arrays", {}).items()}  # type: ignore[union-attr]
+        return files, arrays, str(context.state.get("numbers"))
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        kept[silo] = snapshot(context)
+
+    def prepare(grid: TinyGrid) -> None:
+        def after(silo: str, message: Message, reply: Message) -> Message:
+            if message.metadata.message_type == "evaluate":
+                now = snapshot(next(c for c in grid.contexts.values() if c.node_config["name"] == silo))
+                files, arrays, numbers = kept[silo]
+                assert (files, numbers) == (now[0], now[2])
+                assert arrays.keys() == now[1].keys()
+                assert all(torch.equal(arrays[k], now[1][k]) for k in arrays)
+                checked.append(silo)
+            return reply
+
+        grid.before, grid.after = before, after
+
+    federate(
+        three, directory=tmp_path / "run", strategy=method, rounds=3, participation=0.7, prepare=prepare,
+        fedala__max_epochs=2, apple__max_downloads=1,
+    )  # fmt: skip
+    assert len(checked) == 3 * 1 + 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_that_fails_half_way_saves_nothing(
+    two: Files, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """b fails in round 2 after its training; its state is that of round 1, and round 3 goes on from there."""
+    keep = SiloClient._keep
+
+    def failing(self: SiloClient, *arguments: Any) -> None:
+        if (self.silo.name, self.round) == ("b", 2):
+            self.state.arrays["personal"] = torch.zeros(12)
+            raise RuntimeError("out of memory")
+        keep(self, *arguments)
+
+    monkeypatch.setattr(SiloClient, "_keep", failing)
+    states: dict[int, dict[str, Tensor]] = {}
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if silo == "b" and "arrays" in context.state:
+                states[round_of(message)] = grid.state("b").arrays
+
+        grid.before = before
+
+    seen: list[Progress] = []
+    federate(
+        two, directory=tmp_path / "run", strategy=method, rounds=3, prepare=prepare, watch=seen.append,
+        fedala__max_epochs=2,
+    )  # fmt: skip
+    assert seen[1].rejected == {"b": "RuntimeError: out of memory"}
+    assert states[2].keys() == states[3].keys()
+    assert all(same(states[2][k], states[3][k]) for k in states[2])
+    files = sorted(p.name for p in (tmp_path / "run").rglob("b/round-*"))
+    assert files == ["round-000001.safetensors", "round-000003.safetensors"]
+
+
+# ---- What a silo keeps ---------------------------------------------------------------------------------------------
+
+
+def test_the_best_personal_model_is_kept_beside_the_last(tmp_path: Path) -> None:
+    """Validation accuracy of the personal model by round: 1, 1, 0 (before round 3 the file's labels are flipped)."""
+    files = {"a": write_silo(tmp_path / "a.npz", [[3], [-3]] * 3, [0, 1] * 3)}
+    original = dict(np.load(files["a"]).items())
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        if round_of(message) == 3:
+            np.savez(files["a"], **{**original, "y_val": 1 - original["y_val"]})
+
+    run = federate(files, strategy="local", rounds=3, prepare=lambda grid: setattr(grid, "before", before))
+    assert run.values("accuracy", "a", "personal", "val") == [1, 1, 0]
+    arrays = run.grid.state("a").arrays
+    assert same(arrays["personal"], run.personal("a"))
+    assert not same(arrays["best"], arrays["personal"])
+    one_round = federate(
+        files, strategy="local", rounds=1, prepare=lambda grid: np.savez(files["a"], **original)
+    )
+    assert same(arrays["best"], one_round.personal("a"))  # the first of equals
+
+
+def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
+    whole = torch.arange(12.0)
+    state = State(
+        {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)},
+        {"n": [1, 0.1 + 0.2, None]},
+    )
+    state.save(tmp_path / "deep" / "state.safetensors")
+    read = State.load(tmp_path / "deep" / "state.safetensors")
+    assert read.numbers == state.numbers
+    assert read.arrays.keys() == state.arrays.keys()
+    assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == [
+        "state.safetensors"
+    ]  # no temporary file is left
+    (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match=r"bad\.safetensors cannot be read"):
+        State.load(tmp_path / "bad.safetensors")
+
+
+@pytest.mark.parametrize("method", ["local", "fedala", "apple"])
+def test_states_in_files_only_and_saved_now_and_then(three: Files, method: str, tmp_path: Path) -> None:
+    """A deployed silo has a state-dir. Rounds that need no checkpoint must not be forgotten there."""
+    memory = federate(three, strategy=method, rounds=5)
+    for every in (1, 2):
+        files = federate(
+            three, strategy=method, rounds=5, checkpoint_every=every,
+            directory=tmp_path / f"run-{every}", state_dir=tmp_path / f"state-{every}",
+        )  # fmt: skip
+        assert comparable(files.rows) == comparable(memory.rows)
+
+
+# ---- BatchNorm statistics ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", TRAINS)
+def test_shared_statistics_are_averaged(three: Files, method: str, tiny_bn: None) -> None:
+    """The server's statistics are the sample-weighted mean of the replies', and what every silo starts from."""
+    run = federate(three, strategy=method, model="tiny-bn", rounds=2, learning_rate=0.1, fedala__max_epochs=2)
+    sent = {key: decode(r.content)[0].models["buffers"].vector for key, r in train_replies(run.grid)}
+    assert all(v.shape == (8,) for v in sent.values())
+    expected = weighted_mean([sent[s, 1] for s in "abc"], [6, 10, 8])
+    for silo in three:
+        assert same(run.sent_to(silo, 2)["buffers"].vector, expected)
+    assert same(run.strategy.state.arrays["buffers"], weighted_mean([sent[s, 2] for s in "abc"], [6, 10, 8]))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox-ft"])
+def test_the_received_model_has_the_received_statistics(three: Files, method: str, tiny_bn: None) -> None:
+    """Its loss on silo a, from what the server sent, by a plain module in evaluation mode."""
+    run = federate(three, strategy=method, model="tiny-bn", rounds=2, learning_rate=0.1)
+    sent = run.sent_to("a", 2)
+    named = run.strategy.layout.unflatten(sent["global"].vector, sent["buffers"].vector)
+    module = MODELS["tiny-bn"].make((3,), 3, None).eval()
+    module.load_state_dict(named, strict=False)
+    x, y = rows_of(three["a"])
+    loss = torch.nn.functional.cross_entropy(module(torch.tensor(x, dtype=torch.float32)), torch.tensor(y))
+    assert run.values("loss", "a", "received")[1] == pytest.approx(loss.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: None) -> None:
+    run = federate(
+        three,
+        strategy=method,
+        model="tiny-bn",
+        buffers="local",
+        rounds=2,
+        learning_rate=0.1,
+        fedala__max_epochs=2,
+    )
+    for message, reply in run.grid.traffic:
+        assert "model.buffers" not in message.content
+        assert "model.buffers" not in reply.content
+    own = [run.grid.state(silo).arrays["personal.buffers"] for silo in three]
+    assert not same(own[0], own[1])
+
+
+def test_local_is_one_hot_apple_with_local_statistics(three: Files, tiny_bn: None) -> None:
+    """Bit for bit also with BatchNorm, where every silo keeps its own statistics."""
+    options: dict[str, Any] = {
+        "model": "tiny-bn", "buffers": "local", "rounds": 3, "batch_size": 4, "learning_rate": 0.1,
+    }  # fmt: skip
+    alone = federate(three, strategy="local", **options)
+    apple = federate(
+        three, strategy="apple", apple__initial_dr="own", apple__dr_learning_rate=0.0, apple__common_init=True,
+        **options,
+    )  # fmt: skip
+    left_out = ("round_seconds", "bytes_down", "bytes_up")
+    assert comparable(alone.rows, without=left_out) == comparable(apple.rows, without=left_out)
+
+
+def test_dropout_follows_the_seed(three: Files) -> None:
+    """Equal runs though the process's own generator is somewhere else at every message; without dropout they differ."""
+    options: dict[str, Any] = {"mlp__hidden": "8", "rounds": 3, "batch_size": 4, "learning_rate": 0.1}
+
+    def elsewhere(seed: int) -> Any:
+        return lambda grid: setattr(grid, "before", lambda *_: torch.manual_seed(seed))
+
+    for method in METHODS:
+        runs = [
+            federate(
+                three,
+                strategy=method,
+                mlp__dropout=0.5,
+                fedala__max_epochs=3,
+                prepare=elsewhere(seed),
+                **options,
+            )
+            for seed in (1, 2)
+        ]
+        assert comparable(runs[0].rows) == comparable(runs[1].rows)
+        dry = federate(three, strategy=method, mlp__dropout=0.0, fedala__max_epochs=3, **options)
+        assert comparable(dry.rows) != comparable(runs[0].rows)

@@ -1,0 +1,478 @@
+"""Warm silos against the Runtime API of a SuperNode.
+
+`Silo` is Flower's own SuperNode state and Runtime API, served from this process, without a SuperLink: a test
+gives it a message and an app, starts `flwr-clientapp` through the shim as a SuperExec would, and looks at the
+reply. The parent imports Flower only, so it is ready in about a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
+from flwr.app.message import make_message
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import get_fab_config, get_metadata_from_config
+from flwr.supercore.constant import TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supernode.main import create_app
+from flwr.supernode.nodestate import NodeStateFactory
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+from flwr.supernode.start_client_internal import _insert_message
+
+from client import warm
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="warm silos need Linux")
+
+RUN, NODE = 11, 7
+CLIENT = """
+    import os, pathlib, signal, sys, time
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from helper import VERSION
+
+    pathlib.Path(os.environ["MARKS"], f"imported-{VERSION}").touch()
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        behaviour = message.content["config"]["behaviour"]
+        pathlib.Path(os.environ["MARKS"], "pid").write_text(str(os.getpid()))
+        print("app says", VERSION, flush=True)
+        print("app warns", file=sys.stderr, flush=True)
+        if behaviour == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if behaviour == "leaves":
+            os._exit(3)
+        if behaviour == "raises":
+            raise ValueError("no such column")
+        if behaviour == "hangs":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(60)
+        if behaviour == "waits":
+            time.sleep(60)
+        facts = {"version": VERSION, "pid": os.getpid(), "cwd": os.getcwd(), "argv": sys.argv[0],
+                 "secret": os.environ.get("SECRET", ""), "stray": os.environ.get("STRAY", ""),
+                 "warm": "wave" in sys.modules or "torch" in sys.modules}
+        return Message(RecordDict({"facts": ConfigRecord(facts)}), reply_to=message)
+"""
+
+
+class Silo:
+    """A SuperNode's state and Runtime API, and the environment of its SuperExec."""
+
+    def __init__(self, folder: Path) -> None:
+        stores = ObjectStoreFactory()
+        factory = NodeStateFactory(objectstore_factory=stores)
+        self.state, self.store = factory.state(), stores.store()
+        self.state.set_node_id(NODE)
+        config = uvicorn.Config(create_app(factory), host="127.0.0.1", port=0, log_level="critical")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        wait_until(lambda: self.server.started)
+        self.address = f"127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
+        self.folder, self.marks = folder, folder / "marks"
+        self.marks.mkdir()
+        (folder / "work").mkdir()
+        self.socket = (
+            folder / ("a directory whose name is longer than a socket's address may be " * 2) / "warm.sock"
+        )
+        self.socket.parent.mkdir()
+        warm.install_shim(folder / "bin")
+        scripts = str(Path(sys.executable).parent)
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join([str(folder / "bin"), scripts, os.defpath]),
+            "FLWR_HOME": str(folder / "flower"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "MARKS": str(self.marks),
+            "SECRET": "of this silo",
+            "SILOFL_WARM_SOCKET": str(self.socket),
+            "SILOFL_WARM_RESPAWN": "0",
+        }
+        self.messages = 0
+
+    def app(self, version: str) -> Fab:
+        """An app whose two modules are the same in every version but for one line of the second."""
+        folder = self.folder / f"app-{version}"
+        folder.mkdir(exist_ok=True)
+        (folder / "main.py").write_text(textwrap.dedent(CLIENT))
+        (folder / "helper.py").write_text(f"VERSION = {version!r}\n")
+        (folder / "pyproject.toml").write_text(
+            textwrap.dedent("""
+            [project]
+            name = "probe"
+            version = "1.0.0"
+            license = "Apache-2.0"
+            [tool.flwr.app]
+            publisher = "test"
+            [tool.flwr.app.components]
+            serverapp = "main:app"
+            clientapp = "main:app"
+            """)
+        )
+        content = build_fab_from_disk(folder)
+        import hashlib
+
+        return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+    def message(self, fab: Fab, behaviour: str = "", ttl: float = 60.0) -> list[str]:
+        """Store a message for the app as a SuperNode does; the command with which a SuperExec starts its task."""
+        self.messages += 1
+        run_id = RUN + self.messages
+        run = Run.create_empty(run_id)
+        run.fab_id, run.fab_version = get_metadata_from_config(get_fab_config(fab.content))
+        run.fab_hash, run.series_id = fab.hash_str, run_id
+        self.state.store_run(run)
+        self.state.store_fab(fab)
+        self.state.set_run_series_context(
+            run_id, Context(run_id=run_id, node_id=NODE, node_config={}, state=RecordDict(), run_config={})
+        )
+        metadata = Metadata(
+            run_id=run_id, message_id="", src_node_id=1, dst_node_id=NODE, reply_to_message_id="", group_id="1",
+            created_at=time.time(), ttl=ttl, message_type="train",
+        )  # fmt: skip
+        content = RecordDict({"config": ConfigRecord({"behaviour": behaviour})})
+        _insert_message(make_message(metadata=metadata, content=content), self.state, self.store)
+        task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=run_id, fab_hash=fab.hash_str)
+        assert task is not None
+        token = self.state.claim_task(task)
+        assert token is not None
+        return ["flwr-clientapp", "--runtime-api-address", self.address, "--token", token, "--insecure"]
+
+    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, env=self.environment | environment, cwd=self.folder / "work",
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, command: list[str], **environment: str) -> tuple[int, str, str]:
+        """Exit code, stdout and stderr of one task."""
+        process = self.start(command, **environment)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def reply(self) -> Message:
+        """The one reply that there is now."""
+        (message,) = self.state.get_messages(is_reply=True)
+        return message
+
+    def replied(self) -> bool:
+        """Whether a reply is there; it stays there."""
+        assert isinstance(self.state, InMemoryNodeState)
+        return any(entry.message.metadata.reply_to_message_id for entry in self.state.msg_store.values())
+
+    def reason(self) -> str:
+        """Why the one reply that there is now is an error."""
+        message = self.reply()
+        assert message.has_error()
+        return message.error.reason or ""
+
+    def facts(self) -> ConfigRecord:
+        """What the app found out about its process, from the reply's objects."""
+        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+        from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+        message = self.reply()
+        tree = self.store.get_object_tree(message.metadata.message_id)
+        contents = {
+            node.object_id: self.store.get(node.object_id) or b"" for node in iterate_object_tree(tree)
+        }
+        inflated = inflate_object_from_contents(message.metadata.message_id, contents)
+        assert isinstance(inflated, Message)
+        facts = inflated.content["facts"]
+        assert isinstance(facts, ConfigRecord)
+        return facts
+
+    def app_pid(self) -> int:
+        """The process in which the app runs, once it runs."""
+        path = self.marks / "pid"
+        wait_until(lambda: path.exists() and path.read_text() != "")
+        return int(path.read_text())
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; a zombie, which only its parent can remove, has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+@contextlib.contextmanager
+def parent(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A warm parent with Flower imported, and `wave` (by default: PyTorch), by which the app sees it."""
+    modules = ("flwr.supernode.cli.flwr_clientapp", "httpcore", "wave")
+    command = warm.parent_command(path) + [word for name in modules for word in ("--import", name)]
+    environment = os.environ | {"STRAY": "of the parent", "FLWR_TELEMETRY_ENABLED": "0"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(path.exists)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a parent that most tests share; its path is too long for a socket's address."""
+    folder = tmp_path_factory.mktemp("parent") / ("a directory with a long name " * 6)
+    folder.mkdir()
+    with parent(folder / "warm.sock"):
+        yield folder / "warm.sock"
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> Iterator[Silo]:
+    """A silo whose parent does not run."""
+    one = Silo(tmp_path)
+    yield one
+    one.server.should_exit = True
+    one.thread.join()
+
+
+@pytest.fixture
+def warm_silo(silo: Silo, shared: Path) -> Silo:
+    """A silo with the shared parent."""
+    silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    return silo
+
+
+def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(warm_silo: Silo) -> None:
+    """Reply, output, exit code, directory, argv and the silo's environment (none of the parent's) are right."""
+    code, out, err = warm_silo.run(warm_silo.message(warm_silo.app("one")))
+    assert code == 0, err
+    assert "app says one" in out and "app warns" in err and "app says" not in err
+    facts = warm_silo.facts()
+    assert facts["warm"]
+    assert facts["cwd"] == str(warm_silo.folder / "work") and facts["argv"] == "flwr-clientapp"
+    assert facts["secret"] == "of this silo" and facts["stray"] == ""
+
+
+def test_two_versions_one_after_the_other_and_a_process_for_each_message(warm_silo: Silo) -> None:
+    seen = []
+    for version in ("one", "two", "one"):
+        assert warm_silo.run(warm_silo.message(warm_silo.app(version)))[0] == 0
+        facts = warm_silo.facts()
+        seen.append((facts["version"], facts["pid"]))
+    assert [version for version, _ in seen] == ["one", "two", "one"]
+    assert len({pid for _, pid in seen}) == 3
+
+
+def test_flowers_own_arguments_output_and_exit_codes_pass_through(warm_silo: Silo) -> None:
+    code, out, _ = warm_silo.run(["flwr-clientapp", "--help"])
+    assert code == 0 and "--runtime-api-address" in out
+    code, _, err = warm_silo.run(["flwr-clientapp", "--token", "none", "--no-such-flag"])
+    assert code == 2 and "--no-such-flag" in err
+    code, _, err = warm_silo.run(warm_silo.message(warm_silo.app("one"), "raises"))
+    assert code == 1 and "no such column" in err
+    assert "no such column" in warm_silo.reason()
+
+
+@pytest.mark.parametrize(
+    ("start", "behaviour", "code", "reason"),
+    [
+        ("warm", "killed", -signal.SIGKILL, "SIGKILL (out of memory, or killed by hand)"),
+        ("cold", "killed", -signal.SIGKILL, "SIGKILL (out of memory, or killed by hand)"),
+        ("warm", "segfault", -signal.SIGSEGV, "SIGSEGV"),
+        ("warm", "leaves", 3, "left with exit code 3 and without a reply"),
+    ],
+)
+def test_a_dead_child_is_answered_for_at_once(
+    silo: Silo, start: str, behaviour: str, code: int, reason: str, shared: Path
+) -> None:
+    """Without an answer the SuperNode would wait for the task's heartbeat to lapse: a minute, and no reason given."""
+    if start == "warm":
+        silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    command = silo.message(silo.app("one"), behaviour)
+    ended, _, err = silo.run(command)
+    assert ended == code
+    assert reason in silo.reason()
+    assert code > 0 or reason in err
+    # and the next message is served as if nothing had been
+    assert silo.run(silo.message(silo.app("one")))[0] == 0
+    assert silo.facts()["warm"] is (start == "warm")
+
+
+def test_a_hung_child_ends_with_the_messages_time_to_live(warm_silo: Silo) -> None:
+    process = warm_silo.start(warm_silo.message(warm_silo.app("one"), "hangs", ttl=2.0))
+    pid = warm_silo.app_pid()
+    _, err = process.communicate(timeout=30)
+    assert gone(pid) and process.returncode == -signal.SIGKILL  # it ignores SIGTERM
+    assert "time to live is over" in err
+    assert "end of the message's time to live" in warm_silo.reason()
+
+
+def test_the_child_ends_with_its_shim(warm_silo: Silo) -> None:
+    """The shim killed with SIGKILL can tell nobody; its socket closes."""
+    process = warm_silo.start(warm_silo.message(warm_silo.app("one"), "hangs"))
+    pid = warm_silo.app_pid()
+    process.kill()
+    wait_until(lambda: gone(pid))
+    wait_until(warm_silo.replied)
+    process.communicate()
+    assert "ended with its SuperExec" in warm_silo.reason()
+
+
+def test_the_child_ends_with_its_superexec(warm_silo: Silo) -> None:
+    """The shim's parent, here a shell, goes away without a word."""
+    command = warm_silo.message(warm_silo.app("one"), "waits")
+    shell = warm_silo.start(["sh", "-c", '"$@"; true', "sh", *command])
+    pid = warm_silo.app_pid()
+    shell.kill()
+    wait_until(lambda: gone(pid))
+    shell.communicate()
+
+
+def test_signals_reach_the_child(warm_silo: Silo) -> None:
+    """SIGTERM to the shim makes Flower's entry leave gracefully: exit code 0, and nobody waits for a reply."""
+    process = warm_silo.start(warm_silo.message(warm_silo.app("one"), "waits"))
+    pid = warm_silo.app_pid()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert gone(pid) and process.returncode == 0
+    assert "SIGTERM" in warm_silo.reason()
+
+
+def test_a_running_child_survives_the_parent(silo: Silo) -> None:
+    with parent(silo.socket) as process:
+        task = silo.start(silo.message(silo.app("one"), "waits", ttl=3.0))
+        pid = silo.app_pid()
+        process.kill()
+        process.wait()
+        assert not gone(pid)
+        task.communicate(timeout=30)  # its minder still ends it when its time is over
+    assert "time to live" in silo.reason()
+
+
+def test_without_a_parent_flower_starts_it_with_a_warning(silo: Silo) -> None:
+    code, out, err = silo.run(silo.message(silo.app("one")))
+    assert code == 0 and "app says one" in out
+    assert "WARNING: no warm start" in err
+    assert not silo.facts()["warm"]
+    code, _, err = silo.run(silo.message(silo.app("two")), SILOFL_WARM_SOCKET="")  # switched off: no warning
+    assert code == 0 and "WARNING: no warm" not in err
+
+
+def test_a_parent_that_dies_is_replaced_by_the_next_shim(silo: Silo) -> None:
+    """The message that finds it dead runs cold and starts another one, of which there is only one."""
+    with parent(silo.socket) as process:
+        process.kill()
+        process.wait()
+        code, _, err = silo.run(silo.message(silo.app("one")), SILOFL_WARM_RESPAWN="1")
+        assert code == 0 and "WARNING: no warm" in err
+        assert not silo.facts()["warm"]
+        wait_until(lambda: warm.parent_pid(silo.socket))
+        new = warm.parent_pid(silo.socket)
+        assert new is not None and new != process.pid
+        try:
+            second = subprocess.run(
+                warm.parent_command(silo.socket), capture_output=True, text=True, check=True
+            )
+            assert "another parent serves this socket" in second.stderr
+            code, _, err = silo.run(silo.message(silo.app("one")))  # waits in the backlog for the imports
+            assert code == 0, err
+            assert silo.facts()["warm"]
+        finally:
+            os.kill(new, signal.SIGTERM)
+        wait_until(lambda: gone(new))
+        assert warm.parent_pid(silo.socket) is None
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, start: str, shared: Path) -> None:
+    """Both starts refuse, with one line, before anything of the app is unpacked or imported."""
+    good, bad = silo.app("good"), silo.app("bad")
+    pins = silo.folder / "allowed-apps"
+    pins.write_text(f"# apps this hospital runs\n{good.hash_str}  probe.fab\n")
+    if start == "warm":
+        silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    pinned = {"SILOFL_ALLOWED_APPS": str(pins)}
+    assert silo.run(silo.message(good), **pinned)[0] == 0
+    assert silo.facts()["version"] == "good"
+    code, _, err = silo.run(silo.message(bad), **pinned)
+    assert code == 1
+    line = f"ERROR: app {bad.hash_str} refused: its SHA-256 is not among the 1 listed in {pins}"
+    assert line in err.splitlines()
+    assert "refused" in silo.reason()
+    assert not (silo.marks / "imported-bad").exists()
+    unpacked = list((silo.folder / "flower" / "apps").iterdir())
+    assert [path.name.split(".")[-1] for path in unpacked] == [good.hash_str[:8]]
+
+
+def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list in the variable itself; a file that is not there refuses everything; no pins allow everything."""
+    one, two = "ab" * 32, "cd" * 32
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", f"{one},{two.upper()}")
+    warm.check_pin(one)
+    warm.check_pin(two)
+    with pytest.raises(warm.AppRefusedError, match="not among the 2 listed in SILOFL_ALLOWED_APPS"):
+        warm.check_pin("ef" * 32)
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "missing"))
+    with pytest.raises(warm.AppRefusedError, match="cannot read the allowed apps"):
+        warm.check_pin(one)
+    (tmp_path / "empty").write_text("# none yet\n")
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "empty"))
+    with pytest.raises(warm.AppRefusedError, match="not among the 0 listed"):
+        warm.check_pin(one)
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", "")
+    warm.check_pin(one)
+
+
+def test_a_half_unpacked_app_is_unpacked_again(warm_silo: Silo) -> None:
+    """Flower takes the directory `NAME.HASH8` as it is; a process killed while it unpacked leaves half of it."""
+    fab = warm_silo.app("one")
+    half = warm_silo.folder / "flower" / "apps" / f"test.probe.1.0.0.{fab.hash_str[:8]}"
+    half.mkdir(parents=True)
+    (half / "helper.py").write_text("VERSION = 'half'\n")
+    assert warm_silo.run(warm_silo.message(fab))[0] == 0
+    assert warm_silo.facts()["version"] == "one"
+
+
+def test_what_the_parent_imports_ahead() -> None:
+    """Third-party modules only, since ours would be old code; all that the silo's app needs; CUDA is left alone."""
+    code = textwrap.dedent("""
+        import importlib, sys, threading
+        from importlib.util import module_from_spec, spec_from_file_location
+        root = sys.argv[1]
+        spec = spec_from_file_location("warm", root + "/client/warm.py")
+        warm = module_from_spec(spec)
+        spec.loader.exec_module(warm)
+        for name in warm.PRELOAD:
+            importlib.import_module(name)
+        ours = {"models", "strategies", "partitions", "client", "server"}
+        before = {name.partition(".")[0] for name in sys.modules}
+        print(sorted(ours & before), threading.active_count(), sys.modules["torch"].cuda.is_initialized())
+        sys.path.insert(0, root)
+        import client.app
+        after = {name.partition(".")[0] for name in sys.modules}
+        print(sorted(after - before - ours - sys.stdlib_module_names))
+    """)
+    root = str(Path(warm.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] 1 False", "[]"]

@@ -1,0 +1,45 @@
+"""How vectors travel: number formats, bytes, and each distinct vector packed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import Files, federate
+
+from strategies.payload import Model, Payload, Wire, decode, encode, wire_bytes
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_narrow_format_halves_the_bytes_and_rounds_once(dtype: str) -> None:
+    """1/3 in float16 (11 significant bits) is 1365/4096, in bfloat16 (8 bits) 171/512."""
+    vector = torch.tensor([1 / 3, -2.0, 0.0])
+    records = encode(Payload({"global": Model(vector)}), wire=Wire(dtype))
+    assert wire_bytes(records) == 3 * 2
+    arrived = decode(records)[0].models["global"].vector
+    assert arrived.dtype == torch.float32
+    assert arrived.tolist() == [{"float16": 1365 / 4096, "bfloat16": 171 / 512}[dtype], -2.0, 0.0]
+
+
+def test_a_vector_is_packed_once_however_many_get_it() -> None:
+    wire, vector, other = Wire(), torch.ones(3), torch.ones(3)
+    first, second = (encode(Payload({"global": Model(vector)}), wire=wire) for _ in range(2))
+    assert first["model.global"] is second["model.global"]
+    assert encode(Payload({"global": Model(other)}), wire=wire)["model.global"] is not first["model.global"]
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "apple"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_run_in_a_narrow_format(three: Files, strategy: str, dtype: str) -> None:
+    """Half the bytes both ways; after 3 rounds within a few units of the format's last place of the float32 run."""
+    wide = federate(three, strategy=strategy, **OPTIONS)
+    narrow = federate(three, strategy=strategy, wire_dtype=dtype, **OPTIONS)
+    for direction in ("bytes_down", "bytes_up"):
+        assert [2 * b for b in narrow.values(direction)] == wide.values(direction)
+    unit = {"float16": 2**-10, "bfloat16": 2**-7}[dtype]
+    for silo in three:
+        difference = (narrow.personal(silo) - wide.personal(silo)).abs().max()
+        assert 0 < difference < 20 * unit * wide.personal(silo).abs().max()
