@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from models.architectures import MODELS, ModelSpec
 ROOT = Path(__file__).parents[1]
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
+# As in an activated environment: Flower looks for its own programs on PATH.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 @pytest.fixture(scope="session")
