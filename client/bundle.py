@@ -7,7 +7,6 @@
 
 import fcntl
 import os
-import shutil
 import socket
 import sys
 import tarfile
@@ -129,7 +128,7 @@ def join(bundle: Path, data: Path, *, device: str = "", say: Callable[[str], Non
         shim = install_shim(folder / "bin")
         say(f"{name} joins {site.server}; Ctrl-C leaves")
         command = supernode_command(site, port=free_port())
-        command[0] = script(command[0])
+        command[0] = str(shim.with_name(command[0]))
         environment = site_environment(site, folder, shim.parent)
         return run(site, command, environment, online=folder / "online", say=say)
 
@@ -148,15 +147,6 @@ def site_environment(site: Site, folder: Path, shim: Path) -> dict[str, str]:
         "SILOFL_WARM_SOCKET": str(folder / "warm.sock"),
         "SILOFL_ALLOWED_APPS": site.allowed_apps,
     }
-
-
-def script(name: str) -> str:
-    """A command of the flwr package, the one beside this Python first."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise ValueError(f"there is no {name}: install silofl with its dependencies (flwr 1.39)")
-    return found
 
 
 def free_port() -> int:

@@ -100,18 +100,21 @@ class AppRefusedError(Exception):
 
 
 def install_shim(directory: Path) -> Path:
-    """Write `flwr-clientapp` into `directory`, which goes first on a SuperNode's PATH; returns its path."""
+    """Write `flwr-clientapp` into `directory`, which goes first on a SuperNode's PATH; returns its path.
+
+    `flower-supernode`, beside it, is `supernode.py`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    script = Path(__file__).resolve().with_name("warm_shim.py")
-    path = directory / "flwr-clientapp"
-    temporary = directory / f".flwr-clientapp.{os.getpid()}"
-    # /bin/sh, because a shebang line holds neither spaces nor a long path.
-    temporary.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(script))} "$@"\n'
-    )
-    temporary.chmod(0o755)
-    temporary.rename(path)
-    return path
+    here = Path(__file__).resolve().parent
+    scripts = {"flower-supernode": ("-P", "supernode.py"), "flwr-clientapp": ("-I -S", "warm_shim.py")}
+    for name, (options, script) in scripts.items():
+        temporary = directory / f".{name}.{os.getpid()}"
+        # /bin/sh, because a shebang line holds neither spaces nor a long path.
+        python, file = shlex.quote(sys.executable), shlex.quote(str(here / script))
+        temporary.write_text(f'#!/bin/sh\nexec {python} {options} {file} "$@"\n')
+        temporary.chmod(0o755)
+        temporary.rename(directory / name)
+    return directory / "flwr-clientapp"
 
 
 def parent_command(socket_path: Path) -> list[str]:

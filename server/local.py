@@ -362,7 +362,7 @@ def _superlink_command(local: Local, credentials: Credentials) -> list[str]:
 def _supernode_command(local: Local, silo: LocalSilo, credentials: Credentials) -> list[str]:
     config = {"name": silo.name, "data": silo.data, "device": silo.device, "state-dir": silo.state_dir}
     return [
-        _script("flower-supernode"),
+        str(local.directory / "bin" / "flower-supernode"),
         *("--superlink", f"{LOOPBACK}:{local.fleet_port}"),
         *("--root-certificates", str(credentials.ca_certificate)),
         *("--auth-supernode-private-key", str(credentials.node_key(silo.name))),

@@ -1,0 +1,70 @@
+"""The SuperNode asks often while a run is on, and as rarely as Flower's own when nothing happens."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.supernode import start_client_internal
+
+from client import supernode, warm
+from client.supernode import BUSY_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
+
+
+class Hours:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
+    hours = Hours()
+    clock = Clock(hours.sleep, lambda: hours.now)
+
+    def slept(seconds: float) -> float:
+        before = hours.now
+        clock.sleep(seconds)
+        return hours.now - before
+
+    assert slept(3) == 3  # nothing has come yet
+    assert slept(0.5) == pytest.approx(REPLY_SECONDS)  # a message is worked on
+    short = 0
+    while slept(3) == pytest.approx(POLL_SECONDS):
+        short += 1
+    assert short == pytest.approx(BUSY_SECONDS / POLL_SECONDS, abs=1)
+    assert slept(0.05) == pytest.approx(0.05)  # never longer than Flower's
+
+
+def test_flower_sleeps_where_we_think_it_does() -> None:
+    """The loop sleeps through its module's ``time``, 3 s without a message and half a second for a reply."""
+    source = inspect.getsource(start_client_internal)
+    assert re.findall(r"time\.sleep\(([\d.]+)\)", source) == ["3", "0.5", "0.5"]
+    assert "import time\n" in source
+
+
+def test_the_shim_takes_flowers_own_options(tmp_path: Path) -> None:
+    warm.install_shim(tmp_path)
+    done = subprocess.run(
+        [tmp_path / "flower-supernode", "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "usage: flower-supernode" in done.stdout
+    assert "--auth-supernode-private-key" in done.stdout
+
+
+def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    seen: list[object] = []
+    monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
+    supernode.main()
+    assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
