@@ -1,0 +1,183 @@
+"""A round without training over gRPC: silofl's against that of a plain Flower app with a `NumPyClient`.
+
+    python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
+
+Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
+`silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states kept
+on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives back what
+it got. In turns; the first round of each run, which fetches the app, is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks.common import table
+from server import local, processes, submit
+from server.federation import read_federation
+
+PARAMETERS = 582_026  # of fedala-cnn on 28 x 28 grey pictures
+TIMEOUT_SECONDS = 900.0
+
+PLAIN_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "plain"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "plain"
+[tool.flwr.app.components]
+serverapp = "plain:server"
+clientapp = "plain:client"
+[tool.flwr.app.config]
+rounds = 3
+silos = 12
+parameters = 1
+times = ""
+"""
+PLAIN_APP = '''\
+"""FedAvg as in Flower's first tutorial; the client gives back what it got."""
+import time
+import numpy as np
+import torch  # as every such client does
+from flwr.client import ClientApp, NumPyClient
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerApp, ServerAppComponents, ServerConfig
+from flwr.server.strategy import FedAvg
+
+class Client(NumPyClient):
+    def fit(self, parameters, config):
+        return parameters, 1, {}
+
+client = ClientApp(lambda context: Client().to_client())
+
+class Timed(FedAvg):
+    def configure_fit(self, *args, **kwargs):
+        self.started = time.perf_counter()
+        return super().configure_fit(*args, **kwargs)
+
+    def aggregate_fit(self, server_round, results, failures):
+        assert len(results) == self.min_fit_clients and not failures
+        aggregated = super().aggregate_fit(server_round, results, failures)
+        with open(self.times, "a") as file:
+            print(time.perf_counter() - self.started, file=file)
+        return aggregated
+
+def components(context):
+    config = context.run_config
+    silos = config["silos"]
+    strategy = Timed(
+        fraction_evaluate=0.0, min_fit_clients=silos, min_evaluate_clients=0, min_available_clients=silos,
+        initial_parameters=ndarrays_to_parameters([np.zeros(config["parameters"], np.float32)]),
+    )
+    strategy.times = config["times"]
+    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=config["rounds"]))
+
+server = ServerApp(server_fn=components)
+'''
+
+
+def ours(silos: int, rounds: int) -> list[float]:
+    """Seconds of the rounds after the first."""
+    with homes() as folder:
+        lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
+        demo = "demo: {dataset: mnist, partition: iid, seed: 42}"
+        (folder / "federation.yaml").write_text("\n".join(["name: round-trip", demo, "silos:", *lines, ""]))
+        federation = local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+        try:
+            values = {"strategy": "fedavg", "model": "fedala-cnn", "rounds": rounds, "local-epochs": 0}
+            out = submit.run({**values, "evaluate-every": 0, "out": str(folder / "out")})
+        finally:
+            processes.end(processes.find(federation.directory), grace=5.0)
+        with (out / "history.csv").open() as file:
+            return [float(r["value"]) for r in csv.DictReader(file) if r["metric"] == "round_seconds"][1:]
+
+
+def plain(silos: int, rounds: int) -> list[float]:
+    """The same of the plain app, under Flower's own commands."""
+    with homes() as folder, ExitStack() as stack:
+        stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
+        fleet, control, *ports = local._free_ports(silos + 2)
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+        def start(part: str, *command: str) -> None:
+            log = folder / f"{part}.log"
+            processes.start(part, command, directory=folder, log=log, environment=environment)
+
+        start("superlink", "flower-superlink", "--insecure", "--fleet-api-address", f"127.0.0.1:{fleet}",
+              "--port", str(control), "--disable-runtime-dependency-installation")  # fmt: skip
+        for port in ports:
+            start(f"supernode-{port}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+                  "--port", str(port))  # fmt: skip
+        app, times = folder / "app", folder / "times"
+        app.mkdir()
+        (app / "pyproject.toml").write_text(PLAIN_PROJECT)
+        (app / "plain.py").write_text(PLAIN_APP)
+        flower = Path(environment["FLWR_HOME"])
+        flower.mkdir(exist_ok=True)
+        connection = f'[superlink.plain]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
+        (flower / "config.toml").write_text(connection)
+        config = f'rounds={rounds} silos={silos} parameters={PARAMETERS} times="{times}"'
+        time.sleep(20)  # until all are there; the strategy waits for them anyway
+        command = ["flwr", "run", str(app), "plain", "--run-config", config]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while not times.exists() or len(times.read_text().splitlines()) < rounds:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    "the plain app does not end: " + (folder / "superlink.log").read_text()[-2000:]
+                )
+            time.sleep(1)
+        return [float(line) for line in times.read_text().splitlines()][1:]
+
+
+@contextmanager
+def homes() -> Iterator[Path]:
+    """A folder for everything that is written, this process's homes in it."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory() as name:
+        os.environ |= {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower"}
+        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+        try:
+            yield Path(name)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--silos", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--plain-rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    given = parser.parse_args()
+    rows, ratios = [], []
+    for turn in range(given.repeats):
+        seconds = {"plain": plain(given.silos, given.plain_rounds), "silofl": ours(given.silos, given.rounds)}
+        means = {name: statistics.mean(values) for name, values in seconds.items()}
+        ratios.append(means["silofl"] / means["plain"])
+        row = [f"{m:.2f} ({min(seconds[n]):.2f} to {max(seconds[n]):.2f})" for n, m in means.items()]
+        rows.append([str(turn + 1), *row, f"{ratios[-1]:.3f}"])
+    print(table(rows, ["turn", "plain Flower, s per round", "silofl, s per round", "ratio"]))
+    print(f"\nmedian ratio {statistics.median(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()
