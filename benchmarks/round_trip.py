@@ -3,9 +3,9 @@
     python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
 
 Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
-`silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states kept
-on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives back what
-it got. In turns; the first round of each run, which fetches the app, is not counted.
+`silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states
+kept on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives
+back what it got. In turns; the first round of each run, which fetches the app, is not counted.
 """
 
 from __future__ import annotations
