@@ -11,6 +11,7 @@ min_{u,V} (1/N) sum_i f_i(u, v_i), u shared, v_i personal (Pillutla et al., ICML
 Server: the sample-weighted mean of the u_i. Sent: Σ_s down, Σ_s up. Kept: server u; silo v_i. An absent silo keeps
 its v_i. Special cases: nothing personal is FedAvg bit for bit, all personal is Local bit for bit, FedSim with input
 personalisation is LG-FedAvg. FedAlt needs twice the gradient evaluations of FedSim for the same number of epochs.
+Evaluated (FedPer and FedRep, as their comparisons do): the averaged u with the silo's own v_i, before local training.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class FedPer(PartialStrategy):
     name = "fedper"
     title = "Personal output layers"
     paper = "Arivazhagan et al. 2019, arXiv 1912.00818"
+    reports = "received"
 
 
 @dataclass(frozen=True)
@@ -89,5 +91,6 @@ class FedRep(PartialStrategy):
     name = "fedrep"
     title = "Shared representation, personal head"
     paper = "Collins et al., ICML 2021, arXiv 2102.07078"
+    reports = "received"
     client = FedRepClient
     Settings = RepSettings

@@ -170,6 +170,20 @@ def test_only_the_shared_blocks_travel(three: Files, name: str, personal: str) -
     assert not any(same(own[i], own[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
+@pytest.mark.parametrize("name", ["fedper", "fedrep"])
+def test_reported_is_the_averaged_body_with_the_own_head(three: Files, name: str) -> None:
+    """FedPer and FedRep are compared by what a silo has before local training, not by its body of one silo's epochs."""
+    run = federate(three, strategy=name, **OPTIONS)
+    body = run.strategy.state.arrays["global"].double().numpy()
+    for silo, file in three.items():
+        x, y = rows_of(file)
+        head = run.personal(silo).double().numpy()[FC2]
+        hidden = np.maximum(x @ body[:12].reshape(4, 3).T + body[12:], 0)
+        logits = hidden @ head[:12].reshape(3, 4).T + head[12:]
+        loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean()
+        assert run.values("loss", silo, run.strategy.reports)[-1] == pytest.approx(loss, rel=1e-4)
+
+
 # ---- The order of the steps ------------------------------------------------------------------------------------------
 
 
