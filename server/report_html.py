@@ -109,6 +109,8 @@ footer { color: var(--muted); font-size: 13px; margin-top: 26px; }
   dl.terms { grid-template-columns: 1fr; gap: 2px; } dl.terms dd { margin-bottom: 10px; }
   pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 }
+@media screen and (max-width: 430px) { table { font-size: 12.5px; } th, td { padding: 7px 4px; } td small, th small { font-size: 11px; }
+  table.silos thead th { font-size: 12px; } }
 @media print {
   @page { margin: 14mm; }
   body { background: none; font-size: 10.5pt; } main { max-width: none; padding: 0; }
