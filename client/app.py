@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from logging import DEBUG, ERROR
 from typing import Any
 
@@ -26,13 +27,19 @@ UNTOLD = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10}
 Handler = Callable[[Message, Context, RunSettings], RecordDict]
 
 
+@lru_cache(maxsize=4)
+def settings_of(run_config: tuple[tuple[str, type, Any], ...]) -> RunSettings:
+    """The run's settings, parsed once for all its messages. (With the types, for True equals 1.)"""
+    return parse_settings({key: value for key, _, value in run_config})
+
+
 def answer(handler: Handler) -> Callable[[Message, Context], Message]:
     """Turn whatever goes wrong in a silo into an error reply with its reason: the federation goes on without it."""
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
         try:
-            settings = parse_settings(context.run_config)
+            settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
             use_threads(settings.common.threads)
             return Message(handler(message, context, settings), reply_to=message)
         except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ from strategies.payload import Number
 from strategies.settings import UserError, Value
 
 Shape = tuple[int, ...]
+
+# The network that a silo works with, given the one that the silos of a process share as long as they take turns.
+network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar(
+    "network_of", default=lambda shared: shared
+)
 
 
 def silo_name(context: Context) -> str:
@@ -167,7 +173,7 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
     classes = int(config["classes"])
     splits = _samples(data, device, *standardisation(data, config, c.normalization))
     name, options = settings.model_for(data.input_shape)
-    model = flat_model(name, data.input_shape, classes, options, str(device))
+    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device)))
     initial = initial_model(name, data.input_shape, classes, options, c.seed)
     return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device))
 

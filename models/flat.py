@@ -8,7 +8,7 @@ Floating-point buffers (BatchNorm statistics) are a second vector; integer buffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -115,16 +115,28 @@ class FlatModel:
 
     ``vector`` and ``gradient`` have shape (Σ,), ``buffers`` (number of floating-point buffer scalars,); all three
     are float32 and stay the same storage for the life of the object: load with :meth:`load`, never rebind.
+    ``storage``: a contiguous vector and gradient that exist already, such as rows of matrices over silos.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+    # Computes this model's gradients in place of ``training.loss_gradient``: with other silos' (server/lockstep.py).
+    together: Callable[..., Tensor] | None = None
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | str = "cpu",
+        storage: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self.module = module.to(device=device, dtype=torch.float32)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = _entries(parameters)
         self.layout = Layout(entries, _entries(buffers), _blocks(module, entries))
-        self.vector = torch.cat([p.detach().reshape(-1) for _, p in parameters])
-        self.gradient = torch.zeros_like(self.vector)
+        values = torch.cat([p.detach().reshape(-1) for _, p in parameters])
+        if storage is None:
+            self.vector, self.gradient = values, torch.zeros_like(values)
+        else:
+            self.vector, self.gradient = storage[0].copy_(values), storage[1].zero_()
         self.buffers = torch.cat([b.reshape(-1) for _, b in buffers] or [self.vector.new_empty(0)])
         for entry, (_, parameter) in zip(entries, parameters, strict=True):
             parameter.data = self.vector[entry.start : entry.stop].view(entry.shape)

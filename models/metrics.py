@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -15,17 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LOSSES = ("cross-entropy", "focal")
+IGNORED = -100  # the label that PyTorch's losses ignore
 
 
 # ---- Losses ------------------------------------------------------------------------------------------------
 
 
+@cache  # equal losses are one object: silos whose loss is the same can train together
 def loss_function(name: str, gamma: float = 1.0, scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
     """The training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
 
     * "cross-entropy": mean of -log p_y, with p the softmax of the logits.
     * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
       cross-entropy. PLayer-FL's code averages over samples and classes, times 10: ``scale`` = 10 / C.
+
+    Samples labelled -100 (PyTorch's ``ignore_index``) count for nothing: batches can be padded with them.
 
     Raises ValueError for another name, or a gamma that is negative.
     """
@@ -38,7 +43,7 @@ def loss_function(name: str, gamma: float = 1.0, scale: float = 1.0) -> Callable
         log_p = -F.cross_entropy(logits, y, reduction="none")
         # Kept off zero: below gamma = 1 the power has an infinite slope there, and the gradient would be nan.
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
-        return -(missing**gamma * log_p).mean()
+        return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
     mean_loss: Callable[[Tensor, Tensor], Tensor] = (
         F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal

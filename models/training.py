@@ -29,6 +29,16 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def seed_dropout(rng: torch.Generator) -> None:
+    """Set torch's global generators, which dropout draws from, to where ``rng`` started.
+
+    As ``torch.manual_seed``, which takes a millisecond where there is no GPU.
+    """
+    torch.default_generator.manual_seed(rng.initial_seed())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(rng.initial_seed())
+
+
 class Samples:
     """One split of a silo's data on its device, ready for batches.
 
@@ -87,6 +97,15 @@ def loss_gradient(
 
     ``network`` is the part of the model that is left to run, where ``x`` are features of the layers below it.
     """
+    if model.together is not None:
+        return model.together(x, y, loss, network)
+    return own_gradient(model, x, y, loss, network)
+
+
+def own_gradient(
+    model: FlatModel, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None = None
+) -> Tensor:
+    """:func:`loss_gradient` of this model by itself."""
     model.gradient.zero_()
     value = loss((network or model.module)(x), y)
     value.backward()  # type: ignore[no-untyped-call]

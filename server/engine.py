@@ -1,4 +1,6 @@
-"""The in-process engine: a Flower ``Grid`` that calls the ClientApp directly, silo after silo, without serialisation.
+"""The in-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
+
+Silos compute one after the other, or with ``vectorize = true`` together (see ``server.lockstep``).
 
 The ServerApp and the ClientApp are the same functions as in a deployment; tensors travel as they are (see
 ``strategies.payload.TensorArray``), on a GPU they stay there.
@@ -7,23 +9,27 @@ The ServerApp and the ClientApp are the same functions as in a deployment; tenso
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from server.lockstep import Lockstep
 from strategies.settings import Value
 
 
 class InProcessGrid(Grid):
-    """N silos in this process. ``state_path``: where their states go as files (None: memory only)."""
+    """N silos in this process. ``state_path``: where their states go as files (None: memory only).
 
-    takes_turns = True  # silos compute one after the other
+    ``seconds``: how long the silos took to compute the replies to what was pushed last.
+    """
 
     def __init__(
         self, app: ClientApp, silos: int, run_config: Mapping[str, Value], state_path: Path | None = None
@@ -43,12 +49,15 @@ class InProcessGrid(Grid):
             )
         self.sent: dict[str, Message] = {}
         self.numbers = itertools.count(1)
+        self.seconds = 0.0
+        self.lockstep = Lockstep() if run_config.get("vectorize") else None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []
+        self.seconds = 0.0
         for message in messages:
             message.metadata.__dict__["_message_id"] = f"message-{next(self.numbers)}"
             self.sent[message.metadata.message_id] = message
@@ -62,7 +71,19 @@ class InProcessGrid(Grid):
             for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2]))
             if i in self.sent
         ]
-        return [self.app(m, self.contexts[m.metadata.dst_node_id]) for m in asked]
+        started = time.perf_counter()
+        calls, training = {}, set()
+        for message in asked:
+            node = message.metadata.dst_node_id
+            calls[node] = partial(self.app, message, self.contexts[node])
+            if message.metadata.message_type == MessageType.TRAIN:
+                training.add(node)
+        replies: dict[int, Message] = {}
+        if self.lockstep is not None:
+            replies = self.lockstep.run({node: call for node, call in calls.items() if node in training})
+        replies |= {node: call() for node, call in calls.items() if node not in replies}
+        self.seconds += time.perf_counter() - started
+        return [replies[node] for node in calls]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -20,6 +20,7 @@ FREE_ON_RESUME = (
     "resume",
     "out",
     "threads",
+    "vectorize",
     "device",
     "data-dir",
     "round-timeout",

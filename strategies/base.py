@@ -26,7 +26,16 @@ from torch import Tensor
 
 from models.flat import FlatModel, Layout
 from models.metrics import classification_metrics, loss_function
-from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, predict
+from models.training import (
+    Optimizer,
+    Samples,
+    batches,
+    generator,
+    loss_gradient,
+    make_optimizer,
+    predict,
+    seed_dropout,
+)
 from strategies.payload import Model, Number, Payload, Wire, decode, encode, wire_bytes
 from strategies.settings import Common, UserError
 from strategies.state import State
@@ -133,7 +142,7 @@ class SiloClient(NumPyClient):
         """Shuffled mini-batches (x, y) of the training part; the order hangs on seed, silo, round and purpose only."""
         c = self.common
         rng = generator(c.seed, self.silo.name, self.round, purpose)
-        torch.manual_seed(rng.initial_seed())  # dropout
+        seed_dropout(rng)
         epochs = c.local_epochs if epochs is None else epochs
         single = self.model.has_batch_norm
         for index in batches(len(self.silo.train), c.batch_size, epochs, rng, merge_single=single):

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from models.flat import gather, scatter, write
-from models.training import batches, features, generator, loss_gradient
+from models.training import batches, features, generator, loss_gradient, seed_dropout
 from strategies.base import PersonalizedStrategy, SiloClient
 from strategies.settings import setting
 
@@ -128,7 +128,7 @@ class AlaClient(SiloClient):
         """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-batches", epoch)
-        torch.manual_seed(rng.initial_seed())  # dropout
+        seed_dropout(rng)
         loss = torch.zeros(())
         count = max(1, int(len(train) * self.ala.sample_percent / 100))
         for index in batches(count, self.common.batch_size, 1, rng, merge_single=model.has_batch_norm):

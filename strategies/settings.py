@@ -48,6 +48,10 @@ class Common:
     threads: int = setting(
         0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0
     )
+    vectorize: bool = setting(
+        False,
+        "silofl simulate: compute the gradients of all silos together, for many silos with small networks",
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
     model: str = setting("auto", "architecture; auto chooses by the shape of the input")
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
