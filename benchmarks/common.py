@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 import time
@@ -16,6 +17,7 @@ from server.loop import Federation
 from server.rundir import RunDirectory
 
 Timed = Callable[[], object]
+logging.getLogger("flwr").setLevel(logging.ERROR)  # a line per silo and round would be part of what is timed
 
 
 def seconds(work: Timed) -> float:

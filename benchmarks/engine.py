@@ -11,7 +11,6 @@ FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own al
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 
@@ -20,8 +19,6 @@ import torch
 from benchmarks.common import Prepared, interleaved, ratios, table
 from client.silo import initial_model, open_data, use_threads
 from models.architectures import build
-
-logging.getLogger("flwr").setLevel(logging.ERROR)
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
 GRADIENTS = {"fedavg-ft": 2, "fedprox-ft": 2, "apfl": 2, "ditto": 2, "fedalt": 2, "fedapm": 2, "per-fedavg": 2,

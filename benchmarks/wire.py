@@ -1,0 +1,115 @@
+"""Bytes of whole messages, as Flower's object store moves them, against the method's stated units of model size.
+
+    python -m benchmarks.wire [units] [growth] [dtype] [--dataset mnist]
+
+units: one round of every method over 12 silos; what a silo gets and sends (models, headers, settings, metrics) over
+what the method's own arrays take. growth: what the server hands to the SuperLink for one APPLE round with 6 to 48
+silos; an object that several messages share is uploaded once. dtype: FedAvg and APPLE with ``wire-dtype``, bytes and
+accuracy after ten rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+from benchmarks.common import Prepared, table
+from server.engine import flower_identity
+from server.simulate import simulate
+from strategies import strategies
+
+
+class Tapped:
+    """A federation in this process whose messages of the last round are kept."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.prepared = Prepared(values)
+        self.down: list[Message] = []
+        self.up: list[Message] = []
+        grid = self.prepared.federation.grid
+        push, pull = grid.push_messages, grid.pull_messages
+
+        def push_messages(messages: Iterable[Message]) -> Iterable[str]:
+            self.down = list(messages)
+            return push(self.down)
+
+        def pull_messages(message_ids: Iterable[str]) -> Iterable[Message]:
+            self.up = list(pull(message_ids))
+            return self.up
+
+        grid.push_messages, grid.pull_messages = push_messages, pull_messages  # type: ignore[method-assign]
+
+    def round(self) -> None:
+        self.prepared.round()
+
+
+def sizes(message: Message) -> dict[str, int]:
+    """The objects of a message, each under its hash, with their bytes."""
+    with flower_identity():
+        objects = get_all_nested_objects(message).items()
+        return {key: len(part.deflate()) for key, part in objects}
+
+
+def units(values: dict[str, Any]) -> str:
+    rows = []
+    for name in sorted(strategies()):
+        tapped = Tapped({**values, "strategy": name})
+        for _ in range(3):
+            tapped.round()
+        row = [name, *strategies()[name].sends]
+        stated = tapped.prepared.strategy.bytes_down, tapped.prepared.strategy.bytes_up
+        for messages, arrays in ((tapped.down, stated[0]), (tapped.up, stated[1])):
+            whole = sum(sum(sizes(m).values()) for m in messages)
+            row.append(f"{whole / arrays:.4f}" if arrays else f"{whole / len(messages):.0f} bytes")
+        rows.append(row)
+    return table(rows, ["method", "stated, down", "up", "bytes down over stated", "bytes up over stated"])
+
+
+def growth(values: dict[str, Any]) -> str:
+    rows = []
+    for silos in (6, 12, 24, 48):
+        tapped = Tapped({**values, "partition": "iid", "strategy": "apple", "silos": silos})
+        for _ in range(3):
+            tapped.round()
+        model = 4 * tapped.prepared.strategy.layout.size
+        uploaded: dict[str, int] = {}
+        for message in tapped.down:
+            uploaded |= sizes(message)
+        got = sum(sum(sizes(m).values()) for m in tapped.down) / silos
+        rows.append([str(silos), f"{sum(uploaded.values()) / model:.2f}", f"{got / model:.2f}"])
+    return table(rows, ["silos", "server to SuperLink, models", "SuperLink to one silo, models"])
+
+
+def dtype(values: dict[str, Any]) -> str:
+    rows = []
+    for name in ("fedavg", "apple"):
+        for kind in ("float32", "float16", "bfloat16"):
+            chosen = {"strategy": name, "wire-dtype": kind, "rounds": 10, "partition": "dirichlet"}
+            with tempfile.TemporaryDirectory() as folder:
+                out = simulate({**values, **chosen, "out": folder}, quiet=True)
+                (run,) = json.loads((out / "summary.json").read_text())["runs"]
+            traffic = (run["bytes_down"] + run["bytes_up"]) / 1e6
+            rows.append([name, kind, f"{traffic:.1f}", f"{run['final']['accuracy_mean']:.4f}"])
+    return table(rows, ["method", "wire-dtype", "MB", "final accuracy"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", default=["units", "growth"], help="units, growth, dtype")
+    parser.add_argument("--dataset", default="digits")
+    given = parser.parse_args()
+    values = {"dataset": given.dataset, "partition": "iid", "silos": 12, "threads": 0}
+    for name in given.what:
+        print(f"## {name}\n\n{ {'units': units, 'growth': growth, 'dtype': dtype}[name](values) }\n")
+
+
+if __name__ == "__main__":
+    main()
