@@ -1,11 +1,13 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [--dataset mnist] [--repeats 5]
+    python -m benchmarks.engine [floor] [methods] [vectorize] [--dataset mnist] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
 and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs per
-FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs.
+FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. vectorize: one round of
+silos that take turns over one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224
+training rows of a random table of 30 columns each, whatever the data set.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import tempfile
+from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from benchmarks.common import Prepared, interleaved, ratios, table
@@ -91,17 +97,69 @@ def methods(dataset: str, repeats: int) -> str:
     return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
 
 
+# What is trained together, by name; and what server/lockstep.py does not, with its limits lifted.
+TOGETHER: dict[str, dict[str, object]] = {
+    "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
+    "FedAvg, MLP 64, batch 10": {"batch-size": 10},
+    "FedAvg, MLP 64, batch 64": {"batch-size": 64},
+    "FedAvg, MLP 256, batch 10": {"mlp.hidden": "256", "batch-size": 10},
+    "the same, silos of unequal size": {"mlp.hidden": "256", "batch-size": 10, "partition": "dirichlet",
+                                        "dirichlet.beta": 5.0},
+    "APPLE, MLP 64, batch 10": {"strategy": "apple", "batch-size": 10},
+    "FedALA, MLP 64, batch 10": {"strategy": "fedala", "batch-size": 10},
+}  # fmt: skip
+LIFTED: dict[str, dict[str, object]] = {
+    "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
+    "FedAvg, MLP 1024, batch 10": {"mlp.hidden": "1024", "batch-size": 10},
+    "FedAvg, small-cnn on digits, batch 10": {"dataset": "digits", "model": "small-cnn", "batch-size": 10},
+}
+
+
+def random_table(path: Path, rows: int) -> None:
+    """Rows of 30 columns in two classes that a linear rule tells apart, as one .npz file."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 30)).astype(np.float32)
+    np.savez(path, x=x, y=(x @ rng.normal(size=30) > 0).astype(np.int64))
+
+
+def vectorize(dataset: str, repeats: int) -> str:
+    rows = []
+    for silos in (12, 40, 100):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "table.npz"
+            random_table(file, 280 * silos)
+            for name, own in TOGETHER.items():
+                rows.append([name, *turns_and_together({**values_of(str(file), silos), **own}, repeats)])
+            with patch.multiple("server.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
+                for name, own in LIFTED.items():
+                    cells = turns_and_together({**values_of(str(file), silos), **own}, repeats)
+                    rows.append([f"{name} (limits lifted)", *cells])
+    return table(rows, ["what", "silos", "in turns, seconds", "together, seconds", "faster by"])
+
+
+def turns_and_together(values: dict[str, object], repeats: int) -> list[str]:
+    """Silos, seconds of a round in turns and together, and how many times faster the second is."""
+    values = {"model": "mlp", "threads": 1} | {k: v for k, v in values.items() if v not in ("auto", 0)}
+    prepared = {"turns": Prepared(values), "together": Prepared({**values, "vectorize": True})}
+    for one in prepared.values():  # past the first round, which differs for FedALA
+        one.round()
+    times = interleaved({name: one.round for name, one in prepared.items()}, repeats)
+    seconds = [f"{statistics.median(times[name]):.3f}" for name in prepared]
+    return [str(values["silos"]), *seconds, f"{ratios(times, 'together')['turns']:.2f}"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods")
+    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods, vectorize")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     print(f"{torch.__version__}, {os.cpu_count()} cores, data set {given.dataset}\n")
     for name in given.what:
-        print(f"## {name}\n\n{ {'floor': floor, 'methods': methods}[name](given.dataset, given.repeats) }\n")
+        work = {"floor": floor, "methods": methods, "vectorize": vectorize}[name]
+        print(f"## {name}\n\n{work(given.dataset, given.repeats)}\n")
 
 
 if __name__ == "__main__":

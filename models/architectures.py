@@ -142,11 +142,14 @@ class Mlp(nn.Module):
     Blocks: fc1, fc2, ...; without hidden layers the network is multinomial logistic regression.
     """
 
+    any_batch = True  # inputs may have any leading dimensions, such as (silos, batch)
+
     def __init__(
         self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.dropout, self.has_dropout = dropout, dropout > 0
+        self.input_dimensions = len(input_shape)
         features = 1
         for side in input_shape:
             features *= side
@@ -156,7 +159,7 @@ class Mlp(nn.Module):
             self.add_module(name, nn.Linear(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
+        x = x.flatten(-self.input_dimensions)
         for name in self.block_names[:-1]:
             x = self.get_submodule(name)(x).relu()
             if self.dropout:

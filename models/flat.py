@@ -131,6 +131,7 @@ class FlatModel:
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = _entries(parameters)
+        self.parameters = [p for _, p in parameters]
         self.layout = Layout(entries, _entries(buffers), _blocks(module, entries))
         values = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         if storage is None:
@@ -173,7 +174,7 @@ class FlatModel:
 
     def freeze(self, *parts: slice) -> None:
         """Leave the parameters inside these parts out of the backward pass; without any, all are trained again."""
-        for entry, parameter in zip(self.layout.parameters, self.module.parameters(), strict=True):
+        for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
             parameter.requires_grad_(not any(p.start <= entry.start < p.stop for p in parts))
 
     def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:

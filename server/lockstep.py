@@ -13,14 +13,15 @@ trains is held by all silos at once.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from logging import WARNING
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F
 from flwr.supercore import log
 from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
@@ -32,16 +33,16 @@ from models.flat import FlatModel
 from models.metrics import IGNORED
 from models.training import Loss, own_gradient
 
-# On a CPU, as measured (benchmarks/README.md): a joint computation costs some gradients' time beside its arithmetic,
-# and the larger the networks, the more it costs to fetch all of them from memory for every step.
-FEWEST_SILOS = 6
-LARGEST_NETWORK = 20_000
+# As measured on a CPU (benchmarks/README.md). A joint computation costs a few gradients' time beside its arithmetic,
+# and its arithmetic is slower than that of one network after the other, which stays in the cache from step to step.
+FEWEST_SILOS = 5
+LARGEST_BATCH = 300_000  # parameters times samples
+LARGEST_NETWORK = 30_000  # parameters
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A silo waits for the gradient of a batch by the network in this row. Requests of one ``kind`` can be joined."""
 
     silo: int
@@ -65,30 +66,35 @@ class Networks:
         self.gradients = torch.zeros_like(self.vectors)
         rows = zip(self.vectors, self.gradients, strict=True)
         self.models = [FlatModel(copy.deepcopy(shared.module), shared.device, row) for row in rows]
-        self.parameters = [list(model.module.parameters()) for model in self.models]
-        self.module, self.entries = shared.module, shared.layout.parameters
-        self.last_block, self.last_name = shared.last_block, f"{shared.layout.blocks[-1].name}."
+        self.entries, self.last_name = shared.layout.parameters, shared.layout.blocks[-1].name
+        self.whole, self.last = joint_form(shared.module), joint_form(shared.last_block)
+        self.largest = LARGEST_BATCH if shared.device.type == "cpu" else math.inf
 
-    def kind(self, row: int, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None) -> Hashable:
-        """Equal for requests that can be joined: (whole network or last block?, trained parameters, ...)."""
+    def kind(self, row: int, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None) -> Hashable | None:
+        """Equal for requests that can be joined: (whole network or last block?, ...); None: better by itself."""
         model = self.models[row]
         if network not in (None, model.module, model.last_block):
-            return row, None
-        trained = tuple(parameter.requires_grad for parameter in self.parameters[row])
+            return None
+        block = model.layout.blocks[-1]
+        size = block.stop - block.start if network is model.last_block else model.layout.size
+        if size * len(y) > self.largest:
+            return None
+        trained = tuple(parameter.requires_grad for parameter in model.parameters)
         length = None if ignores_padding(loss) else len(y)
         return id(self), network is model.last_block, trained, loss, x.shape[1:], x.dtype, length
 
     def joint(self, requests: Sequence[Request]) -> list[Tensor]:
         """Fill the gradients of these requests, which are of one kind; returns their losses."""
         rows, first = [request.row for request in requests], requests[0]
-        only_last = first.network is self.models[first.row].last_block
-        module, prefix = (self.last_block, self.last_name) if only_last else (self.module, "")
+        model = self.models[first.row]
+        only_last = first.network is model.last_block
+        outputs, prefix = (self.last, f"{self.last_name}.") if only_last else (self.whole, "")
         # Neighbours are a part of the matrix as it stands, others are gathered from it.
         neighbours = rows == list(range(rows[0], rows[-1] + 1))
         chosen: Any = slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows)
         vectors = self.vectors[chosen]
         values, trained = {}, []
-        for entry, parameter in zip(self.entries, self.parameters[first.row], strict=True):
+        for entry, parameter in zip(self.entries, model.parameters, strict=True):
             if entry.name.startswith(prefix):
                 value = vectors[:, entry.start : entry.stop].view(len(rows), *entry.shape)
                 values[entry.name.removeprefix(prefix)] = value
@@ -96,11 +102,7 @@ class Networks:
                     trained.append((entry, value.requires_grad_()))
         x = pad_sequence([request.x for request in requests], batch_first=True)
         y = pad_sequence([request.y for request in requests], batch_first=True, padding_value=IGNORED)
-
-        def loss(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return first.loss(functional_call(module, values, (x,)), y)
-
-        losses = vmap(loss)(values, x, y)
+        losses = joint_losses(first.loss, outputs(values, x), y)
         # The silos share nothing, so a row of the sum's gradient is the gradient of the row's own loss.
         slopes = torch.autograd.grad(losses.sum(), [value for _, value in trained])
         if len(trained) < len(self.entries):
@@ -108,6 +110,39 @@ class Networks:
         for (entry, _), slope in zip(trained, slopes, strict=True):
             self.gradients[chosen, entry.start : entry.stop] = slope.flatten(1)
         return list(losses.detach().unbind())
+
+
+class JointLinear(nn.Linear):
+    """x (silos, b, inputs), weight (silos, outputs, inputs), bias (silos, outputs) -> (silos, b, outputs)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return torch.bmm(x, self.weight.mT)
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+
+def joint_form(network: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    """The outputs (silos, b, C) of many copies of a network, from their parameters by name, each (silos, ...), and x.
+
+    By vmap; where the network does with any leading dimensions, with its linear layers as batched products, which for
+    few silos takes half the time.
+    """
+    if isinstance(network, nn.Linear) or getattr(network, "any_batch", False):
+        network = copy.deepcopy(network)
+        for layer in network.modules():
+            if type(layer) is nn.Linear:
+                layer.__class__ = JointLinear
+        return lambda values, x: functional_call(network, values, (x,))
+    return vmap(lambda values, x: functional_call(network, values, (x,)))
+
+
+def joint_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
+    """The mean loss of each silo (silos,) from outputs (silos, b, C) and labels (silos, b), some of them ignored."""
+    if loss is F.cross_entropy:  # as vmap has it, in half the time for few silos
+        each = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none", ignore_index=IGNORED)
+        return each.view(y.shape).sum(1) / (y != IGNORED).sum(1)
+    losses: Tensor = vmap(loss)(outputs, y)
+    return losses
 
 
 class Lockstep:
@@ -179,11 +214,12 @@ class Lockstep:
         network: nn.Module | None,
     ) -> Tensor:
         """In a silo's coroutine: the loss, once the gradient is there."""
-        request = Request(silo, row, networks, x, y, loss, network, networks.kind(row, x, y, loss, network))
         self._asked[silo] += 1
-        if self.takes_turns:  # found out in the middle of a round
-            return request.by_itself()
-        answer: Tensor = getcurrent().parent.switch(request)
+        kind = networks.kind(row, x, y, loss, network)
+        if kind is None or self.takes_turns:  # where that was found out in the middle of a round
+            self.single += 1
+            return own_gradient(networks.models[row], x, y, loss, network)
+        answer: Tensor = getcurrent().parent.switch(Request(silo, row, networks, x, y, loss, network, kind))
         return answer
 
     def _answers(self, requests: Sequence[Request]) -> list[Tensor | Exception]:

@@ -307,6 +307,16 @@ def test_networks_that_keep_or_draw_something_take_turns(
     assert "take turns" in line
 
 
+def test_large_batches_are_computed_one_by_one(silos: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """31 parameters times 3 samples are allowed: an epoch's batches of 4 are not, those of 2, 3 and 2 are joined."""
+    monkeypatch.setattr(server.lockstep, "LARGEST_BATCH", 3 * 31)
+    settings: dict[str, Any] = {"strategy": "fedavg", **SMALL, "rounds": 1}
+    together = federate(silos, **settings, vectorize=True)
+    assert_losses_and_models(federate(silos, **settings), together, silos)
+    lockstep = lockstep_of(together)
+    assert (lockstep.computations, lockstep.joint, lockstep.single) == (2, 6, 10)
+
+
 def test_who_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     def reason(name: str, shape: tuple[int, ...], **own: Any) -> str:
         return hindrance(FlatModel(build(name, shape, 3, own)))
