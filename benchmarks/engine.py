@@ -6,13 +6,14 @@ floor: one FedAvg round over 12 silos against a plain loop of the same steps (sa
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
 and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs per
 FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. vectorize: one round of
-silos that take turns over one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224
-training rows of a random table of 30 columns each, whatever the data set.
+silos that take turns over one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos
+with 224 training rows of a random table of 30 columns each, whatever the data set.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
