@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -146,7 +147,10 @@ class Supervised:
             preexec_fn=die_with_parent,
         )
         assert self.process.stdout is not None
+        end = threading.Thread(target=end_group, args=(self.process,))
+        end.start()
         self._read(self.process.stdout)
+        end.join()
         self.code = self.process.wait()
         self.process = None
 
@@ -217,6 +221,17 @@ class Supervised:
     def _kill(self, number: int, _: FrameType | None) -> None:
         if self.process is not None:
             self.process.kill()
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """Wait for a SuperNode's end, then end what it has started.
+
+    Its SuperExec stays for as long as the SuperNode's process number is there, which it is until it is waited for,
+    and would keep the output, which we read to its end, open.
+    """
+    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def die_with_parent() -> None:
