@@ -105,8 +105,8 @@ class Alive:
             return
         gc.collect()
         objects = gc.get_objects()
-        tensors = [o for o in objects if isinstance(o, torch.Tensor)]
-        counted = [sum(isinstance(o, kind) for o in objects) for kind in (Message, Array)]
+        tensors = [o for o in objects if issubclass(type(o), torch.Tensor)]
+        counted = [sum(issubclass(type(o), kind) for o in objects) for kind in (Message, Array)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         self.numbers[progress.round] = (len(tensors), *counted, sum(storages.values()))
 
