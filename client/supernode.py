@@ -8,10 +8,12 @@ Runs as a script, with the arguments of `flower-supernode`; `warm.install_shim` 
 """
 
 import importlib
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
@@ -52,5 +54,24 @@ def main() -> None:
     flower_supernode()
 
 
+def run_and_leave(entry: Callable[[], None]) -> NoReturn:
+    """Run it, and end the process when it returns or raises.
+
+    Flower's SuperNode that is thrown out by a server that has restarted can raise on its way out; the interpreter's
+    own shutdown then waits for threads of Flower and gRPC, sometimes for ever, and the silo never comes back.
+    """
+    code = 1
+    try:
+        entry()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    main()
+    run_and_leave(main)

@@ -68,3 +68,23 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
     supernode.main()
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("raise RuntimeError('no heartbeat')", 1, "RuntimeError: no heartbeat"),
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit()", 0, ""),
+        ("pass", 0, ""),
+    ],
+)
+def test_a_supernode_ends_whatever_its_threads_do(ending: str, code: int, said: str) -> None:
+    script = (
+        "import sys, threading, time\nfrom client.supernode import run_and_leave\n"
+        "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        f"def entry():\n    print('started')\n    {ending}\nrun_and_leave(entry)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (code, "started\n")
+    assert said in done.stderr
