@@ -104,13 +104,14 @@ TOGETHER: dict[str, dict[str, object]] = {
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
     "FedAvg, MLP 64, batch 64": {"batch-size": 64},
     "FedAvg, MLP 256, batch 10": {"mlp.hidden": "256", "batch-size": 10},
-    "the same, silos of unequal size": {"mlp.hidden": "256", "batch-size": 10, "partition": "dirichlet",
-                                        "dirichlet.beta": 5.0},
+    "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
+    "FedAvg, MLP 256, batch 10, unequal silos": {"mlp.hidden": "256", "batch-size": 10, "partition": "dirichlet",
+                                                 "dirichlet.beta": 5.0},
     "APPLE, MLP 64, batch 10": {"strategy": "apple", "batch-size": 10},
     "FedALA, MLP 64, batch 10": {"strategy": "fedala", "batch-size": 10},
 }  # fmt: skip
 LIFTED: dict[str, dict[str, object]] = {
-    "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
+    "FedAvg, MLP 512, batch 64": {"mlp.hidden": "512", "batch-size": 64},
     "FedAvg, MLP 1024, batch 10": {"mlp.hidden": "1024", "batch-size": 10},
     "FedAvg, small-cnn on digits, batch 10": {"dataset": "digits", "model": "small-cnn", "batch-size": 10},
 }

@@ -35,8 +35,8 @@ from models.training import Loss, own_gradient
 
 # As measured on a CPU (benchmarks/README.md). A joint computation costs a few gradients' time beside its arithmetic,
 # and its arithmetic is slower than that of one network after the other, which stays in the cache from step to step.
-FEWEST_SILOS = 5
-LARGEST_BATCH = 300_000  # parameters times samples
+FEWEST_SILOS = 4
+LARGEST_BATCH = 600_000  # parameters times samples
 LARGEST_NETWORK = 30_000  # parameters
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ class Networks:
         size = block.stop - block.start if network is model.last_block else model.layout.size
         if size * len(y) > self.largest:
             return None
-        trained = tuple(parameter.requires_grad for parameter in model.parameters)
+        trained = tuple([parameter.requires_grad for parameter in model.parameters])
         length = None if ignores_padding(loss) else len(y)
         return id(self), network is model.last_block, trained, loss, x.shape[1:], x.dtype, length
 
