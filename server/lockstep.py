@@ -70,15 +70,20 @@ class Networks:
         self.whole, self.last = joint_form(shared.module), joint_form(shared.last_block)
         self.largest = LARGEST_BATCH if shared.device.type == "cpu" else math.inf
 
-    def kind(self, row: int, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None) -> Hashable | None:
-        """Equal for requests that can be joined: (whole network or last block?, ...); None: better by itself."""
+    def hindrance(self, row: int, y: Tensor, network: nn.Module | None) -> str:
+        """Why this batch had better be computed by itself; empty: it can be joined."""
         model = self.models[row]
         if network not in (None, model.module, model.last_block):
-            return None
+            return "a method runs a part of the network that only it knows"
         block = model.layout.blocks[-1]
         size = block.stop - block.start if network is model.last_block else model.layout.size
         if size * len(y) > self.largest:
-            return None
+            return f"on a CPU, batches of over {self.largest // size:.0f} samples are not faster together"
+        return ""
+
+    def kind(self, row: int, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None) -> Hashable:
+        """Equal for requests that can be joined."""
+        model = self.models[row]
         trained = tuple([parameter.requires_grad for parameter in model.parameters])
         length = None if ignores_padding(loss) else len(y)
         return id(self), network is model.last_block, trained, loss, x.shape[1:], x.dtype, length
@@ -156,6 +161,7 @@ class Lockstep:
         self.takes_turns = ""  # why the silos take turns after all
         self.joint = self.computations = self.single = 0
         self._networks: dict[FlatModel, Networks] = {}
+        self._told: set[str] = set()
         self._asked: dict[int, int] = {}  # gradients by silo, in its last round
 
     def run(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
@@ -215,10 +221,12 @@ class Lockstep:
     ) -> Tensor:
         """In a silo's coroutine: the loss, once the gradient is there."""
         self._asked[silo] += 1
-        kind = networks.kind(row, x, y, loss, network)
-        if kind is None or self.takes_turns:  # where that was found out in the middle of a round
+        reason = networks.hindrance(row, y, network)
+        self._tell(reason)
+        if reason or self.takes_turns:  # where that was found out in the middle of a round
             self.single += 1
             return own_gradient(networks.models[row], x, y, loss, network)
+        kind = networks.kind(row, x, y, loss, network)
         answer: Tensor = getcurrent().parent.switch(Request(silo, row, networks, x, y, loss, network, kind))
         return answer
 
@@ -255,8 +263,12 @@ class Lockstep:
 
     def _take_turns(self, reason: str) -> None:
         self.takes_turns = reason
-        if reason:
-            log(WARNING, "vectorize = true: the silos take turns all the same: %s", reason)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        if reason and reason not in self._told:
+            self._told.add(reason)
+            log(WARNING, "vectorize = true: silos take turns all the same: %s", reason)
 
 
 def hindrance(network: FlatModel) -> str:

@@ -307,7 +307,9 @@ def test_networks_that_keep_or_draw_something_take_turns(
     assert "take turns" in line
 
 
-def test_large_batches_are_computed_one_by_one(silos: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_batches_are_computed_one_by_one(
+    silos: Files, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
+) -> None:
     """31 parameters times 3 samples are allowed: an epoch's batches of 4 are not, those of 2, 3 and 2 are joined."""
     monkeypatch.setattr(server.lockstep, "LARGEST_BATCH", 3 * 31)
     settings: dict[str, Any] = {"strategy": "fedavg", **SMALL, "rounds": 1}
@@ -315,6 +317,8 @@ def test_large_batches_are_computed_one_by_one(silos: Files, monkeypatch: pytest
     assert_losses_and_models(federate(silos, **settings), together, silos)
     lockstep = lockstep_of(together)
     assert (lockstep.computations, lockstep.joint, lockstep.single) == (2, 6, 10)
+    (line,) = lines()
+    assert "batches of over 3 samples" in line
 
 
 def test_who_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
