@@ -58,6 +58,8 @@ start_engine() {
   links > "$DIR/links"
   { iptables-save -t filter; iptables-save -t nat; } > "$DIR/iptables"
   cat /proc/sys/net/ipv4/ip_forward > "$DIR/ip_forward"
+  local folder
+  for folder in /run/docker /run/containerd; do [ -e $folder ] || echo $folder; done > "$DIR/folders"
   local uplink mtu storage
   uplink=$(ip -o route show default | awk '!n++ {print $5}')
   mtu=$(cat "/sys/class/net/${uplink:-lo}/mtu")
@@ -151,6 +153,7 @@ stop() {
     links | comm -13 "$DIR/links" - | while read -r file; do ip link delete "$file" 2>/dev/null || true; done
     iptables-restore < "$DIR/iptables"
     cat "$DIR/ip_forward" > /proc/sys/net/ipv4/ip_forward
+    xargs --no-run-if-empty rm -rf < "$DIR/folders"
   fi
   [ ! -f "$DIR/cgroup-mounted" ] || umount /sys/fs/cgroup || true
   rm -rf "$DIR"
