@@ -132,7 +132,7 @@ def joint_form(network: nn.Module) -> Callable[[dict[str, Tensor], Tensor], Tens
     By vmap; where the network does with any leading dimensions, with its linear layers as batched products, which for
     few silos takes half the time.
     """
-    if isinstance(network, nn.Linear) or getattr(network, "any_batch", False):
+    if type(network) is nn.Linear or getattr(network, "any_batch", False):
         network = copy.deepcopy(network)
         for layer in network.modules():
             if type(layer) is nn.Linear:
@@ -248,7 +248,8 @@ class Lockstep:
         except Exception as error:  # a silo's own fault shows again when each computes by itself
             losses = [self._single(request) for request in group]
             if not any(isinstance(loss, Exception) for loss in losses):
-                self._take_turns(f"this network cannot be computed jointly ({str(error).splitlines()[0]})")
+                why = str(error).strip().partition("\n")[0] or type(error).__name__
+                self._take_turns(f"this network cannot be computed jointly ({why})")
             return losses
         self.joint += len(group)
         self.computations += 1
