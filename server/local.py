@@ -36,6 +36,8 @@ from server.processes import Process
 
 LOOPBACK = "127.0.0.1"
 SUPERLINK, WARM = "superlink", "warm-parent"  # parts; the others are silos
+# In the command line of a part's own process; a SuperNode is first a shell script, then client/supernode.py.
+MAIN_PROCESSES = ("flower-superlink", "flower-supernode", "supernode.py")
 START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo killed a moment ago has to wait a minute
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
@@ -407,7 +409,7 @@ def _main_processes(directory: Path) -> dict[str, Process]:
     for process in processes.find(directory):
         if process.pid == warm:  # perhaps started by a silo's shim, in place of one that died
             main[WARM] = process
-        elif any(name in process.command for name in ("flower-superlink", "flower-supernode")):
+        elif any(name in process.command for name in MAIN_PROCESSES):
             main.setdefault(process.part, process)
     return main
 
