@@ -66,6 +66,8 @@ def run_and_leave(entry: Callable[[], None]) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):  # Flower's reason, which the interpreter would print
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

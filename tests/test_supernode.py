@@ -75,6 +75,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("raise RuntimeError('no heartbeat')", 1, "RuntimeError: no heartbeat"),
         ("sys.exit(3)", 3, ""),
+        ("sys.exit('no such certificate')", 1, "no such certificate\n"),
         ("sys.exit()", 0, ""),
         ("pass", 0, ""),
     ],
