@@ -110,7 +110,7 @@ def plain(silos: int, rounds: int) -> list[float]:
     """The same of the plain app, under Flower's own commands."""
     with homes() as folder, ExitStack() as stack:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
-        fleet, control, *ports = local._free_ports(silos + 2)
+        fleet, control, *ports = local.free_ports(silos + 2)
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
         def start(part: str, *command: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
 from logging import DEBUG, ERROR
 from typing import Any
 
@@ -27,7 +26,7 @@ UNTOLD = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10}
 Handler = Callable[[Message, Context, RunSettings], RecordDict]
 
 
-@lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=4)
 def settings_of(run_config: tuple[tuple[str, type, Any], ...]) -> RunSettings:
     """The run's settings, parsed once for all its messages. (With the types, for True equals 1.)"""
     return parse_settings({key: value for key, _, value in run_config})

@@ -265,7 +265,7 @@ def _plan(
                 raise ValueError(
                     f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
                 )
-    ports = iter(_free_ports(2 + len(federation.silos)))
+    ports = iter(free_ports(2 + len(federation.silos)))
     fleet_port = old.fleet_port if old else server.fleet_port or next(ports)
     control_port = old.control_port if old else server.control_port or next(ports)
     if old and any(
@@ -308,7 +308,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Different free ports: all probes are held open until the last is found."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]

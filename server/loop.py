@@ -284,11 +284,9 @@ class Federation:
 
     def _compute_seconds(self, replies: Iterable[Message]) -> float:
         """Seconds the silos computed: of the slowest, or of all where they share one process."""
-        computed: float | None = getattr(
-            self.grid, "seconds", None
-        )  # of all silos, where they share one process
-        if computed is not None:
-            return computed
+        of_all: float | None = getattr(self.grid, "seconds", None)
+        if of_all is not None:
+            return of_all
         each = []
         for reply in replies:
             if not reply.has_error() and "metrics" in reply.content:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,17 +11,9 @@ from pathlib import Path
 from client.site import Site
 from server.control import Connection, Control
 from server.credentials import Credentials, ensure_credentials
-from server.local import LOOPBACK, _script
+from server.local import LOOPBACK, _script, free_ports
 
 HOSTS = ("localhost", LOOPBACK, "::1")
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @dataclass

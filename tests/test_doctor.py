@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from superlink import SuperLink, free_ports, superlink
+from superlink import SuperLink, superlink
 
 from client import doctor
 from client.doctor import (
@@ -37,6 +37,7 @@ from server.control import Control, write_connection
 from server.credentials import Credentials, ensure_credentials
 from server.doctor import exposure_checks, server_checks
 from server.federation import read_federation
+from server.local import free_ports
 
 HOST = "127.0.0.1"
 

@@ -211,7 +211,7 @@ def test_an_unregistered_key_is_refused(federation: Local, tmp_path: Path) -> No
         *(local._script("flower-supernode"), "--superlink", f"{LOOPBACK}:{federation.fleet_port}"),
         *("--root-certificates", federation.connection.root_certificates),
         *("--auth-supernode-private-key", str(stranger.node_key("stranger"))),
-        *("--port", str(local._free_ports(1)[0])),
+        *("--port", str(local.free_ports(1)[0])),
     ]
     environment = local._environment(tmp_path, "stranger")
     log = tmp_path / "log"  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
