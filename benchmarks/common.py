@@ -6,9 +6,11 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from client.app import app as client_app
 from client.settings import RunSettings, parse_settings
@@ -72,3 +74,16 @@ class Prepared:
         self.done += 1
         with flower_identity():
             self.federation.round(self.strategy, self.done)
+
+
+def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) -> None:
+    """An .npz of pictures (height, width, channels) of ten classes, ``samples`` per silo for training.
+
+    Half as many are for validation, half as many for testing.
+    """
+    rng = np.random.default_rng(0)
+    count = 2 * samples * silos
+    x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
+    np.savez(
+        file, x_train=x[::2], y_train=y[::2], x_val=x[1::4], y_val=y[1::4], x_test=x[3::4], y_test=y[3::4]
+    )

@@ -1,13 +1,15 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [vectorize] [--dataset mnist] [--repeats 5]
+    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [--dataset mnist] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
 and off. methods: one round of each method over one of FedAvg; ``gradients`` is how many gradients a method needs per
-FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. vectorize: one round of
-silos that take turns over one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos
-with 224 training rows of a random table of 30 columns each, whatever the data set.
+FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. algebra: one round of the
+methods with vector algebra of their own against plain loops of the same arithmetic (``bare.py``); 12 silos of 256
+random grey pictures of 28x28, batches of 64, whatever the data set. vectorize: one round of silos that take turns over
+one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224 training rows of a
+random table of 30 columns each, whatever the data set.
 """
 
 from __future__ import annotations
@@ -23,9 +25,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.common import Prepared, interleaved, ratios, table
-from client.silo import initial_model, open_data, use_threads
-from models.architectures import build
+from benchmarks.bare import METHODS, Loop
+from benchmarks.common import Prepared, interleaved, random_pictures, ratios, table
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
 GRADIENTS = {"fedavg-ft": 2, "fedprox-ft": 2, "apfl": 2, "ditto": 2, "fedalt": 2, "fedapm": 2, "per-fedavg": 2,
@@ -37,42 +38,12 @@ def values_of(dataset: str, silos: int) -> dict[str, object]:
     return {"dataset": dataset, "partition": partition, "silos": silos, "model": "auto", "threads": 0}
 
 
-class Bare:
-    """The same steps as a FedAvg round, and nothing else."""
-
-    def __init__(self, prepared: Prepared, channels_last: bool) -> None:
-        self.silos = []
-        settings, c = prepared.settings, prepared.settings.common
-        use_threads(c.threads)
-        for context in prepared.federation.grid.contexts.values():  # type: ignore[attr-defined]
-            data = open_data(settings, context)
-            x = torch.from_numpy(data.train.x.copy()).float().sub_(127.5).div_(127.5).permute(0, 3, 1, 2)
-            form = torch.channels_last if channels_last else torch.contiguous_format
-            x = x.clone(memory_format=form)
-            self.silos.append((x, torch.from_numpy(data.train.y.copy())))
-        name, options = settings.model_for(tuple(self.silos[0][0].shape[1:]))
-        self.net = build(name, tuple(self.silos[0][0].shape[1:]), 10, dict(options))
-        self.start = initial_model(name, tuple(self.silos[0][0].shape[1:]), 10, options, c.seed)("")
-        self.lr, self.batch = c.learning_rate, c.batch_size
-
-    def round(self) -> None:
-        parameters = list(self.net.parameters())
-        for x, y in self.silos:
-            for index in torch.randperm(len(y)).split(self.batch):  # type: ignore[no-untyped-call]
-                for p in parameters:
-                    p.grad = None
-                torch.nn.functional.cross_entropy(self.net(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
-                with torch.no_grad():
-                    for p in parameters:
-                        p.sub_(p.grad, alpha=self.lr)
-
-
 def floor(dataset: str, repeats: int) -> str:
     values = values_of(dataset, 12)
     engine, on_disk = Prepared(values), Prepared(values, on_disk=True)
     works = {
-        "plain loop": Bare(engine, channels_last=False).round,
-        "plain loop, channels-last": Bare(engine, channels_last=True).round,
+        "plain loop": Loop(engine, channels_last=False).round,
+        "plain loop, channels-last": Loop(engine).round,
         "engine": engine.round,
         "engine with checkpoints": on_disk.round,
     }
@@ -96,6 +67,26 @@ def methods(dataset: str, repeats: int) -> str:
         count = GRADIENTS.get(name, 1)
         rows.append([name, f"{relative[name]:.2f}", str(count), f"{relative[name] / count:.2f}"])
     return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
+
+
+def algebra(dataset: str, repeats: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "random.npz"
+        random_pictures(file, (28, 28, 1), 12, 256)
+        rounds = {
+            n: Prepared({**values_of(str(file), 12), "strategy": n, "learning-rate": 1e-4}) for n in METHODS
+        }
+        works = {}
+        for name, loop in METHODS.items():
+            rounds[name].round()  # past the first, which differs for several methods
+            works[f"{name}, bare"], works[name] = loop(rounds[name]).round, rounds[name].round
+        times = interleaved(works, repeats)
+    over_bare, over_engine = ratios(times, "fedavg, bare"), ratios(times, "fedavg")
+    rows = []
+    for name in METHODS:
+        own = ratios({name: times[name], "bare": times[f"{name}, bare"]}, "bare")[name]
+        rows.append([name, f"{over_bare[f'{name}, bare']:.2f}", f"{over_engine[name]:.2f}", f"{own:.2f}"])
+    return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
 
 
 # What is trained together, by name; and what server/lockstep.py does not, with its limits lifted.
@@ -154,13 +145,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods, vectorize")
+    parser.add_argument(
+        "what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize"
+    )
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     print(f"{torch.__version__}, {os.cpu_count()} cores, data set {given.dataset}\n")
     for name in given.what:
-        work = {"floor": floor, "methods": methods, "vectorize": vectorize}[name]
+        work = {"floor": floor, "methods": methods, "algebra": algebra, "vectorize": vectorize}[name]
         print(f"## {name}\n\n{work(given.dataset, given.repeats)}\n")
 
 

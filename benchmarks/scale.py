@@ -19,23 +19,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.common import Prepared, seconds, table
+from benchmarks.common import Prepared, random_pictures, seconds, table
 
 MIB = 2**20
 
 
 def one(values: dict[str, Any], shape: list[int], samples: int, marks: list[int]) -> dict[str, Any]:
     """Resident memory in MiB before and after so many rounds, the peak, and the seconds of the last round."""
-    rng = np.random.default_rng(0)
-    count = 2 * samples * values["silos"]  # half of them go into the validation and test parts
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "random.npz")
-        x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
-        np.savez(
-            file, x_train=x[::2], y_train=y[::2], x_val=x[1::4], y_val=y[1::4], x_test=x[3::4], y_test=y[3::4]
-        )
+        random_pictures(file, shape, values["silos"], samples)
         before = resident()
         prepared = Prepared({**values, "dataset": str(file), "partition": "iid", "threads": 0})
         memory, last = [], 0.0

@@ -186,6 +186,15 @@ class FlatModel:
         return {name: named.get(name, tensor).detach().cpu().clone() for name, tensor in whole.items()}
 
 
+def is_finite(vector: Tensor) -> bool:
+    """Whether every element is a finite number.
+
+    A sum is not finite where an element is not, and is made in a tenth of the time; only where it is not, which large
+    finite elements can cause too, is each looked at.
+    """
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+
+
 def gather(vector: Tensor, parts: Iterable[slice]) -> Tensor:
     """The parts of a vector, one behind the other, as a new vector."""
     return torch.cat([vector[part] for part in parts] or [vector.new_empty(0)])

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 from torch import Tensor
 
-from models.flat import FlatModel, Layout
+from models.flat import FlatModel, Layout, is_finite
 from models.metrics import classification_metrics, loss_function
 from models.training import (
     Optimizer,
@@ -226,7 +226,7 @@ class SiloClient(NumPyClient):
             vectors = [*vectors, self.model.buffers.clone()]
         personal = self.personal().clone()
         # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
-        if not all(bool(torch.isfinite(vector).all()) for vector in (personal, *vectors)):
+        if not all(is_finite(vector) for vector in (personal, *vectors)):
             raise ValueError("the local training diverged (a lower learning-rate may help)")
         trained = time.perf_counter()
         if config["evaluate"]:
@@ -510,7 +510,7 @@ class PersonalizedStrategy(Strategy):
                 raise ValueError(
                     f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)"
                 )
-            if not bool(torch.isfinite(vector).all()):
+            if not is_finite(vector):
                 raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
             vectors[name] = vector if home is None else vector.to(home.device)
         missing = set(self.client.uploads) - set(vectors)

@@ -53,7 +53,7 @@ class FedFomoClient(SiloClient):
         weights = {}
         for name in names:
             other = self.models[name].vector
-            gain = (mine - self.validation_loss(other)) / max(float((other - own).norm()), 1e-5)
+            gain = (mine - self.validation_loss(other)) / max(float(torch.dist(other, own)), 1e-5)
             if gain > 0:
                 weights[name] = gain
         total = sum(weights.values())

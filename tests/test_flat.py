@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.flat import Block, Entry, FlatModel, gather, scatter
+from models.flat import Block, Entry, FlatModel, gather, is_finite, scatter
 
 
 class Net(nn.Module):
@@ -221,3 +221,17 @@ def test_unflatten_gives_views(model: FlatModel) -> None:
     assert named["conv.weight"].shape == (2, 3, 1, 1)
     named["fc.bias"].zero_()
     assert vector[16:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_bad_element_is_found_wherever_it_is(bad: float) -> None:
+    for place in (0, 17, 999):
+        vector = torch.ones(1000)
+        vector[place] = bad
+        assert not is_finite(vector)
+
+
+def test_infinities_that_cancel_and_sums_that_overflow() -> None:
+    assert not is_finite(torch.tensor([float("inf"), float("-inf")]))
+    assert is_finite(torch.full((4,), torch.finfo(torch.float32).max))
+    assert is_finite(torch.empty(0))

@@ -1,0 +1,217 @@
+"""What a round must cost: FedAvg and the methods with algebra of their own as plain loops, without a federation.
+
+Each class holds one method's steps and its vector operations in as few passes over memory as the formulas allow, on
+float pictures, vectors and matrices that are there beforehand: no settings, messages, state, seeds or checks. What the
+engine needs beyond them is its overhead. The formulas are in ``strategies/``; a silo is a row of ``own``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Prepared
+from client.silo import initial_model, open_data, use_threads
+from models.architectures import build
+from models.flat import FlatModel
+
+
+class Loop:
+    """One epoch of SGD in every silo from the global model, then their mean: FedAvg."""
+
+    def __init__(self, prepared: Prepared, channels_last: bool = True) -> None:
+        settings, c = prepared.settings, prepared.settings.common
+        use_threads(c.threads)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.train, self.val = [], []
+        for context in prepared.federation.grid.contexts.values():  # type: ignore[attr-defined]
+            data = open_data(settings, context)
+            for part, found in ((data.train, self.train), (data.val, self.val)):
+                x = torch.from_numpy(part.x.copy()).float().sub_(127.5).div_(127.5).permute(0, 3, 1, 2)
+                found.append((x.clone(memory_format=layout), torch.from_numpy(part.y.copy())))
+        shape = tuple(self.train[0][0].shape[1:])
+        name, options = settings.model_for(shape)
+        self.model = FlatModel(build(name, shape, data.classes, dict(options)))
+        self.w, self.g = self.model.vector, self.model.gradient
+        self.settings, self.rate, self.batch = prepared.strategy.settings, c.learning_rate, c.batch_size
+        self.center = initial_model(name, shape, data.classes, options, c.seed)("").clone()
+        self.own = self.center.repeat(len(self.train), 1)
+
+    def gradients(self, silo: int) -> Iterator[None]:
+        """One epoch; before each ``yield`` the gradient of the next batch at ``w`` has been put into ``g``."""
+        x, y = self.train[silo]
+        for index in torch.randperm(len(y)).split(self.batch):  # type: ignore[no-untyped-call]
+            self.g.zero_()
+            torch.nn.functional.cross_entropy(self.model.module(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+            yield
+
+    def round(self) -> None:
+        for i in range(len(self.own)):
+            self.w.copy_(self.center)
+            for _ in self.gradients(i):
+                self.w.sub_(self.g, alpha=self.rate)
+            self.own[i] = self.w
+        torch.mean(self.own, 0, out=self.center)
+
+
+class Ditto(Loop):
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.personal = self.own.clone()
+
+    def round(self) -> None:
+        for i in range(len(self.own)):
+            self.w.copy_(self.center)
+            for _ in self.gradients(i):
+                self.w.sub_(self.g, alpha=self.rate)
+            self.own[i] = self.w
+            self.w.copy_(self.personal[i])
+            for _ in self.gradients(i):
+                self.g.add_(self.w, alpha=self.settings.lambda_).sub_(
+                    self.center, alpha=self.settings.lambda_
+                )
+                self.w.sub_(self.g, alpha=self.rate)
+            self.personal[i] = self.w
+        torch.mean(self.own, 0, out=self.center)
+
+
+class Mixing(Loop):
+    """FedAMP and DiversiFed: all distances, a (silos x silos) matrix times all models, a proximal term."""
+
+    def round(self) -> None:
+        distances = torch.cdist(self.own, self.own, compute_mode="donot_use_mm_for_euclid_dist")
+        mixtures = distances.softmax(1) @ self.own
+        weight = self.settings.lambda_ / self.settings.step
+        for i, mixture in enumerate(mixtures):
+            self.w.copy_(mixture if self.settings.start == "received" else self.own[i])
+            for _ in self.gradients(i):
+                self.g.add_(self.w, alpha=weight).sub_(mixture, alpha=weight)
+                self.w.sub_(self.g, alpha=self.rate)
+            self.own[i] = self.w
+
+
+class FedFomo(Loop):
+    @torch.no_grad()
+    def validation_loss(self, silo: int, model: Tensor) -> float:
+        self.w.copy_(model)
+        x, y = self.val[silo]
+        return float(torch.nn.functional.cross_entropy(self.model.module(x), y))
+
+    def round(self) -> None:
+        received = self.own.clone()
+        for i in range(len(received)):
+            mine = self.validation_loss(i, received[i])
+            weights = torch.zeros(len(received))
+            for j in range(len(received)):
+                if j != i:
+                    gain = mine - self.validation_loss(i, received[j])
+                    weights[j] = gain / max(float(torch.dist(received[j], received[i])), 1e-5)
+            weights.clamp_(min=0)
+            weights /= weights.sum().clamp(min=1e-12)
+            weights[i] += 1 - weights.sum()
+            torch.mv(received.t(), weights, out=self.w)
+            for _ in self.gradients(i):
+                self.w.sub_(self.g, alpha=self.rate)
+            self.own[i] = self.w
+
+
+class FedALA(Loop):
+    """A later round: the last layer's weights are learned for one epoch over features that are computed once."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.head = self.model.layout.blocks[-1].slice
+        self.mix = torch.ones(len(self.own), self.head.stop - self.head.start)
+        self.found = torch.empty(0)
+        self.model.last_block.register_forward_pre_hook(self.keep)
+
+    def keep(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.found = inputs[0]
+
+    def round(self) -> None:
+        head, model = self.head, self.model
+        for i, (x, y) in enumerate(self.train):
+            own, difference = self.own[i][head], self.center[head] - self.own[i][head]
+            self.w.copy_(self.center)
+            torch.addcmul(own, difference, self.mix[i], out=self.w[head])
+            sample = torch.randperm(len(y))[: int(len(y) * self.settings.sample_percent / 100)]
+            with torch.no_grad():
+                model.module(x[sample])
+            found, y = self.found, y[sample]
+            for index in torch.randperm(len(sample)).split(self.batch):  # type: ignore[no-untyped-call]
+                self.g[head].zero_()
+                logits = model.last_block(found[index])
+                torch.nn.functional.cross_entropy(logits, y[index]).backward()  # type: ignore[no-untyped-call]
+                self.mix[i].addcmul_(self.g[head], difference, value=-self.settings.eta).clamp_(0, 1)
+                torch.addcmul(own, difference, self.mix[i], out=self.w[head])
+            for _ in self.gradients(i):
+                self.w.sub_(self.g, alpha=self.rate)
+            self.own[i] = self.w
+        torch.mean(self.own, 0, out=self.center)
+
+
+class FedAPM(Loop):
+    """The last layers are personal: an epoch for them, below which nothing is differentiated, one for the others."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.cut = self.model.layout.blocks[-self.settings.layers].start
+        self.dual = torch.zeros_like(self.own[:, : self.cut])
+        self.z = self.dual.clone()
+
+    def round(self) -> None:
+        cut, s, alpha = self.cut, self.settings, 1 / len(self.own)
+        shared, private = slice(0, cut), slice(cut, len(self.w))
+        w, g, u = self.w, self.g, self.center[:cut]
+        for i, own in enumerate(self.own):
+            w.copy_(own)
+            self.model.freeze(shared)
+            for _ in self.gradients(i):
+                g[private].mul_(alpha).add_(w[private], alpha=s.sigma).sub_(own[private], alpha=s.sigma)
+                w[private].sub_(g[private], alpha=self.rate)
+            w[shared] = u
+            self.model.freeze(private)
+            for _ in self.gradients(i):
+                g[shared].mul_(alpha).add_(self.dual[i]).add_(w[shared], alpha=s.rho).sub_(u, alpha=s.rho)
+                w[shared].sub_(g[shared], alpha=self.rate)
+            self.model.freeze()
+            own.copy_(w)
+            self.dual[i].add_(w[shared] - u, alpha=s.rho)
+            torch.add(w[shared], self.dual[i], alpha=1 / s.rho, out=self.z[i])
+        torch.mean(self.z, 0, out=u)
+
+
+class Apple(Loop):
+    """Every step mixes all core models and takes the gradient's inner product with each of them."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.dr = torch.full((len(self.own), len(self.own)), 1 / len(self.own))
+
+    def round(self) -> None:
+        cores, learned = self.own.clone(), self.own.clone()
+        p0, prox = self.dr[0].clone(), self.settings.mu
+        for i, dr in enumerate(self.dr):
+            cores[i - 1] = self.own[i - 1]  # the previous silo worked in its own row
+            torch.mv(cores.t(), dr, out=self.w)
+            for _ in self.gradients(i):
+                slope = torch.mv(cores, self.g).add_(dr - p0, alpha=prox)
+                cores[i].sub_(self.g, alpha=self.rate * float(dr[i]))
+                dr.sub_(slope, alpha=self.settings.dr_learning_rate)
+                torch.mv(cores.t(), dr, out=self.w)
+            learned[i] = cores[i]
+        self.own = learned
+
+
+METHODS: dict[str, type[Loop]] = {
+    "fedavg": Loop,
+    "apple": Apple,
+    "fedfomo": FedFomo,
+    "fedamp": Mixing,
+    "diversifed": Mixing,
+    "fedala": FedALA,
+    "ditto": Ditto,
+    "fedapm": FedAPM,
+}
