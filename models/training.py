@@ -67,9 +67,7 @@ class Samples:
         return len(self.y)
 
     def take(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b,)."""
-        if isinstance(index, Tensor):
-            index = index.to(self.y.device)
+        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b,). ``index`` is on the device."""
         x = self.x[index]
         if x.dtype == torch.uint8:
             x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
@@ -77,14 +75,21 @@ class Samples:
 
 
 def batches(
-    n: int, size: int, epochs: int, rng: torch.Generator, *, merge_single: bool = False
+    n: int,
+    size: int,
+    epochs: int,
+    rng: torch.Generator,
+    *,
+    merge_single: bool = False,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Tensor]:
     """Index tensors of shuffled mini-batches, every sample once per epoch, the last batch of an epoch smaller.
 
-    ``merge_single`` joins a last batch of one sample to the batch before it (BatchNorm cannot train on one sample).
+    They go to ``device`` once per epoch. ``merge_single`` joins a last batch of one sample to the batch before it
+    (BatchNorm cannot train on one sample).
     """
     for _ in range(epochs):
-        parts = list(torch.split(torch.randperm(n, generator=rng), size))
+        parts = list(torch.split(torch.randperm(n, generator=rng).to(device), size))
         if merge_single and len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
         yield from parts

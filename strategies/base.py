@@ -144,9 +144,11 @@ class SiloClient(NumPyClient):
         rng = generator(c.seed, self.silo.name, self.round, purpose)
         seed_dropout(rng)
         epochs = c.local_epochs if epochs is None else epochs
-        single = self.model.has_batch_norm
-        for index in batches(len(self.silo.train), c.batch_size, epochs, rng, merge_single=single):
-            yield self.silo.train.take(index)
+        train, single = self.silo.train, self.model.has_batch_norm
+        for index in batches(
+            len(train), c.batch_size, epochs, rng, merge_single=single, device=train.y.device
+        ):
+            yield train.take(index)
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""

@@ -131,7 +131,8 @@ class AlaClient(SiloClient):
         seed_dropout(rng)
         loss = torch.zeros(())
         count = max(1, int(len(train) * self.ala.sample_percent / 100))
-        for index in batches(count, self.common.batch_size, 1, rng, merge_single=model.has_batch_norm):
+        size, single, device = self.common.batch_size, model.has_batch_norm, train.y.device
+        for index in batches(count, size, 1, rng, merge_single=single, device=device):
             loss = loss_gradient(model, *take(index), self.loss, network)
             slope = gather(model.gradient, parts)
             weights.addcmul_(slope, difference, value=-self.ala.eta).clamp_(0, 1)

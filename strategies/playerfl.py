@@ -73,7 +73,7 @@ class PLayerClient(PartialClient):
         train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
         for _ in range(count):
             index = torch.randint(len(train), (min(self.common.batch_size, len(train)),), generator=rng)
-            self.gradient(*train.take(index))
+            self.gradient(*train.take(index.to(train.y.device)))
             gradient.add_(self.model.gradient, alpha=1 / count)
         self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
         squares = (trained * gradient).square()
