@@ -87,7 +87,7 @@ class AppleClient(SiloClient):
         self.cores = torch.stack([self._core(name) for name in self.names])
         dr = self.state.arrays.get("dr")
         self.dr = self._initial_dr() if dr is None else dr.to(self.model.device, copy=True)
-        return self.dr @ self.cores
+        return torch.mv(self.cores.t(), self.dr)
 
     def _core(self, name: str) -> Tensor:
         """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
 
@@ -447,8 +447,7 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out what is unusable (``self.rejected`` says why), aggregate the rest sorted by silo name."""
-        updates = self.updates(replies)
-        usable = self._reject_exploding(updates)
+        usable = self._reject_exploding(self._in_one_place(self.updates(replies)))
         if not usable:
             reasons = (
                 "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
@@ -500,7 +499,6 @@ class PersonalizedStrategy(Strategy):
                 f"a reply of {config['silo']} for round {config['round']}, not of {silo} for {self.round}"
             )
         metrics = cast(dict[str, float], dict(cast(MetricRecord, reply.content["metrics"])))
-        home = next(iter(self.state.arrays.values()), None)
         vectors = {}
         for name, model in payload.models.items():
             vector, size = model.vector, self.upload_size(name)
@@ -514,12 +512,22 @@ class PersonalizedStrategy(Strategy):
                 )
             if not is_finite(vector):
                 raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
-            vectors[name] = vector if home is None else vector.to(home.device)
+            vectors[name] = vector
         missing = set(self.client.uploads) - set(vectors)
         if missing:
             raise ValueError(f"the reply lacks {', '.join(sorted(missing))}")
         samples = self.silos[silo].n_train  # its data card's word, not another one per round
         return Update(silo, samples, vectors, payload.numbers, metrics)
+
+    def _in_one_place(self, updates: list[Update]) -> list[Update]:
+        """The updates on the first one's device, and the state too: on the GPU of silos that run in this process."""
+        device = next((vector.device for u in updates for vector in u.vectors.values()), None)
+        if device is None:
+            return updates
+        self.state.arrays = {name: tensor.to(device) for name, tensor in self.state.arrays.items()}
+        return [
+            replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()}) for u in updates
+        ]
 
     def _reject_exploding(self, updates: list[Update]) -> list[Update]:
         """Leave out a model whose norm is over a thousand times the median of this round's."""

@@ -71,9 +71,9 @@ class PLayerClient(PartialClient):
         rng = generator(self.common.seed, self.silo.name, self.round, "sensitivity")
         trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
         train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
-        for _ in range(count):
-            index = torch.randint(len(train), (min(self.common.batch_size, len(train)),), generator=rng)
-            self.gradient(*train.take(index.to(train.y.device)))
+        size = min(self.common.batch_size, len(train))
+        for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
+            self.gradient(*train.take(index))
             gradient.add_(self.model.gradient, alpha=1 / count)
         self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
         squares = (trained * gradient).square()

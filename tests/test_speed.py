@@ -12,7 +12,6 @@ import pytest
 import torch
 from flwr.app import Array, Message
 from tiny import Files, forget_models
-from torch.overrides import TorchFunctionMode
 
 import client.app
 import client.silo
@@ -21,7 +20,6 @@ from client.settings import parse_settings
 from models.training import Samples
 from server.engine import InProcessGrid, flower_identity
 from server.loop import Federation, Progress
-from strategies import strategies
 from strategies.payload import TensorArray
 
 METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
@@ -94,48 +92,6 @@ def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> 
     run(strategy="fedavg", rounds=4, silos=3, files=three)
     opened = {name: number for name, number in counts.items() if name.startswith("open")}
     assert opened == {f"open {file}": 1 for file in three.values()}
-
-
-class Waits(TorchFunctionMode):
-    """Counts what makes the processor wait for a GPU: copies to and from it, and numbers and truths of tensors."""
-
-    NAMES = (
-        "to",
-        "cpu",
-        "cuda",
-        "numpy",
-        "item",
-        "tolist",
-        "nonzero",
-        "__float__",
-        "__int__",
-        "__bool__",
-        "__index__",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_function__(
-        self, called: Any, types: Any, given: tuple[Any, ...] = (), named: Any = None
-    ) -> Any:
-        name = getattr(called, "__name__", "")
-        if name in self.NAMES:
-            self.found[name] += 1
-        return called(*given, **named or {})
-
-
-@pytest.mark.parametrize("strategy", sorted(strategies()))
-def test_no_step_waits_for_the_device(strategy: str) -> None:
-    """Three times the steps per epoch wait as often: once per epoch and round, whatever the method."""
-    found = []
-    for size in (10, 10, 30):  # the first run reads the data and builds the network
-        with Waits() as waits:
-            run(strategy=strategy, rounds=2, batch_size=size, evaluate_every=0, **{"fedala.max-epochs": 1})
-        found.append(waits.found)
-    assert found[1] == found[2]
-    assert found[1]["to"]
 
 
 class Alive:

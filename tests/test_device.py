@@ -1,0 +1,73 @@
+"""Silos on a device that is not the CPU (tests/phony.py): the CPU's numbers, and what crosses between the two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from phony import DEVICE, phony_device
+
+import client.app
+import client.silo
+from client.settings import parse_settings
+from server.engine import InProcessGrid, flower_identity
+from server.history import Row
+from server.loop import Federation
+from strategies import strategies
+
+SILOS = 4
+VALUES: dict[str, Any] = {
+    "silos": SILOS,
+    "dataset": "digits",
+    "partition": "iid",
+    "model": "mlp",
+    "mlp.hidden": "8",
+    "threads": 1,
+    "device": "cpu",
+    "fedala.max-epochs": 2,
+    "fedrep.head-epochs": 2,
+    "pfedme.inner-steps": 2,
+}
+
+
+def run(**changes: Any) -> Federation:
+    settings = parse_settings({**VALUES, **{k.replace("_", "-"): v for k, v in changes.items()}})
+    federation = Federation(InProcessGrid(client.app.app, SILOS, settings.flat()), settings)
+    with flower_identity():
+        federation.run()
+    return federation
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (client.app, client.silo):
+        monkeypatch.setattr(module, "device_of", lambda *_: DEVICE)
+
+
+def figures(federation: Federation) -> list[Row]:
+    return [row for row in federation.history.rows if "seconds" not in row.metric]
+
+
+@pytest.mark.parametrize("strategy", sorted(strategies()))
+def test_every_method_gives_the_numbers_of_the_cpu(strategy: str, request: pytest.FixtureRequest) -> None:
+    on_cpu = figures(run(strategy=strategy, rounds=3))
+    request.getfixturevalue("on_device")
+    with phony_device():
+        assert figures(run(strategy=strategy, rounds=3)) == on_cpu
+
+
+@pytest.mark.parametrize("strategy", sorted(strategies()))
+def test_models_and_data_stay_on_the_device(strategy: str, on_device: None) -> None:
+    """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
+    crossings = []
+    for rounds, batch_size in ((2, 128), (3, 128), (3, 64)):
+        with phony_device() as crossed:
+            federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
+        crossings.append(crossed)
+    samples = max(card["n_train"] for card in federation.cards.values())
+    third_round = crossings[1] - crossings[0]
+    assert all(scalars <= (samples if way == "in" else SILOS) for way, scalars in third_round)
+    assert third_round["in", samples] and third_round["read", 1]
+    times = [Counter(way for way, _ in crossed.elements()) for crossed in crossings]
+    assert times[1] == times[2]
