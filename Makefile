@@ -32,7 +32,7 @@ demo: install
 
 # The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
 bench: install
-	$(BIN)/python -m benchmarks.engine floor methods --repeats 5
+	$(BIN)/python -m benchmarks.engine floor methods algebra --repeats 5
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -7,13 +7,13 @@ engine needs beyond them is its overhead. The formulas are in ``strategies/``; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import Prepared
-from client.silo import initial_model, open_data, use_threads
+from client.silo import device_of, initial_model, open_data, use_threads
 from models.architectures import build
 from models.flat import FlatModel
 
@@ -26,23 +26,29 @@ class Loop:
         use_threads(c.threads)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.train, self.val = [], []
-        for context in prepared.federation.grid.contexts.values():  # type: ignore[attr-defined]
+        contexts = list(prepared.federation.grid.contexts.values())  # type: ignore[attr-defined]
+        self.device = device_of(settings, contexts[0])
+        for context in contexts:
             data = open_data(settings, context)
             for part, found in ((data.train, self.train), (data.val, self.val)):
                 x = torch.from_numpy(part.x.copy()).float().sub_(127.5).div_(127.5).permute(0, 3, 1, 2)
-                found.append((x.clone(memory_format=layout), torch.from_numpy(part.y.copy())))
+                y = torch.from_numpy(part.y.copy())
+                found.append((x.to(self.device, memory_format=layout, copy=True), y.to(self.device)))
         shape = tuple(self.train[0][0].shape[1:])
         name, options = settings.model_for(shape)
-        self.model = FlatModel(build(name, shape, data.classes, dict(options)))
+        self.model = FlatModel(build(name, shape, data.classes, dict(options)), self.device)
         self.w, self.g = self.model.vector, self.model.gradient
         self.settings, self.rate, self.batch = prepared.strategy.settings, c.learning_rate, c.batch_size
-        self.center = initial_model(name, shape, data.classes, options, c.seed)("").clone()
+        self.center = initial_model(name, shape, data.classes, options, c.seed)("").to(self.device, copy=True)
         self.own = self.center.repeat(len(self.train), 1)
+
+    def batches(self, samples: int) -> Iterable[Tensor]:
+        return torch.randperm(samples, device=self.device).split(self.batch)  # type: ignore[no-any-return, no-untyped-call]
 
     def gradients(self, silo: int) -> Iterator[None]:
         """One epoch; before each ``yield`` the gradient of the next batch at ``w`` has been put into ``g``."""
         x, y = self.train[silo]
-        for index in torch.randperm(len(y)).split(self.batch):  # type: ignore[no-untyped-call]
+        for index in self.batches(len(y)):
             self.g.zero_()
             torch.nn.functional.cross_entropy(self.model.module(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
             yield
@@ -103,7 +109,7 @@ class FedFomo(Loop):
         received = self.own.clone()
         for i in range(len(received)):
             mine = self.validation_loss(i, received[i])
-            weights = torch.zeros(len(received))
+            weights = torch.zeros(len(received), device=self.device)
             for j in range(len(received)):
                 if j != i:
                     gain = mine - self.validation_loss(i, received[j])
@@ -123,7 +129,7 @@ class FedALA(Loop):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.head = self.model.layout.blocks[-1].slice
-        self.mix = torch.ones(len(self.own), self.head.stop - self.head.start)
+        self.mix = torch.ones_like(self.own[:, self.head])
         self.found = torch.empty(0)
         self.model.last_block.register_forward_pre_hook(self.keep)
 
@@ -136,11 +142,12 @@ class FedALA(Loop):
             own, difference = self.own[i][head], self.center[head] - self.own[i][head]
             self.w.copy_(self.center)
             torch.addcmul(own, difference, self.mix[i], out=self.w[head])
-            sample = torch.randperm(len(y))[: int(len(y) * self.settings.sample_percent / 100)]
+            count = int(len(y) * self.settings.sample_percent / 100)
+            sample = torch.randperm(len(y), device=self.device)[:count]
             with torch.no_grad():
                 model.module(x[sample])
             found, y = self.found, y[sample]
-            for index in torch.randperm(len(sample)).split(self.batch):  # type: ignore[no-untyped-call]
+            for index in self.batches(count):
                 self.g[head].zero_()
                 logits = model.last_block(found[index])
                 torch.nn.functional.cross_entropy(logits, y[index]).backward()  # type: ignore[no-untyped-call]
@@ -188,7 +195,7 @@ class Apple(Loop):
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
-        self.dr = torch.full((len(self.own), len(self.own)), 1 / len(self.own))
+        self.dr = self.own.new_full((len(self.own), len(self.own)), 1 / len(self.own))
 
     def round(self) -> None:
         cores, learned = self.own.clone(), self.own.clone()

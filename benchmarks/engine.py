@@ -1,6 +1,7 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [--dataset mnist] [--repeats 5]
+    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [--dataset mnist] [--device cuda]
+                                [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
@@ -33,13 +34,16 @@ GRADIENTS = {"fedavg-ft": 2, "fedprox-ft": 2, "apfl": 2, "ditto": 2, "fedalt": 2
              "pfedme": 5, "fedrep": 11}  # fmt: skip
 
 
-def values_of(dataset: str, silos: int) -> dict[str, object]:
-    partition = "apple-practical" if dataset == "mnist" else "iid"
-    return {"dataset": dataset, "partition": partition, "silos": silos, "model": "auto", "threads": 0}
+Values = dict[str, object]
 
 
-def floor(dataset: str, repeats: int) -> str:
-    values = values_of(dataset, 12)
+def values_of(given: Values, silos: int) -> Values:
+    partition = "apple-practical" if given["dataset"] == "mnist" else "iid"
+    return {"partition": partition, "silos": silos, "model": "auto", "threads": 0, **given}
+
+
+def floor(given: Values, repeats: int) -> str:
+    values = values_of(given, 12)
     engine, on_disk = Prepared(values), Prepared(values, on_disk=True)
     works = {
         "plain loop": Loop(engine, channels_last=False).round,
@@ -53,10 +57,10 @@ def floor(dataset: str, repeats: int) -> str:
     return table(rows, ["one round", "seconds", "over the plain loop", "over the channels-last loop"])
 
 
-def methods(dataset: str, repeats: int) -> str:
+def methods(given: Values, repeats: int) -> str:
     from strategies import strategies
 
-    prepared = {n: Prepared({**values_of(dataset, 12), "strategy": n}) for n in strategies()}
+    prepared = {n: Prepared({**values_of(given, 12), "strategy": n}) for n in strategies()}
     for one in prepared.values():  # past the first rounds, which differ for several methods
         one.round()
         one.round()
@@ -69,12 +73,15 @@ def methods(dataset: str, repeats: int) -> str:
     return table(rows, ["method", "round over FedAvg's", "gradients", "overhead"])
 
 
-def algebra(dataset: str, repeats: int) -> str:
+def algebra(given: Values, repeats: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "random.npz"
         random_pictures(file, (28, 28, 1), 12, 256)
         rounds = {
-            n: Prepared({**values_of(str(file), 12), "strategy": n, "learning-rate": 1e-4}) for n in METHODS
+            n: Prepared(
+                {**values_of({**given, "dataset": str(file)}, 12), "strategy": n, "learning-rate": 1e-4}
+            )
+            for n in METHODS
         }
         works = {}
         for name, loop in METHODS.items():
@@ -90,7 +97,7 @@ def algebra(dataset: str, repeats: int) -> str:
 
 
 # What is trained together, by name; and what server/lockstep.py does not, with its limits lifted.
-TOGETHER: dict[str, dict[str, object]] = {
+TOGETHER: dict[str, Values] = {
     "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
     "FedAvg, MLP 64, batch 64": {"batch-size": 64},
@@ -101,7 +108,7 @@ TOGETHER: dict[str, dict[str, object]] = {
     "APPLE, MLP 64, batch 10": {"strategy": "apple", "batch-size": 10},
     "FedALA, MLP 64, batch 10": {"strategy": "fedala", "batch-size": 10},
 }  # fmt: skip
-LIFTED: dict[str, dict[str, object]] = {
+LIFTED: dict[str, Values] = {
     "FedAvg, MLP 512, batch 64": {"mlp.hidden": "512", "batch-size": 64},
     "FedAvg, MLP 1024, batch 10": {"mlp.hidden": "1024", "batch-size": 10},
     "FedAvg, small-cnn on digits, batch 10": {"dataset": "digits", "model": "small-cnn", "batch-size": 10},
@@ -115,22 +122,23 @@ def random_table(path: Path, rows: int) -> None:
     np.savez(path, x=x, y=(x @ rng.normal(size=30) > 0).astype(np.int64))
 
 
-def vectorize(dataset: str, repeats: int) -> str:
+def vectorize(given: Values, repeats: int) -> str:
     rows = []
     for silos in (12, 40, 100):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "table.npz"
             random_table(file, 280 * silos)
+            values = values_of({**given, "dataset": str(file)}, silos)
             for name, own in TOGETHER.items():
-                rows.append([name, *turns_and_together({**values_of(str(file), silos), **own}, repeats)])
+                rows.append([name, *turns_and_together({**values, **own}, repeats)])
             with patch.multiple("server.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
                 for name, own in LIFTED.items():
-                    cells = turns_and_together({**values_of(str(file), silos), **own}, repeats)
+                    cells = turns_and_together({**values, **own}, repeats)
                     rows.append([f"{name} (limits lifted)", *cells])
     return table(rows, ["what", "silos", "in turns, seconds", "together, seconds", "faster by"])
 
 
-def turns_and_together(values: dict[str, object], repeats: int) -> list[str]:
+def turns_and_together(values: Values, repeats: int) -> list[str]:
     """Silos, seconds of a round in turns and together, and how many times faster the second is."""
     values = {"model": "mlp", "threads": 1} | {k: v for k, v in values.items() if v not in ("auto", 0)}
     prepared = {"turns": Prepared(values), "together": Prepared({**values, "vectorize": True})}
@@ -149,12 +157,14 @@ def main() -> None:
         "what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize"
     )
     parser.add_argument("--dataset", default="digits")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    print(f"{torch.__version__}, {os.cpu_count()} cores, data set {given.dataset}\n")
+    print(f"{torch.__version__}, {given.device}, {os.cpu_count()} cores, data set {given.dataset}\n")
+    values = {"dataset": given.dataset, "device": given.device}
     for name in given.what:
         work = {"floor": floor, "methods": methods, "algebra": algebra, "vectorize": vectorize}[name]
-        print(f"## {name}\n\n{work(given.dataset, given.repeats)}\n")
+        print(f"## {name}\n\n{work(values, given.repeats)}\n")
 
 
 if __name__ == "__main__":
