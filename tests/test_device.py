@@ -25,6 +25,8 @@ VALUES: dict[str, Any] = {
     "mlp.hidden": "8",
     "threads": 1,
     "device": "cpu",
+    "optimizer": "adam",
+    "optimizer-state": "keep",
     "fedala.max-epochs": 2,
     "fedrep.head-epochs": 2,
     "pfedme.inner-steps": 2,
