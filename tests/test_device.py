@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from phony import DEVICE, phony_device
+from test_resume import Crash, crash_after
 
 import client.app
 import client.silo
 from client.settings import parse_settings
 from server.engine import InProcessGrid, flower_identity
 from server.history import Row
-from server.loop import Federation
+from server.loop import Federation, Progress
+from server.rundir import RunDirectory
 from strategies import strategies
 
 SILOS = 4
@@ -33,9 +37,14 @@ VALUES: dict[str, Any] = {
 }
 
 
-def run(**changes: Any) -> Federation:
+def run(
+    folder: Path | None = None, watch: Callable[[Progress], None] | None = None, **changes: Any
+) -> Federation:
     settings = parse_settings({**VALUES, **{k.replace("_", "-"): v for k, v in changes.items()}})
-    federation = Federation(InProcessGrid(client.app.app, SILOS, settings.flat()), settings)
+    directory = RunDirectory(folder) if folder else None
+    states = directory and directory.checkpoint(settings.run_key) / "silos"
+    grid = InProcessGrid(client.app.app, SILOS, settings.flat(), states)
+    federation = Federation(grid, settings, directory, watch)
     with flower_identity():
         federation.run()
     return federation
@@ -73,3 +82,13 @@ def test_models_and_data_stay_on_the_device(strategy: str, on_device: None) -> N
     assert third_round["in", samples] and third_round["read", 1]
     times = [Counter(way for way, _ in crossed.elements()) for crossed in crossings]
     assert times[1] == times[2]
+
+
+@pytest.mark.parametrize("strategy", ["apple", "fedala", "fedapm", "fedfomo"])
+def test_a_run_goes_on_from_its_files(strategy: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    on_cpu = figures(run(strategy=strategy, rounds=4))
+    request.getfixturevalue("on_device")
+    with phony_device():
+        with pytest.raises(Crash):
+            run(tmp_path, crash_after(2), strategy=strategy, rounds=4)
+        assert figures(run(tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu
