@@ -320,8 +320,9 @@ class Federation:
         progress = Progress(
             server_round, self.common.rounds, silos, accuracy, seconds, total, dict(strategy.rejected)
         )
-        log(INFO, "round %d/%d: %d silos, accuracy %.4f, %.1f s, %d bytes", server_round, self.common.rounds, silos,
-            accuracy, seconds, total)  # fmt: skip
+        result = f"accuracy {accuracy:.4f}" if values else "not evaluated"
+        log(INFO, "round %d/%d: %d silos, %s, %.1f s, %d bytes", server_round, self.common.rounds, silos, result,
+            seconds, total)  # fmt: skip
         if self.directory is not None:
             self.directory.progress(
                 "round", strategy=self.common.strategy, seed=self.common.seed, round=server_round,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,7 +107,8 @@ def run_one(
             if done is None:
                 skip(bar, progress.round - 1)
             bar.set_description(run.run_key, refresh=False)
-            bar.set_postfix_str(f"accuracy {progress.accuracy:.4f}", refresh=False)
+            if not math.isnan(progress.accuracy):  # the last evaluated round's stays
+                bar.set_postfix_str(f"accuracy {progress.accuracy:.4f}", refresh=False)
             bar.update()
         done = progress.round
         record(progress.round)

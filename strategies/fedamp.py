@@ -9,6 +9,10 @@ Huang et al., AAAI 2021, arXiv 2007.03797. min sum_i f_i(w_i) + λ sum_{i<j} A(|
 Sent, kept, absent silos: see strategies/mixing.py. Special cases: λ = 0 and ``start = "own"`` is Local; models far
 apart (all A' = 0) give u_i = w_i; HeurFedAMP with ξ = 1 too; ξ = 1/N and σ = 0 is the plain average. For real networks
 d² is far above σ and FedAMP quietly becomes Local with a proximal term: the paper's σ suits small distances.
+
+u_i is a convex combination only where a sum_j A' <= 1. With the step of 1000 that experiments use, models near each
+other break that: w_i gets a weight of minus thousands, and training diverges. ``convex`` divides such a row by
+a sum_j A'; without it the formula stands as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ class AmpSettings(MixingSettings):
 
     sigma: float = setting(0.1, "width of the attention", symbol="σ", above=0)
     step: float = setting(1000.0, "the server's step", symbol="a", above=0)
+    convex: bool = setting(True, "a silo's step is shortened to where its own weight would be negative")
 
 
 class FedAMP(MixingStrategy):
@@ -41,6 +46,8 @@ class FedAMP(MixingStrategy):
         s = self.settings
         pull = s.step * torch.exp(-squared_distances(models) / s.sigma) / s.sigma
         pull.fill_diagonal_(0)
+        if s.convex:
+            pull /= pull.sum(1, keepdim=True).clamp(min=1)
         return pull + torch.diag(1 - pull.sum(1))
 
 

@@ -44,10 +44,17 @@ def some_models(n: int, size: int = 7, scale: float = 1.0, seed: int = 0) -> Ten
 
 
 def test_fedamp_by_hand() -> None:
-    """w = (0, 0), (1, 0), (0, 2): squared distances 1, 4, 5. σ = 2, a = 3: a A' = (3/2) exp(-d²/2)."""
+    """w = (0, 0), (1, 0), (0, 2): squared distances 1, 4, 5. σ = 2, a = 3: a A' = (3/2) exp(-d²/2).
+
+    That is p = 0.910, q = 0.203, r = 0.123: p + q and p + r exceed 1: a convex combination has these
+    rows divided by it.
+    """
     models = torch.tensor([[0.0, 0], [1, 0], [0, 2]])
     p, q, r = (1.5 * math.exp(-d / 2) for d in (1, 4, 5))
     expected = [[1 - p - q, p, q], [p, 1 - p - r, r], [q, r, 1 - q - r]]
+    found = coefficients("fedamp", models, sigma=2.0, step=3.0, convex=False)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+    expected[:2] = [0.0, p / (p + q), q / (p + q)], [p / (p + r), 0.0, r / (p + r)]
     found = coefficients("fedamp", models, sigma=2.0, step=3.0)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
