@@ -189,9 +189,8 @@ class Adam:
         if self.weight_decay:
             gradient = gradient.add(vector, alpha=self.weight_decay)
         beta1, beta2 = self.betas
-        self.state["steps"] = (
-            self.state["steps"].cpu() + 1
-        )  # a count on a GPU would make every step wait for it
+        # Reading a count that is kept on a GPU would make every step wait for it.
+        self.state["steps"] = self.state["steps"].cpu() + 1
         steps = self.state["steps"].item()
         m = self.state["m"].lerp_(gradient, 1 - beta1)
         v = self.state["v"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
