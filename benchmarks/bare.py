@@ -16,6 +16,7 @@ from benchmarks.common import Prepared
 from client.silo import device_of, initial_model, open_data, use_threads
 from models.architectures import build
 from models.flat import FlatModel
+from models.training import Samples
 
 
 class Loop:
@@ -31,9 +32,8 @@ class Loop:
         for context in contexts:
             data = open_data(settings, context)
             for part, found in ((data.train, self.train), (data.val, self.val)):
-                x = torch.from_numpy(part.x.copy()).float().sub_(127.5).div_(127.5).permute(0, 3, 1, 2)
-                y = torch.from_numpy(part.y.copy())
-                found.append((x.to(self.device, memory_format=layout, copy=True), y.to(self.device)))
+                x, y = Samples(part.x, part.y, self.device).take(slice(None))
+                found.append((x.clone(memory_format=layout), y))  # contiguous() takes grey ones for either
         shape = tuple(self.train[0][0].shape[1:])
         name, options = settings.model_for(shape)
         self.model = FlatModel(build(name, shape, data.classes, dict(options)), self.device)
@@ -53,11 +53,21 @@ class Loop:
             torch.nn.functional.cross_entropy(self.model.module(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
             yield
 
+    def epoch(self, silo: int, center: Tensor | None = None, weight: float = 0.0) -> None:
+        """One epoch of SGD on ``w``, held near ``center`` where one is given."""
+        for _ in self.gradients(silo):
+            if center is not None:
+                self.g.add_(self.w, alpha=weight).sub_(center, alpha=weight)
+            self.w.sub_(self.g, alpha=self.rate)
+
+    def start(self, silo: int) -> None:
+        """Put what the silo trains from into ``w``."""
+        self.w.copy_(self.center)
+
     def round(self) -> None:
         for i in range(len(self.own)):
-            self.w.copy_(self.center)
-            for _ in self.gradients(i):
-                self.w.sub_(self.g, alpha=self.rate)
+            self.start(i)
+            self.epoch(i)
             self.own[i] = self.w
         torch.mean(self.own, 0, out=self.center)
 
@@ -68,19 +78,11 @@ class Ditto(Loop):
         self.personal = self.own.clone()
 
     def round(self) -> None:
-        for i in range(len(self.own)):
-            self.w.copy_(self.center)
-            for _ in self.gradients(i):
-                self.w.sub_(self.g, alpha=self.rate)
-            self.own[i] = self.w
-            self.w.copy_(self.personal[i])
-            for _ in self.gradients(i):
-                self.g.add_(self.w, alpha=self.settings.lambda_).sub_(
-                    self.center, alpha=self.settings.lambda_
-                )
-                self.w.sub_(self.g, alpha=self.rate)
-            self.personal[i] = self.w
-        torch.mean(self.own, 0, out=self.center)
+        for i, personal in enumerate(self.personal):
+            self.w.copy_(personal)
+            self.epoch(i, self.center, self.settings.lambda_)
+            personal.copy_(self.w)
+        super().round()
 
 
 class Mixing(Loop):
@@ -89,12 +91,9 @@ class Mixing(Loop):
     def round(self) -> None:
         distances = torch.cdist(self.own, self.own, compute_mode="donot_use_mm_for_euclid_dist")
         mixtures = distances.softmax(1) @ self.own
-        weight = self.settings.lambda_ / self.settings.step
         for i, mixture in enumerate(mixtures):
             self.w.copy_(mixture if self.settings.start == "received" else self.own[i])
-            for _ in self.gradients(i):
-                self.g.add_(self.w, alpha=weight).sub_(mixture, alpha=weight)
-                self.w.sub_(self.g, alpha=self.rate)
+            self.epoch(i, mixture, self.settings.lambda_ / self.settings.step)
             self.own[i] = self.w
 
 
@@ -118,8 +117,7 @@ class FedFomo(Loop):
             weights /= weights.sum().clamp(min=1e-12)
             weights[i] += 1 - weights.sum()
             torch.mv(received.t(), weights, out=self.w)
-            for _ in self.gradients(i):
-                self.w.sub_(self.g, alpha=self.rate)
+            self.epoch(i)
             self.own[i] = self.w
 
 
@@ -136,27 +134,22 @@ class FedALA(Loop):
     def keep(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.found = inputs[0]
 
-    def round(self) -> None:
-        head, model = self.head, self.model
-        for i, (x, y) in enumerate(self.train):
-            own, difference = self.own[i][head], self.center[head] - self.own[i][head]
-            self.w.copy_(self.center)
-            torch.addcmul(own, difference, self.mix[i], out=self.w[head])
-            count = int(len(y) * self.settings.sample_percent / 100)
-            sample = torch.randperm(len(y), device=self.device)[:count]
-            with torch.no_grad():
-                model.module(x[sample])
-            found, y = self.found, y[sample]
-            for index in self.batches(count):
-                self.g[head].zero_()
-                logits = model.last_block(found[index])
-                torch.nn.functional.cross_entropy(logits, y[index]).backward()  # type: ignore[no-untyped-call]
-                self.mix[i].addcmul_(self.g[head], difference, value=-self.settings.eta).clamp_(0, 1)
-                torch.addcmul(own, difference, self.mix[i], out=self.w[head])
-            for _ in self.gradients(i):
-                self.w.sub_(self.g, alpha=self.rate)
-            self.own[i] = self.w
-        torch.mean(self.own, 0, out=self.center)
+    def start(self, silo: int) -> None:
+        super().start(silo)
+        (x, y), head, mix = self.train[silo], self.head, self.mix[silo]
+        own, difference = self.own[silo][head], self.center[head] - self.own[silo][head]
+        torch.addcmul(own, difference, mix, out=self.w[head])
+        count = int(len(y) * self.settings.sample_percent / 100)
+        sample = torch.randperm(len(y), device=self.device)[:count]
+        with torch.no_grad():
+            self.model.module(x[sample])
+        found, y = self.found, y[sample]
+        for index in self.batches(count):
+            self.g[head].zero_()
+            logits = self.model.last_block(found[index])
+            torch.nn.functional.cross_entropy(logits, y[index]).backward()  # type: ignore[no-untyped-call]
+            mix.addcmul_(self.g[head], difference, value=-self.settings.eta).clamp_(0, 1)
+            torch.addcmul(own, difference, mix, out=self.w[head])
 
 
 class FedAPM(Loop):

@@ -513,3 +513,15 @@ def test_output_may_be_cut_off() -> None:
             [SILOFL, "strategies", "--json"], stdout=broken, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (cut.returncode, cut.stderr) == (0, "")
+
+
+def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
+    say: Callable[..., Said], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
+    shown: list[str] = []
+    monkeypatch.setattr(server.simulate.tqdm, "set_postfix_str", lambda bar, text, **_: shown.append(text))
+    options = ("--rounds", "4", "--out", str(tmp_path / "run"), "--set", "threads=1", "evaluate-every=2")
+    code, _, _ = say("simulate", "--data", str(place / "good.npz"), *TINY[:4], *options)
+    assert code == 0 and len(shown) == 2
+    assert all(0 <= float(text.removeprefix("accuracy ")) <= 1 for text in shown)

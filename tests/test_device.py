@@ -3,51 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from phony import DEVICE, phony_device
 from test_resume import Crash, crash_after
+from tiny import simulated
 
 import client.app
 import client.silo
-from client.settings import parse_settings
-from server.engine import InProcessGrid, flower_identity
 from server.history import Row
-from server.loop import Federation, Progress
-from server.rundir import RunDirectory
+from server.loop import Federation
 from strategies import strategies
 
 SILOS = 4
-VALUES: dict[str, Any] = {
-    "silos": SILOS,
-    "dataset": "digits",
-    "partition": "iid",
-    "model": "mlp",
-    "mlp.hidden": "8",
-    "threads": 1,
-    "device": "cpu",
-    "optimizer": "adam",
-    "optimizer-state": "keep",
-    "fedala.max-epochs": 2,
-    "fedrep.head-epochs": 2,
-    "pfedme.inner-steps": 2,
-}
 
 
-def run(
-    folder: Path | None = None, watch: Callable[[Progress], None] | None = None, **changes: Any
-) -> Federation:
-    settings = parse_settings({**VALUES, **{k.replace("_", "-"): v for k, v in changes.items()}})
-    directory = RunDirectory(folder) if folder else None
-    states = directory and directory.checkpoint(settings.run_key) / "silos"
-    grid = InProcessGrid(client.app.app, SILOS, settings.flat(), states)
-    federation = Federation(grid, settings, directory, watch)
-    with flower_identity():
-        federation.run()
-    return federation
+def run(**changes: Any) -> Federation:
+    few = {"fedala.max-epochs": 2, "fedrep.head-epochs": 2, "pfedme.inner-steps": 2}
+    return simulated(silos=SILOS, optimizer="adam", optimizer_state="keep", **few, **changes)
 
 
 @pytest.fixture
@@ -90,5 +65,5 @@ def test_a_run_goes_on_from_its_files(strategy: str, tmp_path: Path, request: py
     request.getfixturevalue("on_device")
     with phony_device():
         with pytest.raises(Crash):
-            run(tmp_path, crash_after(2), strategy=strategy, rounds=4)
-        assert figures(run(tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu
+            run(directory=tmp_path, watch=crash_after(2), strategy=strategy, rounds=4)
+        assert figures(run(directory=tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu

@@ -11,40 +11,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Message
-from tiny import Files, forget_models
+from tiny import Files, forget_models, simulated
 
 import client.app
 import client.silo
-from client.app import app as client_app
-from client.settings import parse_settings
 from models.training import Samples
-from server.engine import InProcessGrid, flower_identity
-from server.loop import Federation, Progress
+from server.loop import Progress
 from strategies.payload import TensorArray
 
 METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
-QUICK: dict[str, Any] = {
-    "silos": 6,
-    "partition": "iid",
-    "model": "mlp",
-    "mlp.hidden": "8",
-    "threads": 1,
-    "device": "cpu",
-}
-
-
-def run(
-    watch: Callable[[Progress], object] | None = None, files: Files | None = None, **changes: Any
-) -> Federation:
-    """A run on ``digits``, or on files of the silos' own, through the grid as ``silofl simulate`` has it."""
-    settings = parse_settings({**QUICK, **{k.replace("_", "-"): v for k, v in changes.items()}})
-    grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
-    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
-        context.node_config = {"name": name, "data": str(file)}
-    federation = Federation(grid, settings, None, watch)
-    with flower_identity():
-        federation.run()
-    return federation
 
 
 @pytest.fixture
@@ -78,18 +53,18 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("strategy", METHODS)
 def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str, vectorize: bool) -> None:
     """Over four rounds, a closing exchange and six silos; and between silos of one process nothing is serialised."""
-    run(strategy=strategy, rounds=4, vectorize=vectorize)
+    simulated(strategy=strategy, rounds=4, vectorize=vectorize)
     purposes = 7 if strategy == "apple" else 1  # initial models: of every silo's core, or the common one
     assert counts.pop("build") <= 1 + purposes
     assert counts == {"load digits": 1, "partition": 1, "parse": 1, "samples": 3 * 6}
     many = counts.copy()
-    run(strategy=strategy, rounds=4, vectorize=vectorize)
+    simulated(strategy=strategy, rounds=4, vectorize=vectorize)
     assert counts["load digits"] == 1
     assert many == counts - Counter({"build": counts["build"]})
 
 
 def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> None:
-    run(strategy="fedavg", rounds=4, silos=3, files=three)
+    simulated(strategy="fedavg", rounds=4, silos=3, files=three)
     opened = {name: number for name, number in counts.items() if name.startswith("open")}
     assert opened == {f"open {file}": 1 for file in three.values()}
 
@@ -116,7 +91,7 @@ class Alive:
 def test_memory_does_not_grow_with_the_rounds(strategy: str, vectorize: bool, evaluate_every: int) -> None:
     """As many objects after round 7 as after round 4. Only APPLE's history grows, by N numbers a round in each silo."""
     alive = Alive()
-    run(alive, strategy=strategy, rounds=7, vectorize=vectorize, evaluate_every=evaluate_every)
+    simulated(watch=alive, strategy=strategy, rounds=7, vectorize=vectorize, evaluate_every=evaluate_every)
     early, late = alive.numbers[4], alive.numbers[7]
     assert early[:3] == late[:3]
     assert early[0] > 20

@@ -220,6 +220,36 @@ def federate(
     return Run(settings, federation, grid, strategy)
 
 
+SIMULATED: dict[str, Any] = {
+    "silos": 6,
+    "partition": "iid",
+    "model": "mlp",
+    "mlp.hidden": "8",
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+def simulated(
+    files: Files | None = None,
+    *,
+    directory: Path | None = None,
+    watch: Callable[..., object] | None = None,
+    **changes: Any,
+) -> Federation:
+    """A run on ``digits``, or on files of the silos' own, through the grid as ``silofl simulate`` has it."""
+    settings = parse_settings({**SIMULATED, **{k.replace("_", "-"): v for k, v in changes.items()}})
+    run_directory = RunDirectory(directory) if directory else None
+    states = run_directory and run_directory.checkpoint(settings.run_key) / "silos"
+    grid = InProcessGrid(client_app, settings.common.silos, settings.flat(), states)
+    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
+        context.node_config = {"name": name, "data": str(file)}
+    federation = Federation(grid, settings, run_directory, watch)
+    with flower_identity():
+        federation.run()
+    return federation
+
+
 def forget_models() -> None:
     """As in a fresh process: no network is left over from a run before."""
     flat_model.cache_clear()
