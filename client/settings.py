@@ -105,6 +105,8 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     models = {name: _own(every.get(name)) for name in ([common.model] if common.model != "auto" else MODELS)}
     if common.ala and not strategies()[common.strategy].takes_ala:
         raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
+    if common.ala and getattr(every[common.strategy], "start", "received") == "own":
+        raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
     ala = every["fedala"] if common.ala else None
     return RunSettings(common, every[common.strategy], _own(every.get(common.partition)), models, ala)
 

@@ -64,20 +64,26 @@ class Layout:
                 f"there is no layer block {', '.join(sorted(unknown))}; "
                 f"there are: {', '.join(b.name for b in self.blocks)}"
             )
-        joined: list[slice] = []
-        for block in self.blocks:
-            if block.name not in wanted:
-                continue
-            if joined and joined[-1].stop == block.start:
-                joined[-1] = slice(joined[-1].start, block.stop)
-            else:
-                joined.append(block.slice)
-        return tuple(joined)
+        return _joined(b.slice for b in self.blocks if b.name in wanted)
 
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """The blocks that begin outside of all these parts, neighbours joined."""
         inside = tuple(parts)
         return self.parts(b.name for b in self.blocks if not any(p.start <= b.start < p.stop for p in inside))
+
+    def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
+        """The buffers of the blocks that begin inside these parts of the vector, neighbours joined.
+
+        A buffer of no block (a BatchNorm layer's without weights) comes with all blocks only.
+        """
+        inside = tuple(parts)
+        names = [b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)]
+        everything = len(names) == len(self.blocks)
+        return _joined(
+            slice(e.start, e.stop)
+            for e in self.buffers
+            if everything or any(e.name.startswith(f"{name}.") for name in names)
+        )
 
     def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
         """Views by name, as a ``state_dict`` without the integer buffers."""
@@ -85,6 +91,17 @@ class Layout:
         if buffers is not None:
             tensors |= {e.name: buffers[e.start : e.stop].view(e.shape) for e in self.buffers}
         return tensors
+
+
+def _joined(parts: Iterable[slice]) -> tuple[slice, ...]:
+    """The same parts, in ascending order, with neighbours made one."""
+    joined: list[slice] = []
+    for part in parts:
+        if joined and joined[-1].stop == part.start:
+            joined[-1] = slice(joined[-1].start, part.stop)
+        else:
+            joined.append(part)
+    return tuple(joined)
 
 
 def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:

@@ -192,6 +192,11 @@ class Apple(PersonalizedStrategy):
         }
         return Payload(models, {"samples": samples})
 
+    def check(self, update: Update) -> None:
+        wanted = update.numbers.get("wanted", [])
+        if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
+            raise ValueError(f"'wanted' is {wanted!r}, not a list of silos")
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
             self.state.arrays[update.silo] = update.vector

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 from torch import Tensor
 
-from models.flat import FlatModel, Layout, is_finite
+from models.flat import FlatModel, Layout, gather, is_finite, write
 from models.metrics import classification_metrics, loss_function
 from models.training import (
     Optimizer,
@@ -113,6 +113,11 @@ class SiloClient(NumPyClient):
         """The personal model of the last round that this silo took part in; None before its first."""
         return self.state.arrays.get("personal")
 
+    def own(self) -> Tensor:
+        """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
+        previous = self.previous
+        return self.silo.initial("") if previous is None else previous
+
     def learning_rate(self) -> float:
         """η of this round: the first round's times lr-decay per round since."""
         return self.common.learning_rate * self.common.lr_decay ** (self.round - 1)
@@ -138,17 +143,28 @@ class SiloClient(NumPyClient):
         if self.common.optimizer_state == "keep":
             self.state.arrays |= {f"optimizer.{key}.{k}": v for k, v in optimizer.state.items()}
 
-    def batches(self, epochs: int | None = None, purpose: str = "train") -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled mini-batches (x, y) of the training part; the order hangs on seed, silo, round and purpose only."""
+    def batches(
+        self,
+        epochs: int | None = None,
+        purpose: str = "train",
+        until: Callable[[], bool] | None = None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled mini-batches (x, y) of the training part; the order hangs on seed, silo, round and purpose only.
+
+        ``until`` is asked after every epoch, and ends them.
+        """
         c = self.common
         rng = generator(c.seed, self.silo.name, self.round, purpose)
         seed_dropout(rng)
         epochs = c.local_epochs if epochs is None else epochs
         train, single = self.silo.train, self.model.has_batch_norm
-        for index in batches(
-            len(train), c.batch_size, epochs, rng, merge_single=single, device=train.y.device
-        ):
-            yield train.take(index)
+        for _ in range(epochs):
+            for index in batches(
+                len(train), c.batch_size, 1, rng, merge_single=single, device=train.y.device
+            ):
+                yield train.take(index)
+            if until is not None and until():
+                return
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
@@ -161,9 +177,10 @@ class SiloClient(NumPyClient):
         epochs: int | None = None,
         purpose: str = "train",
         parts: Sequence[slice] | None = None,
+        until: Callable[[], bool] | None = None,
         optimizer_key: str = "",
     ) -> None:
-        """Local training of ``self.model`` for ``epochs`` (default local-epochs).
+        """Local training of ``self.model`` for ``epochs`` (default local-epochs), or until ``until`` says so after one.
 
         ``correction(vector, gradient)`` may add to the gradient of each step (a proximal term, a control variate).
         ``parts`` trains only those parts of the vector; the rest stays as it is, and out of the backward pass.
@@ -176,7 +193,7 @@ class SiloClient(NumPyClient):
         total, steps = torch.zeros((), device=vector.device), 0
         self.model.freeze(*self.model.layout.outside(trained))
         try:
-            for x, y in self.batches(epochs, purpose):
+            for x, y in self.batches(epochs, purpose, until):
                 total += self.gradient(x, y)
                 steps += 1
                 if correction is not None:
@@ -225,7 +242,7 @@ class SiloClient(NumPyClient):
         evaluated = time.perf_counter()
         vectors = self.local_update()
         if self.shares_buffers:
-            vectors = [*vectors, self.model.buffers.clone()]
+            vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
         personal = self.personal().clone()
         # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
@@ -246,15 +263,19 @@ class SiloClient(NumPyClient):
         """Metrics without training: of the model this silo would start from and, on request, of its personal model."""
         metrics = self.measure("received", self._begin(config))
         if config["personal"]:
-            kept = self.previous
             self._load_buffers("personal.buffers")
-            metrics |= self.measure("personal", self.silo.initial("") if kept is None else kept)
+            metrics |= self.measure("personal", self.own())
         return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
 
     @property
     def shares_buffers(self) -> bool:
         """Whether BatchNorm statistics travel with the model."""
-        return bool(self.uploads) and self.common.buffers == "shared" and self.model.buffers.numel() > 0
+        return bool(self.uploads) and self.common.buffers == "shared" and bool(self.shared_buffers())
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""
+        layout = self.model.layout
+        return layout.buffer_parts([slice(0, layout.size)])
 
     def upload_names(self) -> tuple[str, ...]:
         return (*self.uploads, BUFFERS) if self.shares_buffers else self.uploads
@@ -262,16 +283,15 @@ class SiloClient(NumPyClient):
     def _begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
+        self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:
-            self.model.buffers.copy_(self.models[BUFFERS].vector)
-        elif self.model.buffers.numel():
-            self._load_buffers("personal.buffers")
+            write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         return self.receive()
 
     def _load_buffers(self, name: str) -> None:
         if name in self.state.arrays:
             self.model.buffers.copy_(self.state.arrays[name])
-        elif self.model.buffers.numel():
+        else:
             self.model.reset_buffers()
 
     def _keep(self, personal: Tensor, accuracy: float | None) -> None:
@@ -390,6 +410,9 @@ class PersonalizedStrategy(Strategy):
         """Length that the uploaded vector of this name must have; None: any."""
         return self.layout.buffer_size if name == BUFFERS else self.layout.size
 
+    def check(self, update: Update) -> None:
+        """Raise ValueError, with one line, where a silo's numbers are not what :meth:`aggregate` needs."""
+
     # -- Flower's interface ---------------------------------------------------------------------------------------
 
     def initialise(self, silos: Sequence[SiloInfo], initial: Callable[[str], Tensor]) -> None:
@@ -453,7 +476,7 @@ class PersonalizedStrategy(Strategy):
                 "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
             )
             raise RuntimeError(f"round {server_round}: no silo sent a usable update ({reasons})")
-        if BUFFERS in usable[0].vectors:
+        if self.shares_buffers:
             weights = [u.samples for u in usable]
             self.state.arrays[BUFFERS] = weighted_mean((u.vectors[BUFFERS] for u in usable), weights)
         self.aggregate(usable)
@@ -470,6 +493,12 @@ class PersonalizedStrategy(Strategy):
 
     def summary(self) -> None:
         log(INFO, "%s (%s), %d silos, settings %s", self.name, self.paper, len(self.silos), self.settings)
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether BatchNorm statistics travel with the models of this round."""
+        shared = bool(self.client.uploads) and self.common.buffers == "shared"
+        return shared and bool(self.upload_size(BUFFERS))
 
     # -- replies --------------------------------------------------------------------------------------------------
 
@@ -513,11 +542,14 @@ class PersonalizedStrategy(Strategy):
             if not is_finite(vector):
                 raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
             vectors[name] = vector
-        missing = set(self.client.uploads) - set(vectors)
+        buffers = (BUFFERS,) if self.shares_buffers else ()
+        missing = {*self.client.uploads, *buffers} - set(vectors)
         if missing:
             raise ValueError(f"the reply lacks {', '.join(sorted(missing))}")
         samples = self.silos[silo].n_train  # its data card's word, not another one per round
-        return Update(silo, samples, vectors, payload.numbers, metrics)
+        update = Update(silo, samples, vectors, payload.numbers, metrics)
+        self.check(update)
+        return update
 
     def _in_one_place(self, updates: list[Update]) -> list[Update]:
         """The updates on the first one's device, and the state too: on the GPU of silos that run in this process."""

@@ -40,8 +40,7 @@ class DittoClient(SiloClient):
 
     def personal(self) -> Tensor:
         centre, weight = self.models[GLOBAL].vector, self.settings.lambda_
-        own = self.silo.initial("") if self.previous is None else self.previous
-        self.model.load(own, self.state.arrays.get("personal.buffers", self._own_buffers))
+        self.model.load(self.own(), self.state.arrays.get("personal.buffers", self._own_buffers))
         correction = (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
         epochs = self.settings.personal_epochs or None
         self.train(correction=correction, epochs=epochs, optimizer_key="personal")

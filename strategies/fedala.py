@@ -99,6 +99,9 @@ class AlaClient(SiloClient):
             return len(losses)
         return self.ala.max_epochs
 
+    def _sample_size(self) -> int:
+        return max(1, int(len(self.silo.train) * self.ala.sample_percent / 100))
+
     def _network(self, parts: tuple[slice, ...]) -> tuple[nn.Module, Take]:
         """The part of the network that ALA has to run, and how it gets a batch of the s% sample.
 
@@ -107,8 +110,7 @@ class AlaClient(SiloClient):
         """
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
-        count = max(1, int(len(train) * self.ala.sample_percent / 100))
-        sample = torch.randperm(len(train), generator=rng)[:count].to(train.y.device)
+        sample = torch.randperm(len(train), generator=rng)[: self._sample_size()].to(train.y.device)
         last = model.layout.blocks[-1].slice
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
             return model.module, lambda index: train.take(sample[index])
@@ -130,9 +132,8 @@ class AlaClient(SiloClient):
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-batches", epoch)
         seed_dropout(rng)
         loss = torch.zeros(())
-        count = max(1, int(len(train) * self.ala.sample_percent / 100))
-        size, single, device = self.common.batch_size, model.has_batch_norm, train.y.device
-        for index in batches(count, size, 1, rng, merge_single=single, device=device):
+        size, single = self.common.batch_size, model.has_batch_norm
+        for index in batches(self._sample_size(), size, 1, rng, merge_single=single, device=train.y.device):
             loss = loss_gradient(model, *take(index), self.loss, network)
             slope = gather(model.gradient, parts)
             weights.addcmul_(slope, difference, value=-self.ala.eta).clamp_(0, 1)
@@ -156,10 +157,10 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
-            if vectors[0].numel() == self.model.layout.size:  # the silo's copy of what it received
+            if self.uploads == (
+                "model",
+            ):  # the silo's copy of the global model; a part's is in the personal model
                 self.state.arrays["local"] = vectors[0]
-            else:  # PLayer-FL: whole in round 1 only; a part's copy is in the personal model
-                self.state.arrays.pop("local", None)
             return vectors
 
     WithAla.__name__ = WithAla.__qualname__ = f"{client.__name__}WithAla"

@@ -14,8 +14,8 @@ Zhu et al., KDD 2025, arXiv 2506.04672. min_{u,V} sum_i α_i f_i(v_i, u), split 
 α_i = 1/m or n_i/n is inside the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. The u-step starts
 from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which agree.
 
-Sent: Σ_s down, Σ_s up. Kept: server all z_i; silo v_i, u_i, π_i, ε_i. Invariant after every aggregation with all
-present: sum_i [ρ (u_i - u) + π_i] = 0. A silo first chosen late has u_i = z_i = the initial model until then.
+Sent: Σ_s down, Σ_s up. Kept: server all z_i; silo v_i and u_i (its model), π_i, ε_i. Invariant after every aggregation
+with all present: sum_i [ρ (u_i - u) + π_i] = 0. A silo first chosen late has u_i = z_i = the initial model until then.
 Special cases: ρ = σ = 0, all present, equal n_i, learning rate times m: FedAlt; nothing shared and σ = 0: Local with
 learning rate α_i η.
 
@@ -63,18 +63,12 @@ class FedAPMClient(PartialClient):
         s, arrays = self.settings, self.state.arrays
         u, start = self.models[GLOBAL].vector, gather(self.model.vector, self.shared)
         dual = arrays.get("dual", torch.zeros_like(u))
-        self._personal_step(self._own_shared() if s.v_start == "own" else start)
+        self._personal_step(gather(self.own(), self.shared) if s.v_start == "own" else start)
         self.model.load(scatter(self.model.vector, self.shared, start))
         self._shared_step(u, dual)
         own_u = gather(self.model.vector, self.shared)
-        dual = dual + s.rho * (own_u - u)
-        arrays["u"], arrays["dual"] = own_u, dual
+        arrays["dual"] = dual = dual + s.rho * (own_u - u)
         return [own_u + dual / s.rho if s.rho else own_u]
-
-    def _own_shared(self) -> Tensor:
-        """u_i^t: of the last round that this silo took part in, before its first the initial model's."""
-        own = self.state.arrays.get("u")
-        return gather(self.silo.initial(""), self.shared) if own is None else own
 
     def _scale(self) -> float:
         return cast(float, self.numbers["alpha"])
@@ -108,14 +102,8 @@ class FedAPMClient(PartialClient):
                 g[part].add_(w[part] - centre[part], alpha=rho)
 
         target = self._target()
-        for epoch in range(self.common.local_epochs if target else 1):
-            purpose = f"train-{epoch}" if target else "train"
-            epochs = 1 if target else None
-            self.train(
-                parts=self.shared, correction=correct, epochs=epochs, purpose=purpose, optimizer_key="shared"
-            )
-            if target and self._squared_norm(correct) <= target:
-                break
+        until = (lambda: self._squared_norm(correct) <= target) if target else None
+        self.train(parts=self.shared, correction=correct, until=until, optimizer_key="shared")
 
     def _target(self) -> float:
         """ε_i of this round; it shrinks with every round that the silo takes part in."""

@@ -7,7 +7,8 @@ Zhang et al., ICLR 2021, arXiv 2012.08565. For every downloaded model w_n, with 
 
 The server keeps all models and an affinity matrix P (identity at first), adds the weights that a silo reports,
 P_i += ω_i, and sends it the M models of highest P_ij (equal ones at random), or with probability ε others at random; ε
-falls by a factor every round. The held-out share of the training data is the run's ``validation`` (the paper's is 20%).
+falls by a factor every round. The held-out share of the training data is the run's ``validation`` (the paper's is 20%);
+a silo without validation data cannot weigh and keeps its own model, and where no silo has any the run is refused.
 
 Sent: M Σ down, Σ up and M weights; in a silo's first round nothing down. Kept: server all w_i and P; silo w_i. An
 absent silo's model and its row of P stay. Special cases: no positive weight at all is Local; equal models have
@@ -19,15 +20,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from typing import cast
 
 import torch
+from flwr.supercore import log
 from torch import Tensor
 
 from models.training import generator, predict
 from strategies.base import BUFFERS, PersonalizedStrategy, SiloClient, Update
-from strategies.payload import Model, Payload
-from strategies.settings import setting
+from strategies.payload import Model, Payload, is_number
+from strategies.settings import UserError, setting
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,7 @@ class FedFomoClient(SiloClient):
     sends_numbers = ("weights",)
 
     def receive(self) -> Tensor:
-        own = self.previous
-        if own is None:
-            return self.silo.initial("")
+        own = self.own()
         names = [n for n in self.models if n not in (self.silo.name, BUFFERS)]
         if not names or not len(self.silo.val):
             return own
@@ -80,6 +81,13 @@ class FedFomo(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         names = list(self.silos)
+        blind = [name for name, info in self.silos.items() if not info.n_val]
+        if len(blind) == len(names):
+            raise UserError(
+                "fedfomo weighs models on validation data, and no silo has any: set validation > 0"
+            )
+        if blind:
+            log(WARNING, "without validation data, and so without others' models: %s", ", ".join(blind))
         self.state.numbers["affinity"] = {i: {j: float(i == j) for j in names} for i in names}
         self.state.numbers["made"] = {}  # silo -> round of its last model
 
@@ -106,6 +114,15 @@ class FedFomo(PersonalizedStrategy):
             index = int(torch.randint(len(ranked), (1,), generator=rng)) if at_random else 0
             picked.append(ranked.pop(index))
         return sorted(picked)
+
+    def check(self, update: Update) -> None:
+        sent = update.numbers.get("weights", "{}")
+        try:
+            weights = json.loads(cast(str, sent))
+        except (TypeError, ValueError):
+            weights = None
+        if not isinstance(weights, dict) or not all(is_number(w) and w >= 0 for w in weights.values()):
+            raise ValueError(f"'weights' is {sent!r}, not finite numbers from 0 on by silo")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:

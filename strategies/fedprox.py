@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base import PersonalizedStrategy, SiloClient
+from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
 from strategies.fedavg import FineTuning, FineTuningClient
 from strategies.settings import setting
 
@@ -30,7 +30,7 @@ class FedProxClient(SiloClient):
     settings: Prox
 
     def local_update(self) -> list[Tensor]:
-        centre, mu = self.model.vector.clone(), self.settings.mu
+        centre, mu = self.models[GLOBAL].vector, self.settings.mu
         if mu == 0:
             return super().local_update()
         self.train(correction=lambda w, g: g.add_(w - centre, alpha=mu))

@@ -5,6 +5,7 @@ coefficients, silo i gets u_i = sum_j C_ij w_j and minimises f_i(w) + (λ/2a) ||
 
 Sent: Σ down, Σ up, nothing down in a silo's first round, which is plain local training from the common initial model.
 Kept: server all w_i; silo w_i. Absent silos: the mixture is over this round's participants that have sent a model once.
+BatchNorm statistics are the mean over silos, as everywhere, unless ``buffers = "local"``.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ class MixingClient(SiloClient):
     settings: Any  # has the fields of MixingSettings
 
     def receive(self) -> Tensor:
-        own = self.silo.initial("") if self.previous is None else self.previous
         mixed = self.models.get("mixture")
-        return own if mixed is None or self.settings.start == "own" else mixed.vector
+        return self.own() if mixed is None or self.settings.start == "own" else mixed.vector
 
     def local_update(self) -> list[Tensor]:
         mixed, weight = self.models.get("mixture"), self.settings.lambda_ / self.settings.step

@@ -2,7 +2,7 @@
 
 The base of FedPer, FedSim, FedRep, FedAlt, FedAPM and PLayer-FL. A model is w = (u, v): u the shared blocks, v the
 personal ones. Any set of blocks can be personal: the highest (output personalisation), the lowest (input), or a list
-of block names (split). What travels is u alone, a vector of shape (Σ_s,).
+of block names (split). What travels is u alone, a vector of shape (Σ_s,), and BatchNorm statistics of its blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter
-from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
+from strategies.base import BUFFERS, GLOBAL, PersonalizedStrategy, SiloClient
 from strategies.settings import UserError, setting
 
 
@@ -59,10 +59,8 @@ class PartialClient(SiloClient):
         """The shared and the personal parts of the vector, in this round."""
         return split_parts(self.model.layout, personal_blocks(self.model.layout, self.settings))
 
-    def own(self) -> Tensor:
-        """The silo's own model of before this round (Σ,): where its personal part comes from."""
-        previous = self.previous
-        return self.silo.initial("") if previous is None else previous
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return self.model.layout.buffer_parts(self.parts()[0])
 
     def received_blocks(self) -> list[str]:
         return [
@@ -92,4 +90,6 @@ class PartialStrategy(PersonalizedStrategy):
         self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
 
     def upload_size(self, name: str) -> int | None:
-        return len(self.state.arrays[GLOBAL]) if name == "shared" else super().upload_size(name)
+        if name == BUFFERS:
+            return sum(int(p.stop - p.start) for p in self.layout.buffer_parts(self.shared_parts()))
+        return len(self.state.arrays[GLOBAL])

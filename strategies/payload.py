@@ -44,6 +44,11 @@ class Payload:
     numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
+def is_number(value: object) -> bool:
+    """Whether a value that a silo sent is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 class TensorArray(Array):
     """A Flower ``Array`` that carries a tensor and serialises it only when the bytes are asked for.
 

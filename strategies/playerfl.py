@@ -13,7 +13,7 @@ and sends these L numbers with its model. The server takes their mean over silos
 or federates everything where there is none (``without-cut = "all-but-last"``: all but the last layer). The paper's text
 leaves open whether F (cumulative) or s is compared: ``ratio``. The gradient of one batch is noisy, so it is averaged
 over ``batches`` random batches (the code takes one). ``cut`` > 0 fixes l*, as the code's configuration does.
-PLayer-FL-Random draws the cut from {1..L} without PLayer-FL's and without L.
+PLayer-FL-Random draws its cut from {1..L} without L and without PLayer-FL's, decided or fixed.
 
 Server: sample-weighted mean of the shared layers. Sent: Σ down and Σ + L numbers up in round 1, then Σ_s and Σ_s. Kept:
 server u, l*; silo its own layers. Methods for silos that are all present; one that is absent in round 1 only lacks its
@@ -31,9 +31,9 @@ from torch import Tensor
 
 from models.flat import Layout, gather
 from models.training import generator
-from strategies.base import GLOBAL, Update, weighted_mean
+from strategies.base import BUFFERS, GLOBAL, Update, weighted_mean
 from strategies.partial import PartialClient, PartialStrategy, split_parts
-from strategies.payload import Payload
+from strategies.payload import Payload, is_number
 from strategies.settings import setting
 
 
@@ -116,7 +116,8 @@ class PLayerFL(PartialStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         layers = len(self.layout.blocks)
-        self.state.numbers["cut"] = min(self.settings.cut, layers) or -1
+        fixed = min(self.settings.cut, layers)
+        self.state.numbers["cut"] = self.cut_for(fixed) if fixed else -1
         self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
 
     def shared_parts(self) -> tuple[slice, ...]:
@@ -126,17 +127,31 @@ class PLayerFL(PartialStrategy):
     def payload(self, silo: str) -> Payload:
         return Payload(super().payload(silo).models, {"cut": self.state.numbers["cut"]})
 
+    def check(self, update: Update) -> None:
+        if self.state.numbers["cut"] >= 0:
+            return
+        values, layers = update.numbers.get("sensitivity"), len(self.layout.blocks)
+        if not isinstance(values, list) or len(values) != layers or not all(map(is_number, values)):
+            raise ValueError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
         if self.state.numbers["cut"] < 0:
-            self.state.numbers["cut"] = self.decide(
-                [cast(list[float], u.numbers["sensitivity"]) for u in updates]
-            )
+            table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
+            self.state.numbers["cut"] = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
+            buffers = self.state.arrays.pop(BUFFERS, None)
+            parts = self.layout.buffer_parts(self.shared_parts())
+            if buffers is not None and parts:
+                self.state.arrays[BUFFERS] = gather(buffers, parts)
         self.state.arrays[GLOBAL] = mean
 
     def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
         return choose_cut(sensitivities, self.settings)
+
+    def cut_for(self, principled: int) -> int:
+        """The cut that is made where the sensitivities, or the setting ``cut``, say ``principled``."""
+        return principled
 
 
 def prefix(layout: Layout, cut: int) -> tuple[slice, ...]:
@@ -148,5 +163,5 @@ class PLayerFLRandom(PLayerFL):
     name = "player-fl-random"
     title = "PLayer-FL with a random cut"
 
-    def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
-        return random_cut(len(self.layout.blocks), super().decide(sensitivities), self.common.seed)
+    def cut_for(self, principled: int) -> int:
+        return random_cut(len(self.layout.blocks), principled, self.common.seed)

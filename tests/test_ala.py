@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from tiny import Files, comparable, federate, same, settings_of
+from tiny import Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
+from two_layers import deep_gradient, replies_of
 
 from strategies import strategies
 from strategies.settings import UserError
@@ -19,6 +20,7 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 0.3,
 }
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
+STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
 
 
 def test_fedavg_with_ala_is_fedala(three: Files) -> None:
@@ -46,14 +48,35 @@ def test_a_partial_method_mixes_what_it_receives(three: Files) -> None:
     assert run.grid.state("a").arrays["weights"].shape == (16,)
 
 
-def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three: Files) -> None:
-    """η = 0 keeps W = 1: Ditto's global model then runs as without ALA, up to rounding."""
-    still: dict[str, Any] = {"fedala__eta": 0.0, "fedala__max_epochs": 1, "fedala__layers": 9}
-    plain = federate(three, strategy="ditto", **OPTIONS)
-    mixed = federate(three, strategy="ditto", ala=True, **OPTIONS, **still)
-    ours, theirs = (r.strategy.state.arrays["global"] for r in (mixed, plain))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
-    assert not same(mixed.grid.state("a").arrays["local"], mixed.personal("a"))
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three: Files, name: str) -> None:
+    """W = 0: a silo goes on from that copy and hears nothing of the others: what it sends is Local's model."""
+    alone = federate(three, strategy="local", **OPTIONS)
+    run = federate(three, strategy=name, ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **OPTIONS)
+    for silo in three:
+        sent = replies_of(run, silo)[-1][2].models["model"].vector
+        assert same(sent, alone.personal(silo))
+        assert not same(sent, run.personal(silo))
+
+
+def test_the_proximal_centre_is_the_received_model(three: Files) -> None:
+    """FedProx with W = 0, one step in round 2 from the silo's own w_i: w_i - η (∇f(w_i) + μ (w_i - w))."""
+    options: dict[str, Any] = {"rounds": 2, "learning_rate": 0.3, "mlp__hidden": "4", "fedprox__mu": 2.0}
+    first = federate(three, strategy="fedprox", **{**options, "rounds": 1})
+    run = federate(three, strategy="fedprox", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options)
+    for silo, file in three.items():
+        own = first.personal(silo).double().numpy()
+        w = run.sent_to(silo, 2)["global"].vector.double().numpy()
+        expected = own - 0.3 * (deep_gradient(own, *rows_of(file)) + 2 * (own - w))
+        assert run.personal(silo).numpy() == pytest.approx(expected, abs=1e-5)
+        assert np.abs(own - w).max() > 1e-3
+
+
+def test_what_starts_from_its_own_model_refuses_it(three: Files) -> None:
+    """DiversiFed's default: nothing received would be mixed."""
+    with pytest.raises(UserError, match=r"diversifed\.start = received"):
+        settings_of(three, strategy="diversifed", ala=True)
+    settings_of(three, strategy="diversifed", ala=True, diversifed__start="received")
 
 
 @pytest.mark.parametrize("name", ["local", "apple", "fedfomo", "fedala"])

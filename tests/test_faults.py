@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -110,6 +111,62 @@ def test_a_faulty_reply_is_left_out_and_named(three: Files, fault: str) -> None:
     }
     expected = weighted_mean([sent["a", 2], sent["b", 2]], [6, 10])
     assert same(run.sent_to("a", 3)["global"].vector, expected)
+
+
+NUMBERS: dict[str, tuple[str, dict[str, Any], str]] = {  # what the reply's numbers become; None: dropped
+    "no sensitivities": ("player-fl", {"sensitivity": None}, r"'sensitivity' is None, not 1 finite numbers"),
+    "too few": ("player-fl", {"sensitivity": []}, "not 1 finite numbers"),
+    "not finite": ("player-fl", {"sensitivity": [math.nan]}, "not 1 finite numbers"),
+    "text for numbers": ("player-fl", {"sensitivity": ["x"]}, "not 1 finite numbers"),
+    "no JSON": ("fedfomo", {"weights": "{"}, r"'weights' is '\{', not finite numbers"),
+    "no object": ("fedfomo", {"weights": "[1]"}, "not finite numbers"),
+    "no numbers": ("fedfomo", {"weights": '{"a": "x"}'}, "not finite numbers"),
+    "an infinite one": ("fedfomo", {"weights": '{"a": Infinity}'}, "not finite numbers"),
+    "a negative one": ("fedfomo", {"weights": '{"a": -1}'}, "not finite numbers"),
+    "a number for text": ("fedfomo", {"weights": 3}, "not finite numbers"),
+    "no list of names": ("apple", {"wanted": "a"}, "not a list of silos"),
+    "numbers for names": ("apple", {"wanted": [1]}, "not a list of silos"),
+}
+
+
+@pytest.mark.parametrize("fault", NUMBERS)
+def test_a_methods_own_numbers_are_checked(three: Files, fault: str) -> None:
+    """c's reply of round 1 is spoilt: it is left out with one line, the run goes on, and round 2 has it."""
+    method, numbers, reason = NUMBERS[fault]
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("c", 1):
+            for key, value in numbers.items():
+                if value is None:
+                    del reply.content["config"][f"number.{key}"]  # type: ignore[attr-defined]
+                else:
+                    change(reply, **{f"number.{key}": value})
+        return reply
+
+    seen: list[Progress] = []
+    federate(
+        three, strategy=method, rounds=2, prepare=lambda g: setattr(g, "after", after), watch=seen.append
+    )
+    assert [sorted(p.rejected) for p in seen] == [["c"], []]
+    assert re.search(reason, seen[0].rejected["c"]), seen[0].rejected["c"]
+    assert "\n" not in seen[0].rejected["c"]
+
+
+def test_a_reply_without_the_statistics_is_left_out(three: Files, tiny_bn: None) -> None:
+    """BatchNorm's, which travel with the model; also where the first silo lacks them."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("a", 1):
+            manifest = json.loads(str(reply.content["config"]["manifest"]))  # type: ignore[index]
+            change(reply, manifest=json.dumps([m for m in manifest if m["name"] != "buffers"]))
+        return reply
+
+    seen: list[Progress] = []
+    federate(
+        three, strategy="fedavg", model="tiny-bn", rounds=2, prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )  # fmt: skip
+    assert [p.rejected for p in seen] == [{"a": "the reply lacks buffers"}, {}]
 
 
 def test_a_silo_that_raises_is_left_out_with_its_reason(three: Files) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
 from tiny import (
     Files,
     Run,
@@ -19,6 +18,7 @@ from tiny import (
     forget_models,
     gradient,
     initial,
+    keep_weights_at,
     rows_of,
     same,
     settings_of,
@@ -26,7 +26,7 @@ from tiny import (
 from torch import Tensor
 
 from strategies.fedala import FedALAClient
-from strategies.payload import Model, array_record
+from strategies.payload import Model
 from strategies.state import State
 
 
@@ -113,20 +113,6 @@ def test_without_learning_it_is_fedavg_up_to_rounding(three: Files, model: str, 
     for a, b in zip(plain.rows, ala.rows, strict=True):
         if a.metric == "loss":
             assert a.value == pytest.approx(b.value, abs=1e-5)
-
-
-def keep_weights_at(value: float) -> Any:
-    """Sets W in the silos' states before every round (with η = 0 it then stays there)."""
-
-    def before(silo: str, message: Message, context: Context) -> None:
-        record = context.state.get("arrays")
-        if record is not None:
-            record["weights"] = array_record({"w": torch.full((12,), value)})["w"]
-
-    def prepare(grid: TinyGrid) -> None:
-        grid.before = before
-
-    return prepare
 
 
 def test_weights_at_zero_over_all_layers_is_local(three: Files) -> None:

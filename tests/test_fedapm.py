@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, initial, random_silos, rows_of, same
+from tiny import Files, comparable, federate, initial, keep_weights_at, random_silos, rows_of, same
 from two_layers import (
     DEEP,
     FC1,
@@ -28,6 +29,7 @@ from strategies.base import SiloClient
 from strategies.fedapm import FedAPMClient
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
+STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
 FREE: dict[str, Any] = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_start": "server"}
 
 
@@ -47,7 +49,6 @@ def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None
     q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
     for silo, (s, t), (c, d) in (("a", (4 * q, 2 * q), (1, 0.5)), ("b", (r, r), (-0.5, -0.5))):
         assert run.personal(silo).tolist() == pytest.approx([1 + s, t, c, -c, d, -d], abs=1e-6)
-        assert run.grid.state(silo).arrays["u"].tolist() == pytest.approx([1 + s, t], abs=1e-6)
         assert run.grid.state(silo).arrays["dual"].tolist() == pytest.approx([s / 4, t / 4], abs=1e-6)
         sent = replies_of(run, silo)[0][2].models["shared"].vector
         assert sent.tolist() == pytest.approx([1 + 2 * s, 2 * t], abs=1e-6)
@@ -128,7 +129,8 @@ def test_invariant_after_every_aggregation(three: Files, rounds: int) -> None:
     """u is the mean of u_i + π_i/ρ, so sum_i [ρ (u_i - u) + π_i] = 0 (eq. 8)."""
     run = federate(three, strategy="fedapm", fedapm__rho=0.2, **{**OPTIONS, "rounds": rounds})
     states = [run.grid.state(silo).arrays for silo in three]
-    total = sum(0.2 * (s["u"] - run.strategy.state.arrays["global"]) + s["dual"] for s in states)
+    u = run.strategy.state.arrays["global"]
+    total = sum(0.2 * (s["personal"][FC1] - u) + s["dual"] for s in states)
     assert isinstance(total, torch.Tensor)
     torch.testing.assert_close(total, torch.zeros(16), rtol=0, atol=1e-6)
     assert max(float(s["dual"].abs().max()) for s in states) > 1e-3
@@ -168,7 +170,7 @@ def test_solved_exactly_the_dual_is_the_gradient(tmp_path: Path, monkeypatch: py
         hessian, optimum = quadratic_terms(*rows_of(file), 2)
         assert hessian.tolist() == np.eye(4).tolist()
         state = run.grid.state(silo).arrays
-        expected = -(state["u"].double().numpy() - optimum) / 3
+        expected = -(state["personal"].double().numpy() - optimum) / 3
         assert state["dual"].numpy() == pytest.approx(expected, abs=1e-6)
 
 
@@ -279,27 +281,15 @@ def test_with_ala_the_shared_step_starts_from_the_mixture(three: Files) -> None:
             {k: v.double().numpy() for k, v in r.grid.state(silo).arrays.items()} for r in (first, run)
         )
         u = run.sent_to(silo, 2)["global"].vector.double().numpy()
-        mixed = old["u"] + new["weights"] * (u - old["u"])
+        own = old["personal"][FC1]
+        mixed = own + new["weights"] * (u - own)
         w = np.concatenate([mixed, new["personal"][FC2]])
         slope = deep_gradient(w, *rows_of(file))[FC1] / 3 + old["dual"] + rho * (mixed - u)
-        assert new["u"] == pytest.approx(mixed - eta * slope, abs=1e-5)
+        assert new["personal"][FC1] == pytest.approx(mixed - eta * slope, abs=1e-5)
         assert np.abs(mixed - u).max() > 1e-3
 
 
 # ---- Accuracy of the shared step -------------------------------------------------------------------------------------
-
-
-def count_epochs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The purposes of all calls of local training."""
-    calls: list[str] = []
-    train = SiloClient.train
-
-    def counted(self: SiloClient, **options: Any) -> None:
-        calls.append(str(options.get("purpose")))
-        train(self, **options)
-
-    monkeypatch.setattr(FedAPMClient, "train", counted)
-    return calls
 
 
 @pytest.mark.parametrize(("accuracy", "epochs"), [(1e-6, 1), (1e-30, 5)])
@@ -311,11 +301,38 @@ def test_the_shared_step_ends_at_its_accuracy(
     Three silos, so that α = 1/3 leaves a rounding error.
     """
     quadratic_loss(monkeypatch)
-    calls = count_epochs(monkeypatch)
+    batches, steps = SiloClient.batches, []
+
+    def counted(self: SiloClient, *arguments: Any) -> Iterator[Any]:
+        for batch in batches(self, *arguments):
+            steps.append(arguments[1])
+            yield batch
+
+    monkeypatch.setattr(FedAPMClient, "batches", counted)
     files = isotropic_silos(tmp_path, {"a": (0, 1), "b": (1, 1), "c": (1, 0)})
     options: dict[str, Any] = {"fedapm__personal": "none", "fedapm__rho": 0.1, "fedapm__accuracy": accuracy}
     federate(files, strategy="fedapm", rounds=1, local_epochs=5, learning_rate=1 / (1 / 3 + 0.1), **options)
-    assert len(calls) == 3 * epochs
+    assert steps.count("train") == 3 * epochs  # one batch per epoch
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_an_accuracy_out_of_reach_is_none(three: Files, optimizer: str) -> None:
+    """ε = 1e-30: the same epochs on the same batches with the same optimiser as without one, bit for bit."""
+    options = {**OPTIONS, "momentum": 0.9, "optimizer": optimizer, "learning_rate": 0.05}
+    plain = federate(three, strategy="fedapm", **options)
+    run = federate(three, strategy="fedapm", fedapm__accuracy=1e-30, **options)
+    assert comparable(plain.rows) == comparable(run.rows)
+
+
+def test_with_ala_and_nothing_personal_the_own_shared_part_is_mixed(three: Files) -> None:
+    """Round 2 with W = 0 (see test_ala) starts from u_i of round 1, not from z_i = u_i + π_i / ρ, which travelled."""
+    options: dict[str, Any] = {**OPTIONS, "rounds": 2, "fedapm__personal": "none"}
+    first = federate(three, strategy="fedapm", **{**options, "rounds": 1})
+    run = federate(three, strategy="fedapm", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options)
+    for silo in three:
+        sent = replies_of(run, silo)[0][2].models["shared"].vector
+        assert not same(sent, first.personal(silo))
+        assert run.values("loss", silo, "received")[1] == first.values("loss", silo, "personal")[0]
 
 
 def test_the_accuracy_is_that_of_the_augmented_lagrangian(three: Files) -> None:
@@ -382,8 +399,9 @@ def test_only_z_leaves_a_silo(three: Files) -> None:
     silos = [s for s in three if rounds_trained(run, s)]
     for silo in silos:
         state = run.grid.state(silo).arrays
-        torch.testing.assert_close(last[silo], state["u"] + state["dual"] / 0.01)
-        assert not same(last[silo], state["u"])
+        own = state["personal"][FC1]
+        torch.testing.assert_close(last[silo], own + state["dual"] / 0.01)
+        assert not same(last[silo], own)
     mean = torch.stack(list(last.values())).mean(0)
     torch.testing.assert_close(run.strategy.state.arrays["global"], mean)
     assert any(len(rounds_trained(run, s)) < 5 for s in three)

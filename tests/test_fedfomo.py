@@ -33,6 +33,7 @@ from models.training import Samples
 from strategies.base import Silo, SiloInfo
 from strategies.fedfomo import FedFomo, FedFomoClient
 from strategies.payload import Model
+from strategies.settings import UserError
 from strategies.state import State
 
 BYTES = ("round_seconds", "bytes_down", "bytes_up")
@@ -209,6 +210,25 @@ def test_without_validation_data_a_silo_keeps_its_own_model() -> None:
     assert not client.replies
 
 
+def test_a_run_without_validation_data_is_refused(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """All blind: it would be Local that downloads everything. Some blind: they are named, and go on as Local."""
+
+    def blind(*silos: str) -> None:
+        for silo in silos:
+            with np.load(three[silo]) as data:
+                arrays = dict(data)
+            np.savez(three[silo], **{k: v[:0] if k.endswith("_val") else v for k, v in arrays.items()})
+
+    hold_out(three)
+    blind("b")
+    run = federate(three, strategy="fedfomo", **OPTIONS)
+    assert "without validation data, and so without others' models: b" in caplog.text
+    assert any(weights_sent(run, "a").values()) and not any(weights_sent(run, "b").values())
+    blind("a", "c")
+    with pytest.raises(UserError, match="set validation > 0"):
+        federate(three, strategy="fedfomo", **OPTIONS)
+
+
 # ---- Affinity, budget, exploration -----------------------------------------------------------------------------------
 
 
@@ -265,7 +285,7 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
     settings = settings_of({}, strategy="fedfomo", silos=silos, seed=seed, **changes)
     layout = flat_model("mlp", (3,), 3, (("hidden", ""),), "cpu").layout
     strategy = FedFomo(settings.common, settings.method, layout)
-    strategy.initialise([SiloInfo(f"s{i}", i, 5) for i in range(silos)], lambda purpose: torch.zeros(12))
+    strategy.initialise([SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], lambda purpose: torch.zeros(12))
     strategy.state.arrays |= {f"s{i}": torch.zeros(12) for i in range(silos)}
     strategy.state.numbers["affinity"]["s0"] |= {f"s{i}": 10.0 - i for i in range(1, silos)}
     return strategy

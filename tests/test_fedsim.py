@@ -116,6 +116,36 @@ def test_everything_personal_is_local(three: Files, name: str, personal: str) ->
         assert same(plain.personal(silo), run.personal(silo))
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_everything_personal_is_local_with_batch_norm(three: Files, name: str, tiny_bn: None) -> None:
+    """Its statistics stay in the silo too: bit for bit, and nothing travels."""
+    options = {**OPTIONS, "model": "tiny-bn"}
+    plain = federate(three, strategy="local", **options)
+    run = federate(three, strategy=name, **{f"{name}__personal": "all"}, **SAME_EPOCHS, **options)
+    assert comparable(plain.rows) == comparable(run.rows)
+    for silo in three:
+        assert same(
+            plain.grid.state(silo).arrays["personal.buffers"], run.grid.state(silo).arrays["personal.buffers"]
+        )
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("personal", "travel"), [("fc2", 8), ("fc1, norm", 0), ("norm", 0), ("none", 8)])
+def test_the_statistics_of_personal_blocks_stay(
+    three: Files, name: str, personal: str, travel: int, tiny_bn: None
+) -> None:
+    """tiny-bn's 8 running statistics belong to the block norm, and travel where it is shared."""
+    options = {**OPTIONS, "rounds": 2, "model": "tiny-bn"}
+    run = federate(three, strategy=name, **{f"{name}__personal": personal}, **SAME_EPOCHS, **options)
+    for silo in three:
+        for _, _, payload, _ in replies_of(run, silo):
+            sent = payload.models.get("buffers")
+            assert (0 if sent is None else len(sent.vector)) == travel
+        assert ("buffers" in run.sent_to(silo, 2)) == (travel > 0)
+    own = [run.grid.state(silo).arrays["personal.buffers"] for silo in three]
+    assert not same(own[0], own[1])
+
+
 @pytest.mark.parametrize(("one", "other"), [("fedsim", "fedper"), ("fedalt", "fedrep")])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_output_personalisation_has_a_name_of_its_own(

@@ -178,6 +178,32 @@ def test_a_block_may_hold_several_layers() -> None:
     assert [(b.start, b.stop) for b in FlatModel(Nested()).layout.blocks] == [(0, 12), (12, 15)]
 
 
+def test_buffers_belong_to_the_block_they_lie_in() -> None:
+    """Two BatchNorm layers of 2 and 3 channels (4 and 6 scalars) and one without weights (2), which is in no block."""
+
+    class Net(nn.Module):
+        block_names = ("body", "b", "head")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            self.free = nn.BatchNorm1d(1, affine=False)
+            self.b = nn.BatchNorm1d(3)
+            self.head = nn.Linear(2, 1)
+
+    layout = FlatModel(Net()).layout
+    assert layout.buffer_size == 12
+
+    def of(*names: str) -> tuple[slice, ...]:
+        return layout.buffer_parts(layout.parts(names))
+
+    assert of() == of("head") == ()
+    assert of("body") == of("body", "head") == (slice(0, 4),)
+    assert of("b") == (slice(6, 12),)
+    assert of("body", "b") == (slice(0, 4), slice(6, 12))
+    assert of("body", "b", "head") == (slice(0, 12),)
+
+
 @pytest.mark.parametrize("names", [("conv", "fc"), ("norm", "conv", "fc"), ("conv", "norm")])
 def test_blocks_that_do_not_cover_the_parameters_are_refused(names: tuple[str, ...]) -> None:
     net = Net()

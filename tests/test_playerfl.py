@@ -12,6 +12,7 @@ import torch
 from tiny import Files, Run, comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
+from strategies.base import weighted_mean
 from strategies.payload import decode
 from strategies.playerfl import PLayerClient, PLayerFL, PLayerSettings, choose_cut, random_cut
 
@@ -96,6 +97,24 @@ def test_the_measurement_leaves_running_statistics_alone(three: Files, tiny_bn: 
     assert cut_of(run) == 3
     assert comparable(plain.rows) == comparable(run.rows)
     assert same(plain.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
+
+
+@pytest.mark.parametrize(("cut", "travel"), [(1, 0), (2, 8), (3, 8)])
+def test_the_statistics_below_the_cut_travel(
+    three: Files, cut: int, travel: int, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fc1, norm, fc2: all of them in round 1, then those of shared layers; the server cuts its mean of round 1."""
+    force(monkeypatch, cut)
+    run = federate(three, strategy="player-fl", model="tiny-bn", rounds=3, batch_size=4, learning_rate=0.1)
+    sizes = {
+        r: len(p.models["buffers"].vector) if "buffers" in p.models else 0 for r, _, p, _ in replies_of(run)
+    }
+    assert sizes == {1: 8, 2: travel, 3: travel}
+    sent = run.sent_to("a", 2).get("buffers")
+    assert (sent is not None) == (travel > 0)
+    if travel:
+        first = [p.models["buffers"].vector for r, _, p, _ in replies_of(run) if r == 1]
+        assert sent is not None and same(sent.vector, weighted_mean(first, [6, 10, 8]))
 
 
 # ---- The cut ---------------------------------------------------------------------------------------------------------
@@ -284,6 +303,15 @@ def test_with_ala_the_old_local_model_is_that_of_the_last_round(three: Files) ->
 
 
 # ---- PLayer-FL-Random ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fixed", [1, 2, 3, 9])
+def test_a_fixed_cut_is_the_one_that_random_avoids(three: Files, fixed: int) -> None:
+    """Three layers: of {1, 2} what is left, as if PLayer-FL had decided ``fixed``; known from round 1 on."""
+    run = federate(three, strategy="player-fl-random", **{"player-fl-random.cut": fixed}, **THREE_LAYERS)
+    assert cut_of(run) == random_cut(3, min(fixed, 3), run.settings.common.seed) in {1, 2} - {fixed}
+    other = federate(three, strategy="player-fl", **{"player-fl.cut": cut_of(run)}, **THREE_LAYERS)
+    assert comparable(run.rows) == comparable(other.rows)
 
 
 def test_random_cuts_are_uniform_over_what_is_left() -> None:

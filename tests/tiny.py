@@ -25,7 +25,7 @@ from server.history import Row
 from server.loop import Federation
 from server.rundir import RunDirectory
 from strategies.base import PersonalizedStrategy, Silo, SiloClient
-from strategies.payload import decode, tensor_of
+from strategies.payload import array_record, decode, tensor_of
 from strategies.state import State
 
 Files = Mapping[str, Path]
@@ -218,6 +218,20 @@ def federate(
     with flower_identity():
         strategy = federation.run()
     return Run(settings, federation, grid, strategy)
+
+
+def keep_weights_at(value: float, size: int = 12) -> Callable[[TinyGrid], None]:
+    """For ``prepare``: sets ALA's W (size,) in the silos' states before every round; with η = 0 it stays there."""
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        record = context.state.get("arrays")
+        if record is not None:
+            record["weights"] = array_record({"w": torch.full((size,), value)})["w"]
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.before = before
+
+    return prepare
 
 
 SIMULATED: dict[str, Any] = {
