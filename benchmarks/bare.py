@@ -26,7 +26,8 @@ class Loop:
         settings, c = prepared.settings, prepared.settings.common
         use_threads(c.threads)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.train, self.val = [], []
+        self.train: list[tuple[Tensor, Tensor]] = []
+        self.val: list[tuple[Tensor, Tensor]] = []
         contexts = list(prepared.federation.grid.contexts.values())  # type: ignore[attr-defined]
         self.device = device_of(settings, contexts[0])
         for context in contexts:

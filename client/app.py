@@ -8,12 +8,12 @@ from collections.abc import Callable
 from logging import DEBUG, ERROR
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 
-from client.outgoing import release
+from client.outgoing import release, release_card
 from client.settings import RunSettings, parse_settings
 from client.silo import data_card, device_of, model_card, open_data, open_silo, use_threads
 from client.store import StateStore
@@ -54,7 +54,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 @answer
 def query(message: Message, context: Context, settings: RunSettings) -> RecordDict:
     """The silo's data card."""
-    return RecordDict({"card": ConfigRecord({**data_card(settings, context)})})
+    return release_card(data_card(settings, context))
 
 
 @app.train()

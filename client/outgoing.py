@@ -1,4 +1,4 @@
-"""What leaves a silo: everything goes through :func:`release`, and nothing else does.
+"""What leaves a silo: the data card through :func:`release_card`, everything else through :func:`release`.
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics of
 the list below, sample counts, seconds. Everything that left is logged.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from logging import INFO
+from typing import cast
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore import log
 from torch import Tensor
 
@@ -18,6 +19,20 @@ from strategies.payload import Model, Number, Payload, Wire, encode
 
 SNAPSHOTS = ("received", "personal")
 SPLITS = ("train", "val", "test")
+SUMS = ("sum", "square_sum")  # per column of a table
+CARD = (
+    "name",
+    "n_train",
+    "n_val",
+    "n_test",
+    "shape",
+    "classes",
+    "own_file",
+    "simulated",
+    "device",
+    "versions",
+    *SUMS,
+)
 METRICS = ("loss", "accuracy", "macro_f1", "auc")
 SECONDS = ("seconds.train", "seconds.evaluate")
 
@@ -25,6 +40,18 @@ SECONDS = ("seconds.train", "seconds.evaluate")
 def allowed_metrics() -> frozenset[str]:
     """Names of the scalars that may leave a silo."""
     return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in METRICS} | set(SECONDS))
+
+
+def release_card(card: Mapping[str, Number]) -> RecordDict:
+    """The content of the reply that the data card is. Raises ValueError for what is not on the list."""
+    unknown = sorted(set(card) - set(CARD))
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)}: not on the list of what a data card may tell")
+    shown = {
+        name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()
+    }
+    log(INFO, "%s sent its data card: %s", card["name"], shown)
+    return RecordDict({"card": ConfigRecord({**card})})
 
 
 def release(

@@ -104,7 +104,7 @@ This folder holds the silo's private key (node.key): keep it secret, run it in o
 Without Docker: silofl join {name}.tar --data /path/to/data.npz
 Outbound TCP to {server} is all it needs. Data, and models of methods that keep them local, stay here.
 allowed-apps lists the SHA-256 of the app builds this site runs; everything else is refused.
-Your models: docker compose run --rm silo silofl export /state --silo {name} --which best --out /state/model.safetensors
+Models: docker compose run --rm silo silofl export /state --silo {name} --strategy METHOD --out /state/own.safetensors
 """
 
 

@@ -34,6 +34,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 CA_YEARS = 10
 SERVER_DAYS = 825
 RENEW_DAYS = 30
+RENEW = "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def check_certificates(
     checks = []
     for name, path, one in (("CA", ca_certificate, ca), ("server", certificate, server)):
         left = one.not_valid_after_utc - moment
-        fix = "silofl credentials" if one is server else "make a new CA and give it to every silo"
+        fix = RENEW if one is server else "make a new CA and give it to every silo"
         if moment < one.not_valid_before_utc:
             detail, ok = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC", False
             fix = "set this machine's clock"

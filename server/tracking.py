@@ -1,6 +1,6 @@
 """``simulate --log tensorboard --log mlflow``: the study's numbers in those libraries' own formats.
 
-Optional: ``pip install 'silofl[tracking]'`` brings both libraries. What is logged is what the history holds.
+Optional: ``pip install -e '.[tracking]'`` brings both libraries. What is logged is what the history holds.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def open_trackers(names: Sequence[str]) -> list[Tracker]:
         except ImportError as error:
             raise UserError(
                 f"--log {name} needs a library that is not installed ({error.name or error}): "
-                f"pip install 'silofl[tracking]', or pip install {name}"
+                f"pip install -e '.[tracking]' in the checkout, or pip install {name}"
             ) from None
     return trackers
 

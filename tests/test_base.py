@@ -27,7 +27,7 @@ from tiny import (
     write_silo,
 )
 
-from client.outgoing import release
+from client.outgoing import release, release_card
 from server.engine import flower_identity
 from server.loop import Federation
 from strategies.base import SiloClient, SiloInfo, check_cards, weighted_mean
@@ -189,6 +189,17 @@ def test_only_what_is_declared_leaves(two: Files) -> None:
     client.replies = {"dr": [0.5, 0.5]}
     with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
         release(client, [vector], {}, min_samples=1)
+
+
+def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
+    caplog.set_level("INFO", logger="flwr")
+    federate(two, strategy="fedavg", rounds=1, normalization="agreed")
+    lines = [r.getMessage() for r in caplog.records if "sent its data card" in r.getMessage()]
+    assert [line.split()[0] for line in lines] == list(two)
+    assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
+    with pytest.raises(ValueError, match="labels: not on the list"):
+        release_card({"name": "a", "labels": [1, 2]})
 
 
 # ---- Silos that do not fit -----------------------------------------------------------------------------------------

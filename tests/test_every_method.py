@@ -5,6 +5,7 @@ A method that is added must be entered in CASES, with settings under which it do
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def test_only_what_is_declared_leaves_a_silo(three: Files, name: str) -> None:
         }  # fmt: skip
         assert set(reply.content) == {*(f"model.{n}" for n in client.uploads), "config", "metrics"}
         assert set(reply.content["metrics"]) <= allowed_metrics()
+
+
+def test_the_hospital_is_told_whose_models_travel(three: Files) -> None:
+    """docs/hospital.md names the methods whose personal model is what the silo sent, and those alone."""
+    sent = set()
+    for settings, _, _ in CASES.values():
+        run = federate(three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2)
+        own = run.personal(
+            "a"
+        )  # of other epochs than fedavg-ft's, whose fine-tuning would else be the local training
+        if any(
+            same(m.vector, own) for _, _, payload, _ in replies_of(run, "a") for m in payload.models.values()
+        ):
+            sent.add(settings["strategy"])
+    text = (Path(__file__).parents[1] / "docs" / "hospital.md").read_text()
+    told = text.split("Whether anyone else has this model")[1].split("it is what the silo sent")[0]
+    assert set(re.findall(r"`([a-z-]+)`", told)) == sent
 
 
 @every(CASES | WITH_ALA)

@@ -285,7 +285,9 @@ def a_strategy(silos: int, seed: int = 7, **changes: Any) -> FedFomo:
     settings = settings_of({}, strategy="fedfomo", silos=silos, seed=seed, **changes)
     layout = flat_model("mlp", (3,), 3, (("hidden", ""),), "cpu").layout
     strategy = FedFomo(settings.common, settings.method, layout)
-    strategy.initialise([SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], lambda purpose: torch.zeros(12))
+    strategy.initialise(
+        [SiloInfo(f"s{i}", i, 5, n_val=2) for i in range(silos)], lambda purpose: torch.zeros(12)
+    )
     strategy.state.arrays |= {f"s{i}": torch.zeros(12) for i in range(silos)}
     strategy.state.numbers["affinity"]["s0"] |= {f"s{i}": 10.0 - i for i in range(1, silos)}
     return strategy

@@ -607,7 +607,7 @@ def test_round_values() -> None:
 @pytest.mark.parametrize("name", sorted(TRACKERS))
 def test_missing_library_is_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
-    with pytest.raises(UserError, match=rf"--log {name} needs a library .* pip install 'silofl\[tracking\]'"):
+    with pytest.raises(UserError, match=rf"--log {name} needs a library .* pip install -e '.\[tracking\]'"):
         simulate({"out": str(tmp_path / "run")}, quiet=True, log=[name])
     assert not (tmp_path / "run").exists()
 

@@ -1,0 +1,145 @@
+"""The papers' own statistics of finished runs, from their ``history.csv``; docs/results.md sets them beside the papers.
+
+    python -m benchmarks.papers RUN...
+
+accuracy: the mean over silos of test accuracy, each silo counting alike, in its best round (chosen on test data, as the
+papers do), of the received and of the personal models; the mean over seeds.
+
+PLayer-FL (arXiv 2502.08829): of each silo the locally trained model (personal) of least validation loss, its test
+macro-F1; F1 is the mean over silos, weighted by test samples, then the median over seeds with its 95 % bootstrap
+interval. Fairness is the variance over silos of their median F1, the incentivised participation rate (IPR) the share
+of silos whose median F1 is above those of ``local`` and of ``fedavg``, which must be among the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import table
+from server.history import History, Row
+
+Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
+
+
+def read_runs(folders: Sequence[Path]) -> Runs:
+    """The rows of all runs. Raises ValueError for a folder without a history, or a method and seed that come twice."""
+    runs: dict[str, dict[int, list[Row]]] = defaultdict(dict)
+    for folder in folders:
+        if not (folder / "history.csv").is_file():
+            raise ValueError(f"{folder} has no history.csv: name run directories of silofl")
+        rows = History(folder / "history.csv").rows
+        for method, seed in dict.fromkeys((r.strategy, r.seed) for r in rows):
+            if seed in runs[method]:
+                raise ValueError(f"{method} with seed {seed} is in {folder} and in a folder before it")
+            runs[method][seed] = [r for r in rows if (r.strategy, r.seed) == (method, seed)]
+    return runs
+
+
+def values(rows: Sequence[Row], snapshot: str, split: str, metric: str) -> dict[int, dict[str, Row]]:
+    """Round -> silo -> its value; withheld ones are left out."""
+    found: dict[int, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        if (row.snapshot, row.split, row.metric) == (snapshot, split, metric) and not math.isnan(row.value):
+            found[row.round][row.silo] = row
+    return found
+
+
+def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
+    """(round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
+    means = {
+        number: statistics.fmean(r.value for r in silos.values())
+        for number, silos in values(rows, snapshot, "test", "accuracy").items()
+    }
+    return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
+
+
+def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
+    """Of each silo the test metric of its personal model of the round with the least validation loss."""
+    chosen: dict[str, tuple[float, int]] = {}
+    for number, silos in values(rows, "personal", "val", "loss").items():
+        for silo, row in silos.items():
+            chosen[silo] = min(chosen.get(silo, (math.inf, 0)), (row.value, number))
+    tested = values(rows, "personal", "test", metric)
+    return {
+        silo: tested[number][silo] for silo, (_, number) in chosen.items() if silo in tested.get(number, {})
+    }
+
+
+def weighted(rows: Mapping[str, Row]) -> float:
+    """The mean over silos, weighted by test samples."""
+    total = sum(r.n or 0 for r in rows.values())
+    return sum(r.value * (r.n or 0) for r in rows.values()) / total if total else math.nan
+
+
+def median_interval(samples: Sequence[float], draws: int = 10_000) -> tuple[float, float]:
+    """95 % percentile bootstrap of the median."""
+    drawn = np.random.default_rng(0).choice(np.asarray(samples), size=(draws, len(samples)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def silo_medians(seeds: Mapping[int, list[Row]]) -> dict[str, float]:
+    """Of each silo the median over seeds of its selected F1."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for rows in seeds.values():
+        for silo, row in selected(rows).items():
+            found[silo].append(row.value)
+    return {silo: statistics.median(f1) for silo, f1 in found.items()}
+
+
+def accuracy_lines(runs: Runs) -> list[list[str]]:
+    lines = []
+    for method, seeds in runs.items():
+        for snapshot in ("received", "personal"):
+            best = [best_round(rows, snapshot) for rows in seeds.values()]
+            if not math.isnan(best[0][1]):
+                at = ", ".join(str(number) for number, _ in best)
+                mean = 100 * statistics.fmean(accuracy for _, accuracy in best)
+                lines.append([method, snapshot, f"{mean:.2f}", at, str(len(best))])
+    return lines
+
+
+def player_lines(runs: Runs) -> list[list[str]]:
+    medians = {method: silo_medians(seeds) for method, seeds in runs.items()}
+    lines = []
+    for method, seeds in runs.items():
+        if not medians[method]:
+            continue
+        f1 = [100 * weighted(selected(rows)) for rows in seeds.values()]
+        accuracy = [100 * weighted(selected(rows, "accuracy")) for rows in seeds.values()]
+        spread = statistics.pvariance(medians[method].values())
+        bars = [medians[name] for name in ("local", "fedavg") if name in medians]
+        rate = "" if len(bars) < 2 or method in ("local", "fedavg") else (
+            f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}"
+        )  # fmt: skip
+        middle = f"{statistics.median(f1):.1f}"
+        if len(f1) > 1:
+            low, high = median_interval(f1)
+            middle += f" ({low:.1f} to {high:.1f})"
+        lines.append([method, middle, f"{statistics.median(accuracy):.1f}", f"{spread:.3f}", rate])
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers", description="The papers' own statistics of finished runs."
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run directory of silofl")
+    try:
+        runs = read_runs(parser.parse_args(arguments).runs)
+    except ValueError as error:
+        parser.error(str(error))
+    print(table(accuracy_lines(runs), ["method", "snapshot", "best accuracy", "round", "seeds"]))
+    print("\nPLayer-FL's statistics: the personal model of least validation loss\n")
+    print(table(player_lines(runs), ["method", "F1 (95 %)", "accuracy", "fairness", "IPR"]))
+
+
+if __name__ == "__main__":
+    main()
