@@ -3,12 +3,14 @@
     python -m benchmarks.papers RUN...
 
 accuracy: the mean over silos of test accuracy, each silo counting alike, in its best round (chosen on test data, as the
-papers do), of the received and of the personal models; the mean over seeds.
+papers do), of the received and of the personal models; the mean over seeds. A silo that misses a round counts with what
+it had before.
 
-PLayer-FL (arXiv 2502.08829): of each silo the locally trained model (personal) of least validation loss, its test
-macro-F1; F1 is the mean over silos, weighted by test samples, then the median over seeds with its 95 % bootstrap
-interval. Fairness is the variance over silos of their median F1, the incentivised participation rate (IPR) the share
-of silos whose median F1 is above those of ``local`` and of ``fedavg``, which must be among the runs.
+PLayer-FL (arXiv 2502.08829): of each silo the locally trained model (personal) of least validation loss (cross-entropy;
+the authors' code takes the training loss, which is another where that is focal), its test macro-F1; F1 is the mean over
+silos, weighted by test samples, then the median over seeds with its 95 % bootstrap interval. Fairness is the variance
+over silos of their median F1, the incentivised participation rate (IPR) the share of silos whose median F1 is above
+those of ``local`` and of ``fedavg``, which must be among the runs.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 
 from benchmarks.common import table
 from server.history import History, Row
+from server.summary import values_by_round
 
 Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
 
@@ -42,34 +45,21 @@ def read_runs(folders: Sequence[Path]) -> Runs:
     return runs
 
 
-def values(rows: Sequence[Row], snapshot: str, split: str, metric: str) -> dict[int, dict[str, Row]]:
-    """Round -> silo -> its value; withheld ones are left out."""
-    found: dict[int, dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        if (row.snapshot, row.split, row.metric) == (snapshot, split, metric) and not math.isnan(row.value):
-            found[row.round][row.silo] = row
-    return found
-
-
 def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
     """(round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
-    means = {
-        number: statistics.fmean(r.value for r in silos.values())
-        for number, silos in values(rows, snapshot, "test", "accuracy").items()
-    }
+    means = {n: statistics.fmean(v.values()) for n, v in values_by_round(rows, "test", snapshot).items()}
     return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
 
 
 def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
     """Of each silo the test metric of its personal model of the round with the least validation loss."""
+    own = [r for r in rows if r.snapshot == "personal" and not math.isnan(r.value)]
     chosen: dict[str, tuple[float, int]] = {}
-    for number, silos in values(rows, "personal", "val", "loss").items():
-        for silo, row in silos.items():
-            chosen[silo] = min(chosen.get(silo, (math.inf, 0)), (row.value, number))
-    tested = values(rows, "personal", "test", metric)
-    return {
-        silo: tested[number][silo] for silo, (_, number) in chosen.items() if silo in tested.get(number, {})
-    }
+    for r in own:
+        if (r.split, r.metric) == ("val", "loss"):
+            chosen[r.silo] = min(chosen.get(r.silo, (math.inf, 0)), (r.value, r.round))
+    tested = {(r.silo, r.round): r for r in own if (r.split, r.metric) == ("test", metric)}
+    return {silo: tested[silo, at] for silo, (_, at) in chosen.items() if (silo, at) in tested}
 
 
 def weighted(rows: Mapping[str, Row]) -> float:

@@ -161,8 +161,8 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
     }
     if len(data.input_shape) == 1 and settings.common.normalization == "agreed":
-        x = data.train.x.astype("float64")
-        card["sum"], card["square_sum"] = x.sum(0).tolist(), (x * x).sum(0).tolist()
+        x = np.ascontiguousarray(data.train.x.T, "float64")  # numpy adds up rows pairwise, columns one by one
+        card["sum"], card["square_sum"] = x.sum(1).tolist(), (x * x).sum(1).tolist()
     return card
 
 
@@ -211,7 +211,7 @@ def standardisation(
     """Mean and standard deviation of each column by which this silo's table is standardised; empty: it is not."""
     if len(data.input_shape) == 1 and normalization == "silo":
         x = torch.from_numpy(data.train.x.copy())
-        return tuple(x.mean(0).tolist()), tuple(_spread(x.std(0, correction=0)).tolist())
+        return tuple(x.mean(0).tolist()), tuple(_spread(x.var(0, correction=0), x.square().mean(0)).tolist())
     return tuple(config.get("mean", ())), tuple(config.get("std", ()))
 
 
@@ -231,9 +231,10 @@ def _samples(
     return _ON_DEVICE[key][1]
 
 
-def _spread(std: Tensor) -> Tensor:
-    """A column that never changes is left at 0, not divided by 0."""
-    return torch.where(std > 1e-12, std, torch.ones_like(std))
+def _spread(variance: Tensor, square: Tensor) -> Tensor:
+    """Standard deviation; 1 for a column that never changes, whose variance is rounding of its mean ``square``."""
+    changes = variance > 1e-13 * square
+    return torch.where(changes, variance, torch.ones_like(variance)).sqrt()
 
 
 def agreed_statistics(cards: list[dict[str, Any]]) -> dict[str, Number]:
@@ -243,7 +244,7 @@ def agreed_statistics(cards: list[dict[str, Any]]) -> dict[str, Number]:
     n = sum(card["n_train"] for card in cards)
     total = torch.tensor([card["sum"] for card in cards], dtype=torch.float64).sum(0) / n
     square = torch.tensor([card["square_sum"] for card in cards], dtype=torch.float64).sum(0) / n
-    std = _spread((square - total * total).clamp(min=0).sqrt())
+    std = _spread(square - total * total, square)
     return {"mean": total.tolist(), "std": std.tolist()}
 
 

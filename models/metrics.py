@@ -23,12 +23,13 @@ IGNORED = -100  # the label that PyTorch's losses ignore
 
 
 @cache  # equal losses are one object: silos whose loss is the same can train together
-def loss_function(name: str, gamma: float = 1.0, scale: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
+def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
     """The training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
 
     * "cross-entropy": mean of -log p_y, with p the softmax of the logits.
     * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
-      cross-entropy. PLayer-FL's code averages over samples and classes, times 10: ``scale`` = 10 / C.
+      cross-entropy. PLayer-FL's code has another one of that name, with terms for the wrong classes and constant
+      weights of the classes; its paper does not give it.
 
     Samples labelled -100 (PyTorch's ``ignore_index``) count for nothing: batches can be padded with them.
 
@@ -45,10 +46,7 @@ def loss_function(name: str, gamma: float = 1.0, scale: float = 1.0) -> Callable
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
         return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
-    mean_loss: Callable[[Tensor, Tensor], Tensor] = (
-        F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
-    )
-    return mean_loss if scale == 1.0 else lambda logits, y: scale * mean_loss(logits, y)
+    return F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
 
 
 # ---- One model, one silo -----------------------------------------------------------------------------------

@@ -357,7 +357,7 @@ def read_labels(name: str, y: Array) -> Array:
     if len(y) and y.min() < 0:
         raise Fault(f"{name} has a label {int(y.min())}", "labels count from 0")
     if len(y) and y.max() >= MOST_CLASSES:
-        raise Fault(f"{name} has a label {y.max():.0f}", "labels are class numbers 0, 1, 2, ..., not codes")
+        raise Fault(f"{name} has a label {y.max():.15g}", "labels are class numbers 0, 1, 2, ..., not codes")
     return y.astype(np.int64)
 
 
@@ -372,6 +372,8 @@ def read_classes(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
             "classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out"
         )
     classes = int(stated.item())
+    if classes > MOST_CLASSES:
+        raise Fault(f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}")
     if largest >= classes:
         split = next(split for split, y in ys.items() if len(y) and int(y.max()) == largest)
         raise Fault(

@@ -28,7 +28,7 @@ from partitions.manifest import describe
 from server.history import History, Row
 from server.loop import Federation
 from server.rundir import RunDirectory, read_toml
-from server.summary import compare, run_summary
+from server.summary import compare, run_summary, values_by_round
 from server.uncertainty import UNKNOWN, Interval, accuracy_interval, difference_interval, paired_bootstrap
 from strategies import strategies
 from strategies.settings import UserError, Value
@@ -263,10 +263,9 @@ class Study:
         """Mean over seeds of the mean accuracy over silos at the final round, on validation data if there are any."""
         scores = []
         for run in self.of(method):
-            rows = [r.value for r in self.history.of(method, run["seed"])
-                    if r.round == run["final"]["round"] and r.split == self.chosen_on and r.metric == "accuracy"
-                    and r.snapshot == reports(method) and not math.isnan(r.value)]  # fmt: skip
-            scores += [statistics.fmean(rows)] if rows else []
+            rows = self.history.of(method, run["seed"])
+            values = values_by_round(rows, self.chosen_on, reports(method)).get(run["final"]["round"], {})
+            scores += [statistics.fmean(values.values())] if values else []
         return statistics.fmean(scores) if scores else -1.0
 
     @cached_property

@@ -2,7 +2,8 @@
 
 ``bmcta`` is the papers' statistic: the best round's unweighted mean over silos of test accuracy (APPLE, section 4),
 which selects on test data. ``final`` and ``per_silo`` are taken at the round with the best mean validation accuracy.
-Both are of the snapshot that the method's paper reports.
+Both are of the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a
+round is not better for a weak silo's absence.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def run_summary(history: History, federation: Federation) -> dict[str, Any]:
     rows = history.of(c.strategy, c.seed)
     snapshot = strategies()[c.strategy].reports
 
-    test, val = _values(rows, "test", snapshot, "accuracy"), _values(rows, "val", snapshot, "accuracy")
+    test, val = values_by_round(rows, "test", snapshot), values_by_round(rows, "val", snapshot)
     cards = federation.cards
     names = sorted(cards)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
-    f1 = _values(rows, "test", snapshot, "macro_f1").get(chosen or 0, {})
-    auc = _values(rows, "test", snapshot, "auc").get(chosen or 0, {})
+    f1 = values_by_round(rows, "test", snapshot, "macro_f1").get(chosen or 0, {})
+    auc = values_by_round(rows, "test", snapshot, "auc").get(chosen or 0, {})
     accuracy = test.get(chosen or 0, {})
     return {
         "strategy": c.strategy,
@@ -112,12 +113,27 @@ def _gain(mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | N
     return float(mine["accuracy"] - other["accuracy"])
 
 
-def _values(rows: Sequence[Row], split: str, snapshot: str, metric: str) -> Values:
-    found: Values = defaultdict(dict)
-    for r in rows:
-        if (r.split, r.snapshot, r.metric) == (split, snapshot, metric) and not math.isnan(r.value):
-            found[r.round][r.silo] = r.value
-    return dict(found)
+def values_by_round(rows: Sequence[Row], split: str, snapshot: str, metric: str = "accuracy") -> Values:
+    """A metric of one run's rows. Withheld and unknown values are left out.
+
+    A silo that misses a round has the values of its last one before, or else of its first.
+    """
+    known = [r for r in rows if r.snapshot == snapshot and not math.isnan(r.value)]
+    found = {(r.round, r.silo): r.value for r in known if (r.split, r.metric) == (split, metric)}
+    evaluated: dict[int, set[str]] = defaultdict(set)
+    for r in known:
+        if r.metric == "accuracy" and r.split in ("val", "test"):
+            evaluated[r.round].add(r.silo)
+    values = Values()
+    at = {
+        silo: number for number in sorted(evaluated, reverse=True) for silo in evaluated[number]
+    }  # its first
+    for number in sorted(evaluated):
+        at |= dict.fromkeys(evaluated[number], number)
+        here = {silo: found[last, silo] for silo, last in at.items() if (last, silo) in found}
+        if here:
+            values[number] = here
+    return values
 
 
 def _mean(values: Mapping[str, float]) -> float:

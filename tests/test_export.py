@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from tiny import Files, Run, federate, random_silos, rows_of
+from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, predict_file, read_model
 from models.architectures import build
@@ -63,6 +63,33 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     assert label == p.argmax(1).tolist()
     assert card["metrics"]["test.accuracy"] == np.mean(p.argmax(1) == y)
     assert math.isclose(card["metrics"]["test.loss"], -np.log(p[range(10), y]).mean(), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("normalization", ["agreed", "silo"])
+@pytest.mark.parametrize("value", [36.7, 0.1, -1e6, 0.0])
+def test_a_column_that_never_changes_is_not_blown_up(
+    tmp_path: Path, value: float, normalization: str
+) -> None:
+    """99 rows of 36.7 have a mean square that is not the square of their mean in the last bit: std 1, not 1e-7.
+
+    Beside it a column of a small spread about a large mean, which stays as it is: 1e6 ± 1/2.
+    """
+    rng = np.random.default_rng(0)
+    files = {}
+    for name, n in (("a", 99), ("b", 1001)):
+        x = np.stack([np.full(n, value), 1e6 + rng.integers(0, 2, n), rng.normal(size=n)], 1)
+        files[name] = write_silo(tmp_path / f"{name}.npz", x, [0, 1] * (n // 2) + [0])
+    federate(
+        files,
+        state_dir=tmp_path / "states",
+        directory=tmp_path / "run",
+        rounds=1,
+        normalization=normalization,
+    )
+    card = export_model(tmp_path / "states", "a", "last", tmp_path / "a.safetensors")
+    std = card["normalisation"]["std"]
+    assert std[0] == 1
+    assert std[1] == pytest.approx(0.5, rel=0.1)
 
 
 def test_silos_own_standardisation(tmp_path: Path) -> None:

@@ -264,6 +264,7 @@ BAD_ARRAYS = {
     "codes": (good(y_test=np.full(6, 10**7)), "a label 10000000", "class numbers"),
     "beyond classes": (good(classes=2), "train has a label 2 where classes is 2", "0 .. classes - 1"),
     "classes of text": (good(classes="3"), "classes is no positive whole number", ""),
+    "a code for classes": (good(classes=10**13), "classes is 10000000000000", "at most 100000"),
     "no classes": (good(classes=0), "classes is no positive whole number", ""),
     "label names": (good(label_names=["a", "b"]), "label_names does not hold 3 texts", ""),
 }

@@ -367,6 +367,29 @@ def test_summary_by_hand() -> None:
     assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
 
 
+def test_a_round_is_not_better_for_an_absence() -> None:
+    """b, the weaker one, misses rounds 1, 3 and 4: it counts with its .4 of round 2, before which it has none.
+
+    Means on val: .5, .65, .65, .6: final is round 2, the first of the best. On test .5, .6, .65, .7.
+    """
+    nan = math.nan
+    one = made_up("apple", {
+        ("test", "accuracy"): [[.6, nan], [.8, .4], [.9, nan], [1, nan]],
+        ("val", "accuracy"): [[.6, nan], [.9, .4], [.9, nan], [.8, nan]],
+        ("test", "macro_f1"): [[.9, nan], [.5, .3], [.6, nan], [.6, nan]],
+    })  # fmt: skip
+    assert (one["bmcta_round"], one["bmcta"]) == (4, pytest.approx(0.7))
+    assert one["final"]["round"] == 2
+    later = made_up("apple", {
+        ("test", "accuracy"): [[.8, .4], [.9, nan]], ("val", "accuracy"): [[.5, .5], [.9, nan]],
+        ("test", "macro_f1"): [[.5, .3], [.6, nan]],
+    })  # fmt: skip
+    assert later["final"]["round"] == 2
+    assert later["final"]["accuracy_mean"] == pytest.approx(0.65)
+    assert later["final"]["macro_f1_mean"] == pytest.approx(0.45)
+    assert later["per_silo"]["b"]["accuracy"] == 0.4
+
+
 def test_the_first_of_equal_rounds() -> None:
     equal = [[0.5, 0.5], [0.5, 0.5]]
     one = made_up("local", {("test", "accuracy"): equal, ("val", "accuracy"): equal})
