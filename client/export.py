@@ -68,7 +68,7 @@ def export_model(
         "silo": about["silo"],
         "which": which,
         "round": state.numbers["best_round" if which == "best" else "round"],
-        "metrics": {k: None if math.isnan(v) else v for k, v in metrics.items()},
+        "metrics": {k: v if math.isfinite(v) else None for k, v in metrics.items()},
         "samples": about["samples"],
         "model": about["model"],
         "input": about["input"],

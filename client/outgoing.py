@@ -1,7 +1,7 @@
 """What leaves a silo: the data card through :func:`release_card`, everything else through :func:`release`.
 
-The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics of
-the list below, sample counts, seconds. Everything that left is logged.
+The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
+seconds of the list in ``strategies/reports.py``, sample counts. Everything that left is logged.
 """
 
 from __future__ import annotations
@@ -16,30 +16,7 @@ from torch import Tensor
 
 from strategies.base import SiloClient
 from strategies.payload import Model, Number, Payload, Wire, encode
-
-SNAPSHOTS = ("received", "personal")
-SPLITS = ("train", "val", "test")
-SUMS = ("sum", "square_sum")  # per column of a table
-CARD = (
-    "name",
-    "n_train",
-    "n_val",
-    "n_test",
-    "shape",
-    "classes",
-    "own_file",
-    "simulated",
-    "device",
-    "versions",
-    *SUMS,
-)
-METRICS = ("loss", "accuracy", "macro_f1", "auc")
-SECONDS = ("seconds.train", "seconds.evaluate")
-
-
-def allowed_metrics() -> frozenset[str]:
-    """Names of the scalars that may leave a silo."""
-    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in METRICS} | set(SECONDS))
+from strategies.reports import CARD, SECONDS, SPLITS, SUMS, allowed_metrics
 
 
 def release_card(card: Mapping[str, Number]) -> RecordDict:

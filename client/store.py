@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from logging import WARNING
 from pathlib import Path
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.supercore import log
 
 from client.silo import silo_name
 from strategies.payload import array_record, tensor_of
@@ -34,14 +36,26 @@ class StateStore:
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
             # The server names the run; a name is all that it may be, not a way out of the directory.
-            self.folder = Path(str(config["state-dir"])) / Path(run).name / key / silo_name(context)
+            name = Path(run).name.replace("..", "_")
+            self.folder = Path(str(config["state-dir"])) / name / key / silo_name(context)
         self.in_memory = "state-dir" not in config
 
     def load(self, server_round: int) -> State:
-        """The newest state from before this round, or an empty one."""
+        """The newest state from before this round; an empty one where there is none of this run.
+
+        Raises ValueError where all are of this round or later ones: starting afresh would delete them.
+        """
+        later = []
         for state in self._candidates():
-            if state.numbers.get("run_id") == self.run_id and state.numbers["round"] < server_round:
-                return state
+            if state.numbers.get("run_id") == self.run_id:
+                if state.numbers["round"] < server_round:
+                    return state
+                later.append(state.numbers["round"])
+        if later and server_round > 1:
+            raise ValueError(
+                f"the server resumes at round {server_round}, this silo has kept its state of round {min(later)} and "
+                f"later only: it waits for round {min(later) + 1}"
+            )
         return State()
 
     def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
@@ -65,7 +79,15 @@ class StateStore:
             record = cast(ArrayRecord, self.context.state["arrays"])
             yield State({name: tensor_of(array) for name, array in record.items()}, numbers)
         if self.folder is not None:
-            yield from (State.load(file) for file in self._files())
+            damaged: Exception | None = None
+            for file in self._files():
+                try:
+                    yield State.load(file)
+                except (OSError, ValueError) as error:
+                    log(WARNING, "%s, the one before it is taken", error)
+                    damaged = error
+            if damaged is not None:
+                raise damaged
 
     def _files(self) -> list[Path]:
         """Newest round first."""

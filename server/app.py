@@ -34,6 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     directory = RunDirectory.open(
         out, settings.flat(), resume=c.resume, member=bool(c.out) and (out / "study").exists()
     )
+    directory.lock()
     try:
         federation = Federation(grid, settings, directory)
         federation.run()

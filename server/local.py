@@ -31,7 +31,7 @@ from client.warm import install_shim, lock_path, parent_command, parent_pid
 from server import processes
 from server.control import Connection, Control, remove_connection, write_connection
 from server.credentials import Credentials, ensure_credentials
-from server.federation import Federation
+from server.federation import NAME, Federation
 from server.processes import Process
 
 LOOPBACK = "127.0.0.1"
@@ -575,6 +575,11 @@ def down(name: str) -> int:
     Silo state, keys, data and logs stay. The `flwr` connection goes.
     """
     directory = state_root() / name
+    if not NAME.fullmatch(name) or not directory.is_dir():
+        known = sorted(p.name for p in state_root().iterdir() if p.is_dir()) if state_root().is_dir() else []
+        raise ValueError(
+            f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}"
+        )
     with _locked(directory):
         everything = processes.find(directory)
         # Silos first: while the SuperLink is there they can say goodbye and need not try again and again.

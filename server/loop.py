@@ -6,14 +6,15 @@ history, checkpoint; closing evaluation.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
@@ -23,6 +24,7 @@ from client.silo import agreed_statistics, flat_model, initial_model, use_thread
 from server.history import History, Row, metric_rows
 from server.rundir import RunDirectory
 from strategies.base import PersonalizedStrategy, SiloInfo, check_cards
+from strategies.reports import SECONDS, read_card, read_metrics
 from strategies.settings import UserError
 from strategies.state import State
 
@@ -92,6 +94,14 @@ class Federation:
             if len(here) + len(faults) >= self.common.silos or any(c["simulated"] for c in cards.values()):
                 break
             if time.monotonic() > deadline:
+                if 0 < self.common.min_silos <= len(here):
+                    log(
+                        WARNING,
+                        "starts with %d of %d silos: the others did not come",
+                        len(here),
+                        self.common.silos,
+                    )
+                    break
                 names = ", ".join(sorted(c["name"] for c in cards.values())) or "none"
                 raise RuntimeError(
                     f"waited {self.common.round_timeout:g} s for {self.common.silos} silos; "
@@ -120,7 +130,11 @@ class Federation:
         for reply in self.exchange(asked, CARD_SECONDS) if asked else []:
             node = reply.metadata.src_node_id
             if not reply.has_error():
-                cards[node] = card = dict(cast(ConfigRecord, reply.content["card"]))
+                try:
+                    cards[node] = card = read_card(reply.content.get("card"))
+                except ValueError as error:
+                    faults[node] = f"a silo (node {node}) cannot take part: {error}"
+                    continue
                 log(INFO, "%s: %d training samples, shape %s, %s, %s", card["name"], card["n_train"],
                     card["shape"], card["device"], card["versions"])  # fmt: skip
             elif reply.error.code in UNREACHABLE:
@@ -190,7 +204,7 @@ class Federation:
         seconds = aggregated - started
         rows += self._round_rows(server_round, seconds, strategy.bytes_down, strategy.bytes_up)
         self.history.add(rows)
-        compute = self._compute_seconds(replies)
+        compute = self._compute_seconds(strategy, replies)
         for key, value in (("total", seconds), ("train", compute), ("communicate", max(received - sent - compute, 0.0)),
                            ("aggregate", aggregated - received)):  # fmt: skip
             self.seconds[key] += value
@@ -220,13 +234,16 @@ class Federation:
 
         Without a quorum at the deadline the replies that came are returned all the same; who was silent is named.
         """
-        waiting = set(self.grid.push_messages(messages))
+        pushed = list(zip(self.grid.push_messages(messages), messages, strict=True))
+        sent = {i: message for i, message in pushed if i}
+        waiting = set(sent)
         deadline = time.monotonic() + timeout
-        replies: list[Message] = []
+        gone = Error(ErrorCode.NODE_UNAVAILABLE, "the server does not know it any more")
+        replies = [Message(gone, reply_to=message) for i, message in pushed if not i]
         pause = POLL_SECONDS[0]
         while waiting:
             arrived = list(self.grid.pull_messages(list(waiting)))
-            replies += arrived
+            replies += [answers(reply, sent) for reply in arrived]
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             if time.monotonic() > deadline:
                 break
@@ -265,12 +282,12 @@ class Federation:
         rows: list[Row] = []
         for reply in replies:
             info = names.get(reply.metadata.src_node_id)
-            if info is None or reply.has_error() or "metrics" not in reply.content:
+            if info is None or info.name in strategy.rejected or reply.has_error():
                 continue
-            metrics = dict(cast(MetricRecord, reply.content["metrics"]))
+            metrics = read_metrics(reply.content.get("metrics"))
             counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
             rows += metric_rows(self.common.strategy, self.common.seed, server_round, info.name,
-                                cast(dict[str, float], metrics), counts, self.min_metric_samples)  # fmt: skip
+                                metrics, counts, self.min_metric_samples)  # fmt: skip
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
         rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
         return rows
@@ -282,17 +299,16 @@ class Federation:
         values = {"round_seconds": seconds, "bytes_down": float(down), "bytes_up": float(up)}
         return [self._row(server_round, metric, value) for metric, value in values.items()]
 
-    def _compute_seconds(self, replies: Iterable[Message]) -> float:
+    def _compute_seconds(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> float:
         """Seconds the silos computed: of the slowest, or of all where they share one process."""
         of_all: float | None = getattr(self.grid, "seconds", None)
         if of_all is not None:
             return of_all
-        each = []
-        for reply in replies:
-            if not reply.has_error() and "metrics" in reply.content:
-                metrics = cast(dict[str, float], reply.content["metrics"])
-                each.append(metrics.get("seconds.train", 0.0) + metrics.get("seconds.evaluate", 0.0))
-        return max(each, default=0.0)
+        usable = {info.node_id for info in strategy.silos.values() if info.name not in strategy.rejected}
+        metrics = [
+            read_metrics(r.content.get("metrics")) for r in replies if r.metadata.src_node_id in usable
+        ]
+        return max((sum(m.get(name, 0.0) for name in SECONDS) for m in metrics), default=0.0)
 
     def save(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         file = self._checkpoint()
@@ -311,7 +327,8 @@ class Federation:
         self, strategy: PersonalizedStrategy, rows: Sequence[Row], server_round: int, seconds: float
     ) -> None:
         values = [r.value for r in rows
-                  if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, "accuracy")]  # fmt: skip
+                  if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, "accuracy")
+                  and not math.isnan(r.value)]  # fmt: skip
         accuracy = sum(values) / len(values) if values else float("nan")
         silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(
             strategy.rejected
@@ -331,3 +348,10 @@ class Federation:
             )  # fmt: skip
         if self.watch is not None:
             self.watch(progress)
+
+
+def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
+    """The reply as one of the silo that was asked, to what it was asked: the SuperLink signs its own errors itself."""
+    asked = sent[reply.metadata.reply_to_message_id].metadata
+    reply.metadata.__dict__ |= {"_src_node_id": asked.dst_node_id, "_message_type": asked.message_type}
+    return reply

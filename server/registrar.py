@@ -8,6 +8,7 @@ registered again when a new SuperLink starts.
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -29,11 +30,13 @@ def keep_registrations(connection: Connection, record: Path, ready: Path) -> Non
             time.sleep(LOOK_SECONDS)
             try:
                 now = keys(control.nodes())
+                if now != noted:
+                    write(record, now)
+                    noted = now
             except ConnectionError:
                 continue  # it is stopping, or too busy; the next look will tell
-            if now != noted:
-                write(record, now)
-                noted = now
+            except OSError as error:  # the disk is full, for example; registering goes on, and so does trying
+                print(f"silofl: registrations cannot be noted in {record}: {error}", file=sys.stderr)
 
 
 def restore(control: Control, record: Path) -> dict[str, str]:

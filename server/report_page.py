@@ -14,7 +14,6 @@ from pathlib import Path
 
 import matplotlib
 
-from client.outgoing import METRICS
 from client.settings import defaults
 from server import report_charts as charts
 from server.report import Gain, Study, reports, spelled
@@ -34,6 +33,7 @@ from server.report_html import (
     with_spread,
 )
 from strategies import strategies
+from strategies.reports import METRICS
 
 SMALL = 30  # a test set of fewer samples is called small
 

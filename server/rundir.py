@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
 import json
 import time
@@ -14,6 +16,7 @@ from client.settings import toml_text
 from strategies.settings import UserError, Value
 from strategies.state import State, write_atomically
 
+LOCK = ".lock"  # held by the process that trains
 # These may differ between a run and its continuation; everything else makes it another run.
 FREE_ON_RESUME = (
     "rounds",
@@ -85,13 +88,28 @@ class RunDirectory:
                     f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
                 )
             cls._check_same(file, config)
-        elif path.exists() and any(path.iterdir()):
+        elif path.exists() and any(found.name != LOCK for found in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run: give --out a new directory")
         elif resume:
             raise UserError(f"{path} holds no run to resume")
         path.mkdir(parents=True, exist_ok=True)
         write_atomically(file, lambda temporary: temporary.write_text(toml_text(config)))
         return cls(path)
+
+    def lock(self) -> None:
+        """Hold this directory for this process until it ends. Raises UserError where another process holds it."""
+        with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
+            self._lock = (self.path / LOCK).open("a")
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: another run is writing to it; silofl stop ends it") from None
+
+    def check_free(self) -> None:
+        """Raises UserError where another process holds this directory."""
+        if (self.path / LOCK).exists():
+            self.lock()
+            self._lock.close()
 
     @staticmethod
     def _check_same(file: Path, config: Mapping[str, Value]) -> None:

@@ -73,6 +73,7 @@ def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence
     config = study_config(runs)
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
     directory = RunDirectory.open(out, config, resume=first.resume)
+    directory.lock()
     # A progress bar says it better than one log line per silo and round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     total = sum(r.common.rounds for r in runs)

@@ -77,6 +77,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
             out = out if first.out else Path(deployed.runs, out.name)
             theirs = deployed.in_container(out)
         directory = RunDirectory.open(out, config, resume=first.resume)
+        directory.check_free()
         # Tells the server app that the directory is open already, and the report which federation this was.
         (directory.path / "study").write_text(federation_file(name))
         if deployed:

@@ -10,6 +10,7 @@ of the *personal* model (after it), because papers differ in which of the two th
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 from torch import Tensor
 
-from models.flat import FlatModel, Layout, gather, is_finite, write
+from models.flat import FlatModel, Layout, gather, is_finite, scatter, write
 from models.metrics import classification_metrics, loss_function
 from models.training import (
     Optimizer,
@@ -37,6 +38,7 @@ from models.training import (
     seed_dropout,
 )
 from strategies.payload import Model, Number, Payload, Wire, decode, encode, wire_bytes
+from strategies.reports import read_metrics
 from strategies.settings import Common, UserError
 from strategies.state import State
 
@@ -406,9 +408,15 @@ class PersonalizedStrategy(Strategy):
         """Change ``self.state`` by the updates of round ``self.round``: at least one, sorted by silo name."""
         self.state.arrays[GLOBAL] = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
 
-    def upload_size(self, name: str) -> int | None:
-        """Length that the uploaded vector of this name must have; None: any."""
-        return self.layout.buffer_size if name == BUFFERS else self.layout.size
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``."""
+        return self.layout.buffer_parts([slice(0, self.layout.size)])
+
+    def upload_size(self, name: str) -> int:
+        """Length that the uploaded vector of this name must have."""
+        if name == BUFFERS:
+            return sum(int(part.stop - part.start) for part in self.shared_buffers())
+        return self.layout.size
 
     def check(self, update: Update) -> None:
         """Raise ValueError, with one line, where a silo's numbers are not what :meth:`aggregate` needs."""
@@ -486,9 +494,15 @@ class PersonalizedStrategy(Strategy):
         """Names the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
         names = {info.node_id: name for name, info in self.silos.items()}
         for reply in replies:
-            if reply.has_error() and reply.metadata.message_type == MessageType.EVALUATE:
+            if reply.metadata.message_type != MessageType.EVALUATE:
+                continue
+            try:
+                if reply.has_error():
+                    raise ValueError(reply.error.reason or "failed without a reason")
+                read_metrics(reply.content.get("metrics"))
+            except ValueError as error:
                 node = reply.metadata.src_node_id
-                self.reject(names.get(node, f"node {node}"), reply.error.reason or "failed without a reason")
+                self.reject(names.get(node, f"node {node}"), str(error))
         return None
 
     def summary(self) -> None:
@@ -521,35 +535,39 @@ class PersonalizedStrategy(Strategy):
     def _read(self, silo: str, reply: Message) -> Update:
         if reply.has_error():
             raise ValueError(reply.error.reason or "failed without a reason")
-        self.bytes_up += wire_bytes(reply.content)
         payload, config = decode(reply.content)
         if config["round"] != self.round or config["silo"] != silo:
             raise ValueError(
                 f"a reply of {config['silo']} for round {config['round']}, not of {silo} for {self.round}"
             )
-        metrics = cast(dict[str, float], dict(cast(MetricRecord, reply.content["metrics"])))
-        vectors = {}
-        for name, model in payload.models.items():
-            vector, size = model.vector, self.upload_size(name)
-            if (
-                vector.dtype != torch.float32
-                or vector.dim() != 1
-                or (size is not None and len(vector) != size)
-            ):
-                raise ValueError(
-                    f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)"
-                )
-            if not is_finite(vector):
-                raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
-            vectors[name] = vector
-        buffers = (BUFFERS,) if self.shares_buffers else ()
-        missing = {*self.client.uploads, *buffers} - set(vectors)
+        metrics = read_metrics(reply.content.get("metrics"))
+        wanted = (*self.client.uploads, BUFFERS) if self.shares_buffers else self.client.uploads
+        missing, unknown = set(wanted) - set(payload.models), set(payload.models) - set(wanted)
         if missing:
             raise ValueError(f"the reply lacks {', '.join(sorted(missing))}")
+        if unknown:
+            raise ValueError(f"the reply holds {', '.join(sorted(unknown))}, which {self.name} does not send")
+        vectors = {name: self._vector(name, payload.models[name].vector) for name in wanted}
+        self.bytes_up += wire_bytes(reply.content)
         samples = self.silos[silo].n_train  # its data card's word, not another one per round
         update = Update(silo, samples, vectors, payload.numbers, metrics)
         self.check(update)
         return update
+
+    def _vector(self, name: str, vector: Tensor) -> Tensor:
+        size = self.upload_size(name)
+        if vector.dtype != torch.float32 or vector.shape != (size,):
+            raise ValueError(
+                f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)"
+            )
+        if not is_finite(vector):
+            raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
+        if name == BUFFERS:
+            whole = scatter(vector.new_zeros(self.layout.buffer_size), self.shared_buffers(), vector)
+            entries = [e for e in self.layout.buffers if e.name.endswith("running_var")]
+            if any(bool((whole[e.start : e.stop] < 0).any()) for e in entries):
+                raise ValueError(f"'{name}' holds a variance below 0")
+        return vector
 
     def _in_one_place(self, updates: list[Update]) -> list[Update]:
         """The updates on the first one's device, and the state too: on the GPU of silos that run in this process."""
@@ -562,20 +580,21 @@ class PersonalizedStrategy(Strategy):
         ]
 
     def _reject_exploding(self, updates: list[Update]) -> list[Update]:
-        """Leave out a model whose norm is over a thousand times the median of this round's."""
-        if len(updates) < 3 or not self.client.uploads:
-            return updates
-        norms = torch.stack([u.vector.norm() for u in updates])
-        limit = 1000 * float(norms.median()) + 1e-6
-        kept = []
-        for update, norm in zip(updates, norms.tolist(), strict=True):
-            if norm <= limit:
-                kept.append(update)
-            else:
-                self.reject(
-                    update.silo, f"the model exploded: its norm {norm:.3g} is over 1000 times the others'"
-                )
-        return kept
+        """Leave out a vector whose norm is over a thousand times the median of this round's, or of what was sent."""
+        kept = updates
+        for name in updates[0].vectors if updates else ():
+            norms = [float(u.vectors[name].norm()) for u in updates]
+            sent = self.state.arrays.get(BUFFERS if name == BUFFERS else GLOBAL)
+            among = norms if len(norms) > 2 or sent is None else [*norms, float(sent.norm())]
+            if len(among) < 2:
+                continue
+            limit = 1000 * max(statistics.median_low(among), 1.0)
+            for update, norm in zip(updates, norms, strict=True):
+                if norm > limit and update.silo not in self.rejected:
+                    what = "the model" if name != BUFFERS else f"'{name}'"
+                    reason = f"{what} exploded: its norm {norm:.3g} is over 1000 times the others'"
+                    self.reject(update.silo, reason)
+        return [u for u in kept if u.silo not in self.rejected]
 
     def reject(self, silo: str, reason: str) -> None:
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
@@ -596,6 +615,9 @@ class PersonalizedStrategy(Strategy):
 def check_cards(cards: Sequence[Mapping[str, Any]]) -> None:
     """Refuse silos that do not fit each other: equal names, different input shapes. Raises UserError naming them."""
     first = cards[0]
+    without = [str(card["name"]) for card in cards if "sum" not in card]
+    if without and len(without) < len(cards):
+        raise UserError(f"no sums of the columns from {', '.join(without)}: is it of another version?")
     names: set[str] = set()
     for card in cards:
         if card["name"] in names:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter
-from strategies.base import BUFFERS, GLOBAL, PersonalizedStrategy, SiloClient
+from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
 from strategies.settings import UserError, setting
 
 
@@ -89,7 +89,8 @@ class PartialStrategy(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
 
-    def upload_size(self, name: str) -> int | None:
-        if name == BUFFERS:
-            return sum(int(p.stop - p.start) for p in self.layout.buffer_parts(self.shared_parts()))
-        return len(self.state.arrays[GLOBAL])
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return self.layout.buffer_parts(self.shared_parts())
+
+    def upload_size(self, name: str) -> int:
+        return len(self.state.arrays[GLOBAL]) if name == "shared" else super().upload_size(name)

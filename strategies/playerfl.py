@@ -141,9 +141,8 @@ class PLayerFL(PartialStrategy):
             self.state.numbers["cut"] = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
             buffers = self.state.arrays.pop(BUFFERS, None)
-            parts = self.layout.buffer_parts(self.shared_parts())
-            if buffers is not None and parts:
-                self.state.arrays[BUFFERS] = gather(buffers, parts)
+            if buffers is not None and self.shared_buffers():
+                self.state.arrays[BUFFERS] = gather(buffers, self.shared_buffers())
         self.state.arrays[GLOBAL] = mean
 
     def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:

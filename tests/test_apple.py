@@ -30,10 +30,10 @@ from tiny import (
 )
 from torch import Tensor
 
-from client.outgoing import allowed_metrics
 from client.silo import open_silo
 from strategies.apple import AppleClient, loss_schedule
 from strategies.payload import Model, decode
+from strategies.reports import allowed_metrics
 from strategies.state import State
 
 UNIT = 12 * 4  # bytes of Σ = 12 parameters

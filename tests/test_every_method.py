@@ -18,9 +18,9 @@ from tiny import Files, TinyGrid, federate, round_of, same
 from torch import Tensor
 from two_layers import DEEP, replies_of, rounds_trained
 
-from client.outgoing import allowed_metrics
 from strategies import strategies
 from strategies.payload import array_record, tensor_of
+from strategies.reports import allowed_metrics
 
 FULL, BODY, HEAD = 31, 16, 15  # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
 Flow = tuple[int, int]  # scalars down in round 1, and in every later one

@@ -85,7 +85,7 @@ def isotropic_silos(folder: Path, labels: Mapping[str, tuple[int, int]]) -> File
 
 def start_at(monkeypatch: pytest.MonkeyPatch, vector: list[float]) -> None:
     """Every initial model is this one. The next run forgets the models by itself (see ``tiny.federate``)."""
-    values = torch.tensor(vector)
+    values = torch.tensor(vector, dtype=torch.float32)
 
     def fixed(*arguments: object) -> Callable[[str], Tensor]:
         return lambda purpose: values.clone()
