@@ -68,6 +68,8 @@ class StateStore:
             kind = "round" if to_disk else BETWEEN
             file = self.folder / f"{kind}-{server_round:06d}.safetensors"
             state.save(file)
+            for left in self.folder.glob(".*.tmp"):  # by a process that was killed as it wrote
+                left.unlink(missing_ok=True)
             files = self._files()
             saved = [f for f in files if f.name.startswith("round-") and _round(f) <= server_round]
             for old in set(files) - {file, *saved[:KEPT_ROUNDS]}:

@@ -36,12 +36,15 @@ class Row:
 HEADER = [f.name for f in fields(Row)]
 
 
-def _read(text: str) -> Iterator[Row]:
-    for r in csv.DictReader(io.StringIO(text)):
-        value = float(r["value"]) if r["value"] else math.nan
-        n = int(r["n"]) if r["n"] else None
-        yield Row(r["strategy"], int(r["seed"]), int(r["round"]), r["silo"], r["split"], r["snapshot"], r["metric"],
-                  value, n)  # fmt: skip
+def _read(text: str, path: Path) -> Iterator[Row]:
+    for line, r in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+        try:
+            value = float(r["value"]) if r["value"] else math.nan
+            n = int(r["n"]) if r["n"] else None
+            yield Row(r["strategy"], int(r["seed"]), int(r["round"]), r["silo"], r["split"], r["snapshot"], r["metric"],
+                      value, n)  # fmt: skip
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}, line {line}: no row of a history") from None
 
 
 def _text(rows: Iterable[Row]) -> str:
@@ -59,7 +62,7 @@ class History:
         if path is not None and path.exists():
             text = path.read_text()
             self.rows = list(
-                _read(text[: text.rfind("\n") + 1])
+                _read(text[: text.rfind("\n") + 1], path)
             )  # a last line cut off by a crash is left out
         elif path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -348,6 +348,16 @@ def test_down_leaves_nothing_behind_also_after_a_crash(federation: Local) -> Non
     assert local.down("trial") == 0
 
 
+@pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
+def test_down_of_what_is_no_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It says so, names those that there are, and makes no folder."""
+    monkeypatch.setattr(local, "state_root", lambda: tmp_path)
+    (tmp_path / "trial").mkdir()
+    with pytest.raises(ValueError, match=r"there is no federation .* there are: trial"):
+        local.down(name)
+    assert [p.name for p in tmp_path.iterdir()] == ["trial"]
+
+
 def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> None:
     path = write_file(folder, "north")
     path.write_text(path.read_text().replace("trial", "broken"))

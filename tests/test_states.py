@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from tiny import (
     METHODS,
     Files,
@@ -23,6 +23,7 @@ from tiny import (
 )
 from torch import Tensor
 
+from client.store import StateStore
 from models.architectures import MODELS
 from server.loop import Progress
 from strategies.base import SiloClient, weighted_mean
@@ -280,3 +281,57 @@ def test_dropout_follows_the_seed(three: Files) -> None:
         assert comparable(runs[0].rows) == comparable(runs[1].rows)
         dry = federate(three, strategy=method, mlp__dropout=0.0, fedala__max_epochs=3, **options)
         assert comparable(dry.rows) != comparable(runs[0].rows)
+
+
+# ---- State files that do not fit -----------------------------------------------------------------------------------
+
+
+def store_of(folder: Path, run: str = "run") -> StateStore:
+    config: Any = {"name": "a", "state-dir": str(folder)}
+    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+    return StateStore(context, run, "fedavg-7", "this run")
+
+
+def kept(store: StateStore, *rounds: int) -> list[Path]:
+    for number in rounds:
+        store.save(State({"personal": torch.full((2,), float(number))}), number, to_disk=True)
+    return store._files()
+
+
+def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
+    """Its checkpoint is older than the silo's states: starting afresh would be silent, and delete them."""
+    files = kept(store_of(tmp_path), 4, 5, 6)
+    with pytest.raises(
+        ValueError, match="resumes at round 4, this silo has kept its state of round 5 and later only"
+    ):
+        store_of(tmp_path).load(4)
+    assert store_of(tmp_path)._files() == files
+    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
+
+
+def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
+    """There is nothing before it to go on from."""
+    kept(store_of(tmp_path), 1)
+    assert not store_of(tmp_path).load(1).arrays
+
+
+def test_of_a_damaged_state_the_one_before_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left = tmp_path / "run" / "fedavg-7" / "a" / ".round-000004.safetensors.17.tmp"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")  # by a process that was killed
+    newest, older = kept(store_of(tmp_path), 5, 6)
+    assert not left.exists()
+    newest.write_bytes(b"")
+    assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [5, 5]
+    assert f"{newest} cannot be read" in caplog.text
+    older.write_bytes(b"")
+    with pytest.raises(ValueError, match="cannot be read"):
+        store_of(tmp_path).load(7)
+
+
+@pytest.mark.parametrize("run", ["..", ".", "", "/etc", "../../up", "a/.."])
+def test_a_run_is_no_way_out_of_the_state_directory(tmp_path: Path, run: str) -> None:
+    (tmp_path / "states").mkdir()
+    kept(store_of(tmp_path / "states", run), 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["states"]
+    assert len(list((tmp_path / "states").rglob("round-*.safetensors"))) == 1

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from server.history import HEADER, History, Row, metric_rows
 from server.rundir import RunDirectory, flatten, read_toml, toml_text
 from server.simulate import simulate, study_config, study_runs
 from server.summary import compare, run_summary
+from strategies.settings import UserError
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
 
@@ -221,6 +224,16 @@ def test_history_reads_what_it_wrote(tmp_path: Path) -> None:
     read = History(tmp_path / "history.csv").rows
     assert [r.cells() for r in read] == [r.cells() for r in rows]
     assert read[0].value == 0.1 + 0.2 and math.isnan(read[1].value) and read[2].n is None
+
+
+@pytest.mark.parametrize(
+    "line", ["local,1,x,a,test,received,loss,0.5,3", "local,1", "local,1,2,a,test,received,loss,much,3"]
+)
+def test_a_damaged_history_is_one_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(f"{','.join(HEADER)}\nlocal,1,1,a,test,received,loss,0.5,3\n{line}\n")
+    with pytest.raises(ValueError, match=r"history\.csv, line 3: no row of a history"):
+        History(path)
 
 
 def test_history_forgets_what_is_repeated(tmp_path: Path) -> None:
@@ -462,6 +475,28 @@ def test_progress_events(study: Path) -> None:
             rows = History(study / "history.csv").of("apple", e["seed"])
             found = [r.value for r in rows if (r.round, r.split, r.snapshot, r.metric) == wanted]
             assert e["accuracy"] == sum(found) / 2
+
+
+def test_two_processes_do_not_write_one_run_directory(tmp_path: Path) -> None:
+    """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line."""
+    directory = RunDirectory.open(tmp_path / "run", {"rounds": 1}, resume=False)
+    code = f"""
+from pathlib import Path
+from server.rundir import RunDirectory
+directory = RunDirectory(Path({str(directory.path)!r}))
+directory.lock()
+print("held", flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline() == "held\n"
+        for look in (directory.lock, directory.check_free):
+            with pytest.raises(UserError, match="another run is writing to it; silofl stop ends it"):
+                look()
+        other.stdin.write("\n")
+    directory.check_free()
+    directory.lock()
 
 
 def test_run_directory_of_something_else(tmp_path: Path) -> None:
