@@ -548,7 +548,7 @@ class PersonalizedStrategy(Strategy):
         if unknown:
             raise ValueError(f"the reply holds {', '.join(sorted(unknown))}, which {self.name} does not send")
         vectors = {name: self._vector(name, payload.models[name].vector) for name in wanted}
-        self.bytes_up += wire_bytes(reply.content)
+        self.bytes_up += sum(vector.numel() for vector in vectors.values()) * self.wire.width
         samples = self.silos[silo].n_train  # its data card's word, not another one per round
         update = Update(silo, samples, vectors, payload.numbers, metrics)
         self.check(update)

@@ -131,8 +131,17 @@ class Wire:
 
     @staticmethod
     def unpack(array: Array, dtype: str) -> Tensor:
-        tensor = tensor_of(array)
-        return tensor if dtype == "float32" else tensor.view(getattr(torch, dtype)).float()
+        """Raises ValueError where the bytes are no array, or not of this format."""
+        try:
+            tensor = tensor_of(array)
+            return tensor if dtype == "float32" else tensor.view(getattr(torch, dtype)).float()
+        except Exception as error:
+            raise ValueError(f"its bytes are no array of {dtype} ({type(error).__name__})") from error
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return torch.finfo(getattr(torch, self.dtype)).bits // 8
 
 
 def wire_bytes(records: RecordDict) -> int:
@@ -167,13 +176,25 @@ def decode(
     records: RecordDict, device: torch.device | str | None = None
 ) -> tuple[Payload, dict[str, Number]]:
     """The payload and the config of a message. Raises ValueError where the manifest and the records disagree."""
-    config = cast(dict[str, Number], dict(cast(ConfigRecord, records["config"])))
+    if (
+        not isinstance(records.get("config"), ConfigRecord)
+        or "manifest" not in records.config_records["config"]
+    ):
+        raise ValueError("the message has no config with a manifest")
+    config = cast(dict[str, Number], dict(records.config_records["config"]))
+    try:
+        manifest = json.loads(cast(str, config.pop("manifest")))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"the message's manifest is no JSON ({error})") from error
     models = {}
-    for entry in json.loads(cast(str, config.pop("manifest"))):
+    for entry in manifest:
         record = records.get(f"model.{entry['name']}")
         if not isinstance(record, ArrayRecord) or "vector" not in record:
             raise ValueError(f"the message names model '{entry['name']}' and does not carry it")
-        vector = Wire.unpack(record["vector"], entry.get("dtype", "float32"))
+        try:
+            vector = Wire.unpack(record["vector"], entry.get("dtype", "float32"))
+        except ValueError as error:
+            raise ValueError(f"model '{entry['name']}': {error}") from error
         models[entry["name"]] = Model(
             vector if device is None else vector.to(device), entry["silo"], entry["round"], entry["samples"]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,44 @@ def test_every_experiment_parses(file: Path) -> None:
     used = set().union(*(run.flat() for run in study_runs(values)))
     assert set(values) <= used
     assert f"silofl simulate --config {file.relative_to(ROOT).as_posix()}\n" in file.read_text()
+
+
+# What the papers and their authors' scripts give (file, key, value); a wrong one would quietly be another experiment.
+GIVEN: list[tuple[str, dict[str, Any]]] = [
+    ("apple/*", {"silos": 12, "rounds": 160, "local-epochs": 5, "batch-size": 256, "learning-rate": 0.01,
+                 "momentum": 0.9, "model": "apple-cnn", "dataset": "mnist", "apple.dr-learning-rate": 0.001}),
+    ("apple/mnist-practical", {"partition": "apple-practical"}),
+    ("apple/mnist-pathological", {"partition": "apple-pathological"}),
+    ("diversifed/*", {"silos": 40, "rounds": 500, "local-epochs": 10, "batch-size": 100, "dataset": "fashion-mnist"}),
+    ("diversifed/fmnist-*[l0-9]", {"optimizer": "adam", "learning-rate": 0.001}),
+    ("diversifed/fmnist-dirichlet-0.1", {"diversifed-dirichlet.alpha": 0.1, "diversifed.tau": 0.9}),
+    ("diversifed/fmnist-dirichlet-0.5", {"diversifed-dirichlet.alpha": 0.5, "diversifed.tau": 0.6}),
+    ("diversifed/fmnist-dirichlet-1.0", {"diversifed-dirichlet.alpha": 1.0, "diversifed.tau": 0.5}),
+    ("fedapm/*", {"silos": 20, "participation": 0.3, "rounds": 300, "local-epochs": 3, "batch-size": 50,
+                  "dataset": "cifar10", "fedapm-dirichlet.beta": 0.5}),
+    ("fedapm/cifar10-dirichlet", {"learning-rate": 0.1, "fedapm.rho": 0.01, "fedapm.sigma": 0.01}),
+    ("playerfl/fmnist-*", {"silos": 5, "rounds": 100, "batch-size": 128, "player-dirichlet.beta": 0.5}),
+    ("playerfl/heart-*", {"silos": 4, "rounds": 20, "batch-size": 32, "loss": "focal", "focal-gamma": 3.0}),
+    ("playerfl/heart-local", {"learning-rate": 0.05, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/heart-fedavg", {"learning-rate": 0.1, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/heart-fedavg-ft", {"learning-rate": 0.01, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/heart-fedprox", {"learning-rate": 0.05, "weight-decay": 1e-4, "amsgrad": True, "fedprox.mu": 0.1}),
+    ("playerfl/heart-ditto", {"learning-rate": 0.05, "weight-decay": 1e-4, "amsgrad": True, "ditto.lambda": 0.1}),
+    ("playerfl/heart-player-fl", {"learning-rate": 0.01, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/heart-player-fl-random", {"learning-rate": 0.01, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/fmnist-local-playerfl", {"learning-rate": 0.001, "weight-decay": 1e-4, "amsgrad": True}),
+    ("playerfl/fmnist-fedavg-fedprox-ditto", {"learning-rate": 0.0005, "weight-decay": 1e-4, "fedprox.mu": 0.1,
+                                              "ditto.lambda": 0.1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pattern", "wanted"), GIVEN, ids=[pattern for pattern, _ in GIVEN])
+def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
+    files = [file for file in FILES if file.match(f"experiments/{pattern}.toml")]
+    assert files
+    for file in files:
+        values = read_toml(file)
+        assert {key: values.get(key) for key in wanted} == wanted, file.name
 
 
 def test_there_are_experiments_of_each_paper() -> None:

@@ -65,18 +65,18 @@ FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
     "another silo": (lambda r: change(r, silo="a"), "a reply of a"),
     "no model": (lambda r: drop(r, "model.model"), "does not carry it"),
     "an empty manifest": (lambda r: change(r, manifest="[]"), "lacks model"),
-    "no JSON": (lambda r: change(r, manifest="{"), "."),
+    "no JSON": (lambda r: change(r, manifest="{"), "manifest is no JSON"),
     "no config": (lambda r: drop(r, "config"), "config"),
     "no metrics": (lambda r: drop(r, "metrics"), "metrics"),
-    "no bytes": (lambda r: raw(r, b""), "."),
-    "other bytes": (lambda r: raw(r, b"PK not an array"), "."),
+    "no bytes": (lambda r: raw(r, b""), "model 'model': its bytes are no array of float32"),
+    "other bytes": (lambda r: raw(r, b"PK not an array"), "its bytes are no array of float32"),
     "an unknown format": (
         lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "f7"}]'),
-        ".",
+        "its bytes are no array of f7",
     ),
     "a format that does not fit": (
         lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "float16"}]'),
-        ".",
+        r"shape \(24,\), not float32 of \(12,\)",
     ),
 }  # fmt: skip
 

@@ -202,10 +202,9 @@ def test_a_manifest_that_is_none(text: str) -> None:
 def test_no_manifest_at_all() -> None:
     records = encode(example())
     del manifest(records)["manifest"]
-    with pytest.raises(KeyError):
-        decode(records)
-    with pytest.raises(KeyError):
-        decode(RecordDict())
+    for empty in (records, RecordDict()):
+        with pytest.raises(ValueError, match="no config with a manifest"):
+            decode(empty)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"garbage", np.array([object()], dtype=object).dumps()])

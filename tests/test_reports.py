@@ -181,6 +181,18 @@ def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
     assert "exploded" in seen[1].rejected["b"]
 
 
+def test_a_shape_that_is_only_said_counts_for_nothing(three: Files) -> None:
+    """A silo that says that its array has 2^1860 numbers has sent what it has sent: 12."""
+
+    def boast(reply: Message) -> None:
+        array = reply.content["model.model"]["vector"]  # type: ignore[index]
+        array.__dict__["shape"] = (2**31 - 1,) * 60  # type: ignore[union-attr]
+
+    run, seen = spoilt(three, boast)
+    assert not seen[1].rejected
+    assert run.values("bytes_up") == [144, 144, 144, 0]
+
+
 # ---- Data cards ------------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
