@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,3 +101,14 @@ def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
     prox = federate(three, strategy="fedprox-ft", **{"fedprox-ft.mu": 0.0, "fedprox-ft.epochs": 2}, **options)
     plain = federate(three, strategy="fedavg-ft", **{"fedavg-ft.epochs": 2}, **options)
     assert comparable(prox.rows) == comparable(plain.rows)
+
+
+def test_the_readmes_walk_shows_the_file() -> None:
+    """Every block of Python in the README's walk through strategies/fedprox.py stands there word for word."""
+    root = Path(__file__).parents[1]
+    walk = (root / "README.md").read_text().split("## How to add a method")[1].split("## Tests")[0]
+    blocks = re.findall(r"```python\n(.*?)```", walk, re.S)
+    code = (root / "strategies" / "fedprox.py").read_text()
+    assert len(blocks) >= 3
+    for block in blocks:
+        assert block in code
