@@ -70,7 +70,7 @@ class Prepared:
         with flower_identity():
             self.federation = Federation(grid, self.settings, directory)
             self.strategy = self.federation.prepare(self.federation.gather())
-            self.federation.restore(self.strategy)
+            self.federation.restore(self.strategy, None)
         self.done = 0
 
     def round(self) -> None:

@@ -23,7 +23,7 @@ from client.settings import RunSettings
 from client.silo import agreed_statistics, flat_model, initial_model, use_threads
 from server.history import History, Row, metric_rows
 from server.rundir import RunDirectory
-from strategies.base import PersonalizedStrategy, SiloInfo, check_cards
+from strategies.base import AWAY, PersonalizedStrategy, SiloInfo, check_cards
 from strategies.reports import SECONDS, read_card, read_metrics
 from strategies.settings import UserError
 from strategies.state import State
@@ -67,9 +67,11 @@ class Federation:
     def run(self) -> PersonalizedStrategy:
         """All rounds and the closing evaluation. Raises UserError, or RuntimeError with the reason of a failure."""
         use_threads(self.common.threads)
-        strategy = self.prepare(self.gather())
+        saved = self.saved()
+        silos = self.gather()
+        strategy = self.prepare(silos + self.absent(saved))
         strategy.summary()
-        done = self.restore(strategy)
+        done = self.restore(strategy, saved)
         self.history.forget(self.common.strategy, self.common.seed, after=done)
         for server_round in range(done + 1, self.common.rounds + 1):
             self.round(strategy, server_round)
@@ -160,15 +162,31 @@ class Federation:
         }
         return strategy
 
-    def restore(self, strategy: PersonalizedStrategy) -> int:
-        """The last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+    def saved(self) -> State | None:
+        """The checkpoint that is to be resumed, if there is one."""
         file = self._checkpoint()
-        if file is not None and self.common.resume and file.exists():
-            state = State.load(file)
+        return State.load(file) if file is not None and self.common.resume and file.exists() else None
+
+    def absent(self, saved: State | None) -> list[SiloInfo]:
+        """Silos of the checkpoint that are not here, where a quorum is: the run goes on without them.
+
+        Their data cards are the checkpoint's, so that what all silos agreed on stays as it was.
+        """
+        if saved is None or not 0 < self.common.min_silos <= len(self.cards):
+            return []
+        cards = saved.numbers.get("cards", {})
+        away = {n: card for n, card in cards.items() if n not in self.cards and not card["simulated"]}
+        self.cards = dict(sorted({**self.cards, **away}.items()))
+        return [SiloInfo(n, AWAY, c["n_train"], c["n_val"], c["n_test"]) for n, c in away.items()]
+
+    def restore(self, strategy: PersonalizedStrategy, state: State | None) -> int:
+        """The last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+        if state is not None:
             numbers = state.numbers["strategy"]
             if sorted(strategy.silos) != state.numbers["silos"]:
                 raise UserError(
-                    f"{file} is of the silos {', '.join(state.numbers['silos'])}; here are {', '.join(strategy.silos)}"
+                    f"{self._checkpoint()} is of the silos {', '.join(state.numbers['silos'])}; here are "
+                    f"{', '.join(strategy.silos)} (min-silos lets a run go on without some)"
                 )
             strategy.state = State(state.arrays, numbers)
             self.run_id = state.numbers["run_id"]
@@ -317,6 +335,7 @@ class Federation:
                 "round": server_round,
                 "run_id": self.run_id,
                 "silos": sorted(strategy.silos),
+                "cards": self.cards,
                 "strategy": strategy.state.numbers,
                 "seconds": self.seconds,
                 "bytes": self.total_bytes,

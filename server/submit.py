@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from server.control import Control, read_connection
 from server.deployed import find_deployed
@@ -63,10 +63,10 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     with Control(read_connection(name)) as control:
         given = {**_own_data(name, values), **values}
         if "silos" not in given:
-            given["silos"] = _silos_here(control)
+            given["silos"] = _silos_before(given) or _silos_here(control)
         runs = study_runs(given)
         first = runs[0].common
-        if first.silos > (known := len(control.nodes())):
+        if first.silos > (known := len(control.nodes())) and not first.resume:
             raise ValueError(
                 f"silos = {first.silos}: only {known} are registered, the run would wait in vain"
             )
@@ -97,6 +97,15 @@ def app_directory() -> Path:
             f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e"
         )
     return directory
+
+
+def _silos_before(given: Mapping[str, object]) -> int:
+    """How many silos the run has that is to be resumed; 0: none is. Which of them are here, the server will see."""
+    from server.rundir import read_toml
+
+    config = Path(str(given.get("out") or "")) / "config.toml"
+    resumed = str(given.get("resume", "")).lower() == "true" and bool(given.get("out")) and config.is_file()
+    return cast(int, read_toml(config)["silos"]) if resumed else 0
 
 
 def _silos_here(control: Control) -> int:

@@ -316,6 +316,9 @@ class SiloClient(NumPyClient):
 # The server's half
 
 
+AWAY = 0  # no node has this number: a silo of a resumed run that is not here
+
+
 @dataclass(frozen=True)
 class SiloInfo:
     """What the server knows of a silo, from its data card."""
@@ -438,6 +441,13 @@ class PersonalizedStrategy(Strategy):
         rng = generator(self.common.seed, "participants", self.round)
         return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
 
+    def _present(self) -> list[str]:
+        """The silos that can be asked; those that were away when the run was resumed are named."""
+        for name, info in self.silos.items():
+            if info.node_id == AWAY:
+                self.reject(name, "it was not here when the run was resumed")
+        return [name for name, info in self.silos.items() if info.node_id != AWAY]
+
     def evaluates(self) -> bool:
         """Whether this round's models are evaluated."""
         every = self.common.evaluate_every
@@ -456,7 +466,7 @@ class PersonalizedStrategy(Strategy):
         chosen = set(self.participants())
         evaluate = self.evaluates()
         messages = []
-        for name in self.silos:
+        for name in self._present():
             if name in chosen:
                 messages.append(self._message(name, MessageType.TRAIN, config, evaluate=evaluate))
             elif evaluate:
@@ -472,7 +482,7 @@ class PersonalizedStrategy(Strategy):
         self.round, self.bytes_down, self.bytes_up, self.rejected = server_round + 1, 0, 0, {}
         self.wire = Wire(self.common.wire_dtype)
         self.begin_round()
-        return [self._message(name, MessageType.EVALUATE, config, personal=False) for name in self.silos]
+        return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._present()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

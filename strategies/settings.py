@@ -96,7 +96,9 @@ class Common:
         1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1
     )
     min_silos: int = setting(
-        0, "quorum: fewest usable replies with which a round may end once its time is up, 0: one", minimum=0
+        0,
+        "quorum: fewest silos with which a run may begin or be resumed, and a round end, once the time is up, 0: all, one",
+        minimum=0,
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
     min_metric_samples: int = setting(

@@ -213,6 +213,43 @@ def test_other_silos_are_refused(three: Files, tmp_path: Path) -> None:
         federate(renamed, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: str) -> None:
+    """After round 2 the server is started anew and c is away: as if it had failed in rounds 3 and 4.
+
+    It is named in every round, keeps its share in what the method knows of it, and is in the summary's silos; without
+    ``min-silos`` the run is refused.
+    """
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+
+    def without_c(grid: TinyGrid) -> None:
+        nodes = list(grid.contexts)
+        grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
+
+    def fails(grid: TinyGrid) -> None:
+        grid.absent = {("c", 3), ("c", 4)}
+
+    whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    again = {
+        **options,
+        "directory": tmp_path / "parts",
+        "resume": True,
+        "round_timeout": 0.1,
+        "prepare": without_c,
+    }
+    resumed = federate(three, min_silos=2, **again)
+    rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
+    assert rejected == [(3, "c"), (4, "c"), (5, "c")]
+    assert list(resumed.federation.cards) == ["a", "b", "c"]
+    for name, array in whole.strategy.state.arrays.items():
+        assert same(array, resumed.strategy.state.arrays[name])
+    for silo in "ab":
+        assert same(whole.personal(silo), resumed.personal(silo))
+    with pytest.raises(RuntimeError, match="here are 2: a, b"):
+        federate(three, **again)
+
+
 def test_only_the_needed_states_stay_on_disk(three: Files, tmp_path: Path) -> None:
     federate(three, directory=tmp_path / "run", strategy="local", rounds=5)
     files = sorted(p.name for p in (tmp_path / "run").rglob("b/*.safetensors"))
