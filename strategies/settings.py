@@ -97,7 +97,7 @@ class Common:
     )
     min_silos: int = setting(
         0,
-        "quorum: fewest silos with which a run may begin or be resumed, and a round end, once the time is up, 0: all, one",
+        "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all, all, one",
         minimum=0,
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
