@@ -169,8 +169,11 @@ def up(federation: Federation, *, say: Callable[[str], None] = print) -> Local:
 
 def _bring_up(federation: Federation, directory: Path, say: Callable[[str], None]) -> Local:
     running = _main_processes(directory)
-    if SUPERLINK not in running:  # a new SuperLink knows none of the SuperNodes
-        processes.end([running.pop(part) for part in list(running) if part != WARM], grace=GRACE_SECONDS)
+    if (
+        SUPERLINK not in running
+    ):  # a new one knows neither the SuperNodes nor the runs that the old one left behind
+        _sweep(directory, keep={process for process in processes.find(directory) if process.part == WARM})
+        running = {part: process for part, process in running.items() if part == WARM}
     old = _read(directory) if SUPERLINK in running else None
     data = split_demo(federation, directory, say)
     names = [silo.name for silo in federation.silos]

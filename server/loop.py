@@ -97,12 +97,7 @@ class Federation:
                 break
             if time.monotonic() > deadline:
                 if 0 < self.common.min_silos <= len(here):
-                    log(
-                        WARNING,
-                        "starts with %d of %d silos: the others did not come",
-                        len(here),
-                        self.common.silos,
-                    )
+                    log(WARNING, "goes on with %d of %d silos", len(here), self.common.silos)
                     break
                 names = ", ".join(sorted(c["name"] for c in cards.values())) or "none"
                 raise RuntimeError(
@@ -261,7 +256,9 @@ class Federation:
         pause = POLL_SECONDS[0]
         while waiting:
             arrived = list(self.grid.pull_messages(list(waiting)))
-            replies += [answers(reply, sent) for reply in arrived]
+            replies += [
+                answers(reply, sent) for reply in arrived if reply.metadata.reply_to_message_id in sent
+            ]
             waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
             if time.monotonic() > deadline:
                 break

@@ -591,9 +591,8 @@ class PersonalizedStrategy(Strategy):
 
     def _reject_exploding(self, updates: list[Update]) -> list[Update]:
         """Leave out a vector whose norm is over a thousand times the median of this round's, or of what was sent."""
-        kept = updates
         for name in updates[0].vectors if updates else ():
-            norms = [float(u.vectors[name].norm()) for u in updates]
+            norms = torch.stack([u.vectors[name].norm() for u in updates]).tolist()
             sent = self.state.arrays.get(BUFFERS if name == BUFFERS else GLOBAL)
             among = norms if len(norms) > 2 or sent is None else [*norms, float(sent.norm())]
             if len(among) < 2:
@@ -604,7 +603,7 @@ class PersonalizedStrategy(Strategy):
                     what = "the model" if name != BUFFERS else f"'{name}'"
                     reason = f"{what} exploded: its norm {norm:.3g} is over 1000 times the others'"
                     self.reject(update.silo, reason)
-        return [u for u in kept if u.silo not in self.rejected]
+        return [u for u in updates if u.silo not in self.rejected]
 
     def reject(self, silo: str, reason: str) -> None:
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
