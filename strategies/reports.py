@@ -46,8 +46,7 @@ def read_metrics(record: object) -> dict[str, float]:
 def _in_range(name: str, value: float) -> bool:
     if name in SECONDS:
         return 0 <= value < math.inf
-    highest = math.inf if name.endswith("loss") else 1
-    return math.isnan(value) or 0 <= value <= highest
+    return math.isnan(value) or name.endswith("loss") or 0 <= value <= 1
 
 
 def read_card(record: object) -> dict[str, Any]:

@@ -63,7 +63,7 @@ METRICS: dict[str, tuple[Spoil, str]] = {
     "a list": (metric("received.test.accuracy", [0.5]), r"the metric 'received.test.accuracy' is [0.5]"),
     "above one": (metric("personal.test.accuracy", 1000.0), "the metric 'personal.test.accuracy' is 1000.0"),
     "infinite": (metric("personal.val.auc", math.inf), "the metric 'personal.val.auc' is inf"),
-    "negative": (metric("received.val.loss", -0.5), "the metric 'received.val.loss' is -0.5"),
+    "negative": (metric("received.val.macro_f1", -0.5), "the metric 'received.val.macro_f1' is -0.5"),
     "no time": (metric("seconds.train", math.nan), "the metric 'seconds.train' is nan"),
     "no numbers": (no_numbers, "the reply carries no metrics"),
     "none": (none_at_all, "the reply carries no metrics"),
@@ -88,8 +88,9 @@ def test_the_closing_evaluation_too(three: Files, fault: str) -> None:
 
 
 def test_what_a_metric_may_be() -> None:
-    """Unknown (nan: one class only) and, of a loss, anything from 0 on: a received model may be that bad."""
+    """Unknown (nan: one class only) and, of a loss, anything: a received model may be that bad, a training loss below 0."""
     given = {
+        "personal.train.loss": -0.5,
         "received.test.loss": math.inf,
         "personal.test.auc": math.nan,
         "seconds.train": 0.0,
