@@ -88,7 +88,7 @@ def test_the_closing_evaluation_too(three: Files, fault: str) -> None:
 
 
 def test_what_a_metric_may_be() -> None:
-    """Unknown (nan: one class only) and, of a loss, anything: a received model may be that bad, a training loss below 0."""
+    """Unknown (nan: one class only) and, of a loss, anything: a model may be that bad, a training loss below 0."""
     given = {
         "personal.train.loss": -0.5,
         "received.test.loss": math.inf,
