@@ -75,7 +75,7 @@ def engine() -> Iterator[None]:
             pytest.skip("this test is running on this machine already")
         if not docker_answers("version"):
             script = ROOT / "tests/docker-engine.sh"
-            stack.callback(run, "bash", script, "stop", ENGINE)
+            stack.callback(run, "bash", script, "stop", ENGINE, timeout=800)  # removes gigabytes
             started = run("bash", script, "start", ENGINE, check=False, timeout=600)
             if started.returncode:
                 pytest.skip(f"no Docker engine answers: {(started.stdout + started.stderr).splitlines()[-1]}")
