@@ -20,7 +20,6 @@ from server.loop import Federation
 from server.rundir import RunDirectory
 
 Timed = Callable[[], object]
-logging.getLogger("flwr").setLevel(logging.ERROR)  # a line per silo and round would be part of what is timed
 
 
 def seconds(work: Timed) -> float:
@@ -60,6 +59,9 @@ class Prepared:
     """A federation in this process that has met its silos; :meth:`round` runs one more round."""
 
     def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
+        logging.getLogger("flwr").setLevel(
+            logging.ERROR
+        )  # a line per silo and round would be part of the time
         self.settings: RunSettings = parse_settings({"evaluate-every": 0, "rounds": 10_000, **values})
         directory = None
         if on_disk:

@@ -112,9 +112,7 @@ class Federation:
             log(WARNING, "%s", fault)
         check_cards([cards[n] for n in here])
         self.cards = {cards[n]["name"]: cards[n] for n in here}
-        return [
-            SiloInfo(c["name"], n, c["n_train"], c["n_val"], c["n_test"]) for n in here for c in (cards[n],)
-        ]
+        return [silo_info(cards[n], n) for n in here]
 
     def ask_cards(
         self, nodes: Sequence[int], cards: dict[int, dict[str, Any]], faults: dict[int, str]
@@ -172,7 +170,7 @@ class Federation:
         cards = saved.numbers.get("cards", {})
         away = {n: card for n, card in cards.items() if n not in self.cards and not card["simulated"]}
         self.cards = dict(sorted({**self.cards, **away}.items()))
-        return [SiloInfo(n, AWAY, c["n_train"], c["n_val"], c["n_test"]) for n, c in away.items()]
+        return [silo_info(card, AWAY) for card in away.values()]
 
     def restore(self, strategy: PersonalizedStrategy, state: State | None) -> int:
         """The last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
@@ -213,11 +211,12 @@ class Federation:
         self._name_the_silent(strategy, messages, replies)
         self._check_quorum(strategy, messages)
         aggregated = time.perf_counter()
-        rows = self.rows(strategy, server_round, replies)
+        metrics = self.metrics(strategy, replies)
+        rows = self.rows(strategy, server_round, metrics)
         seconds = aggregated - started
         rows += self._round_rows(server_round, seconds, strategy.bytes_down, strategy.bytes_up)
         self.history.add(rows)
-        compute = self._compute_seconds(strategy, replies)
+        compute = self._compute_seconds(metrics.values())
         for key, value in (("total", seconds), ("train", compute), ("communicate", max(received - sent - compute, 0.0)),
                            ("aggregate", aggregated - received)):  # fmt: skip
             self.seconds[key] += value
@@ -237,7 +236,7 @@ class Federation:
             replies = self.exchange(messages, self.common.round_timeout)
             strategy.aggregate_evaluate(self.common.rounds, replies)
             self._name_the_silent(strategy, messages, replies)
-            self.history.add(self.rows(strategy, self.common.rounds + 1, replies))
+            self.history.add(self.rows(strategy, self.common.rounds + 1, self.metrics(strategy, replies)))
             seconds = time.perf_counter() - started
             self.history.add(self._round_rows(self.common.rounds + 1, seconds, strategy.bytes_down, 0))
             self.seconds["total"] += seconds
@@ -290,19 +289,29 @@ class Federation:
 
     # -- what is written down -----------------------------------------------------------------------------------------
 
+    def metrics(
+        self, strategy: PersonalizedStrategy, replies: Iterable[Message]
+    ) -> dict[str, dict[str, float]]:
+        """What the silos that are not left out have measured, by name."""
+        names = {i.node_id: i.name for i in strategy.silos.values() if i.name not in strategy.rejected}
+        return {
+            names[r.metadata.src_node_id]: read_metrics(r.content.get("metrics"))
+            for r in replies
+            if r.metadata.src_node_id in names
+        }
+
     def rows(
-        self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]
+        self,
+        strategy: PersonalizedStrategy,
+        server_round: int,
+        metrics: Mapping[str, Mapping[str, float]],
     ) -> list[Row]:
-        names = {info.node_id: info for info in strategy.silos.values()}
         rows: list[Row] = []
-        for reply in replies:
-            info = names.get(reply.metadata.src_node_id)
-            if info is None or info.name in strategy.rejected or reply.has_error():
-                continue
-            metrics = read_metrics(reply.content.get("metrics"))
+        for name, measured in metrics.items():
+            info = strategy.silos[name]
             counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
-            rows += metric_rows(self.common.strategy, self.common.seed, server_round, info.name,
-                                metrics, counts, self.min_metric_samples)  # fmt: skip
+            rows += metric_rows(self.common.strategy, self.common.seed, server_round, name,
+                                measured, counts, self.min_metric_samples)  # fmt: skip
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
         rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
         return rows
@@ -314,15 +323,11 @@ class Federation:
         values = {"round_seconds": seconds, "bytes_down": float(down), "bytes_up": float(up)}
         return [self._row(server_round, metric, value) for metric, value in values.items()]
 
-    def _compute_seconds(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> float:
+    def _compute_seconds(self, metrics: Iterable[Mapping[str, float]]) -> float:
         """Seconds the silos computed: of the slowest, or of all where they share one process."""
         of_all: float | None = getattr(self.grid, "seconds", None)
         if of_all is not None:
             return of_all
-        usable = {info.node_id for info in strategy.silos.values() if info.name not in strategy.rejected}
-        metrics = [
-            read_metrics(r.content.get("metrics")) for r in replies if r.metadata.src_node_id in usable
-        ]
         return max((sum(m.get(name, 0.0) for name in SECONDS) for m in metrics), default=0.0)
 
     def save(self, strategy: PersonalizedStrategy, server_round: int) -> None:
@@ -364,6 +369,10 @@ class Federation:
             )  # fmt: skip
         if self.watch is not None:
             self.watch(progress)
+
+
+def silo_info(card: Mapping[str, Any], node: int) -> SiloInfo:
+    return SiloInfo(card["name"], node, card["n_train"], card["n_val"], card["n_test"])
 
 
 def answers(reply: Message, sent: Mapping[str, Message]) -> Message:

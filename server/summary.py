@@ -124,11 +124,9 @@ def values_by_round(rows: Sequence[Row], split: str, snapshot: str, metric: str 
     for r in known:
         if r.metric == "accuracy" and r.split in ("val", "test"):
             evaluated[r.round].add(r.silo)
-    values = Values()
-    at = {
-        silo: number for number in sorted(evaluated, reverse=True) for silo in evaluated[number]
-    }  # its first
-    for number in sorted(evaluated):
+    values, rounds = Values(), sorted(evaluated)
+    at = {silo: number for number in reversed(rounds) for silo in evaluated[number]}  # at first its first
+    for number in rounds:
         at |= dict.fromkeys(evaluated[number], number)
         here = {silo: found[last, silo] for silo, last in at.items() if (last, silo) in found}
         if here:

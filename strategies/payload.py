@@ -176,12 +176,10 @@ def decode(
     records: RecordDict, device: torch.device | str | None = None
 ) -> tuple[Payload, dict[str, Number]]:
     """The payload and the config of a message. Raises ValueError where the manifest and the records disagree."""
-    if (
-        not isinstance(records.get("config"), ConfigRecord)
-        or "manifest" not in records.config_records["config"]
-    ):
+    found = records.get("config")
+    if not isinstance(found, ConfigRecord) or "manifest" not in found:
         raise ValueError("the message has no config with a manifest")
-    config = cast(dict[str, Number], dict(records.config_records["config"]))
+    config = cast(dict[str, Number], dict(found))
     try:
         manifest = json.loads(cast(str, config.pop("manifest")))
     except (TypeError, json.JSONDecodeError) as error:

@@ -7,6 +7,7 @@ that is out of range: one silo's nonsense must not stop the others or spoil the 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -25,6 +26,7 @@ CARD = ("name", *COUNTS, "shape", "classes", *FACTS, *SUMS)
 MOST = 2**31  # samples of a silo, size of an input's dimension
 
 
+@cache
 def allowed_metrics() -> frozenset[str]:
     """Names of the scalars that may leave a silo."""
     return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in METRICS} | set(SECONDS))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
+from tiny import STILL, Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
 from strategies import strategies
@@ -20,7 +20,6 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 0.3,
 }
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
-STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
 
 
 def test_fedavg_with_ala_is_fedala(three: Files) -> None:

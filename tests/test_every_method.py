@@ -117,12 +117,12 @@ def test_only_what_is_declared_leaves_a_silo(three: Files, name: str) -> None:
 
 def test_the_hospital_is_told_whose_models_travel(three: Files) -> None:
     """docs/hospital.md names the methods whose personal model is what the silo sent, and those alone."""
-    sent = set()
+    sent = (
+        set()
+    )  # with other local epochs than fedavg-ft's, whose fine-tuning would else be the local training
     for settings, _, _ in CASES.values():
         run = federate(three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2)
-        own = run.personal(
-            "a"
-        )  # of other epochs than fedavg-ft's, whose fine-tuning would else be the local training
+        own = run.personal("a")
         if any(
             same(m.vector, own) for _, _, payload, _ in replies_of(run, "a") for m in payload.models.values()
         ):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, initial, keep_weights_at, random_silos, rows_of, same
+from tiny import STILL, Files, comparable, federate, initial, keep_weights_at, random_silos, rows_of, same
 from two_layers import (
     DEEP,
     FC1,
@@ -29,7 +29,6 @@ from strategies.base import SiloClient
 from strategies.fedapm import FedAPMClient
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
-STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
 FREE: dict[str, Any] = {"fedapm__rho": 0.0, "fedapm__sigma": 0.0, "fedapm__v_start": "server"}
 
 

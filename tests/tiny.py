@@ -220,6 +220,9 @@ def federate(
     return Run(settings, federation, grid, strategy)
 
 
+STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
+
+
 def keep_weights_at(value: float, size: int = 12) -> Callable[[TinyGrid], None]:
     """For ``prepare``: sets ALA's W (size,) in the silos' states before every round; with η = 0 it stays there."""
 
