@@ -21,14 +21,15 @@ Where the papers leave something open:
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.flat import block_names
 
 Shape = tuple[int, ...]
 
@@ -92,10 +93,7 @@ class PlayerLayout:
 PLAYER_LAYOUTS = {
     "fmnist": PlayerLayout(5, 2, ((64, True, 0.0), (128, True, 0.0), (256, True, 0.0)), 100),
     "cifar": PlayerLayout(
-        3,
-        2,
-        ((64, False, 0.3), (128, True, 0.3), (256, False, 0.3), (512, True, 0.3), (512, False, 0.3)),
-        100,
+        3, 2, ((64, False, 0.3), (128, True, 0.3), (256, False, 0.3), (512, True, 0.3), (512, False, 0.3)), 100
     ),
     "isic": PlayerLayout(
         3, 1, ((32, False, 0.0), (64, False, 0.0), (128, True, 0.2), (256, True, 0.2), (512, True, 0.2)), 256
@@ -144,9 +142,7 @@ class Mlp(nn.Module):
 
     any_batch = True  # inputs may have any leading dimensions, such as (silos, batch)
 
-    def __init__(
-        self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0
-    ) -> None:
+    def __init__(self, input_shape: Shape, classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout, self.has_dropout = dropout, dropout > 0
         self.input_dimensions = len(input_shape)
@@ -154,17 +150,17 @@ class Mlp(nn.Module):
         for side in input_shape:
             features *= side
         widths = (features, *hidden, classes)
-        self.block_names = tuple(f"fc{index}" for index in range(1, len(widths)))
-        for name, inputs, outputs in zip(self.block_names, widths[:-1], widths[1:], strict=True):
+        self.layers = self.block_names = tuple(f"fc{index}" for index in range(1, len(widths)))
+        for name, inputs, outputs in zip(self.layers, widths[:-1], widths[1:], strict=True):
             self.add_module(name, nn.Linear(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(-self.input_dimensions)
-        for name in self.block_names[:-1]:
+        for name in self.layers[:-1]:
             x = self.get_submodule(name)(x).relu()
             if self.dropout:
                 x = F.dropout(x, self.dropout, self.training)
-        x = self.get_submodule(self.block_names[-1])(x)
+        x = self.get_submodule(self.layers[-1])(x)
         return x
 
 
@@ -191,9 +187,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -258,17 +252,13 @@ class ResNet(nn.Module):
 class MlpSettings:
     """Widths of the hidden layers, input to output, and the dropout behind each of them."""
 
-    hidden: str = field(
-        default="64", metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"}
-    )
+    hidden: str = field(default="64", metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"})
     dropout: float = field(
-        default=0.0, metadata={"help": "probability that a hidden unit is dropped, below 1", "minimum": 0}
+        default=0.0, metadata={"help": "probability that a hidden unit is dropped", "minimum": 0, "below": 1}
     )
 
     def __post_init__(self) -> None:
         self.widths()
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"mlp.dropout must lie in [0, 1), not {self.dropout}")
 
     def widths(self) -> tuple[int, ...]:
         """``hidden`` as integers; ValueError where one is not a positive whole number."""
@@ -290,9 +280,6 @@ class PlayerCnnSettings:
         },
     )
 
-    def __post_init__(self) -> None:
-        _one_of("player-cnn.layout", self.layout, ("auto", *PLAYER_LAYOUTS))
-
 
 STEMS = ("7x7", "3x3")
 
@@ -308,21 +295,6 @@ class ResNetSettings:
             "choices": STEMS,
         },
     )
-
-    def __post_init__(self) -> None:
-        _one_of("stem", self.stem, STEMS)
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(
-            f"{key} must be one of {', '.join(allowed)}, not {value!r}{_nearest(value, allowed)}"
-        )
-
-
-def _nearest(word: str, words: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(word), words, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 # ---- Registry ----------------------------------------------------------------------------------------------
@@ -463,7 +435,7 @@ def resolve(name: str, input_shape: Shape) -> str:
     """
     names = ("auto", *MODELS)
     if name not in names:
-        raise ValueError(f"unknown model {name!r}{_nearest(name, names)}; there are: {', '.join(names)}")
+        raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}")
     if name != "auto":
         return name
     _check_shape(input_shape)
@@ -477,14 +449,14 @@ def resolve(name: str, input_shape: Shape) -> str:
     return "resnet18" if shorter >= 64 else "player-cnn"
 
 
-def build(name: str, input_shape: Shape, classes: int, settings: Mapping[str, Any] = {}) -> nn.Module:
+def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:
     """A freshly initialised network.
 
-    ``input_shape`` is (channels, height, width) or (columns,), without the batch; ``settings`` holds the
-    architecture's own settings without its name in front, e.g. ``{"hidden": "128,64"}`` for ``mlp``.
+    ``input_shape`` is (channels, height, width) or (columns,), without the batch; ``settings`` is an instance of the
+    architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None: its defaults.
 
-    Raises ValueError, in one line, for an unknown name or setting, a value that is out of range, a shape that
-    the architecture cannot take, or fewer than two classes.
+    Raises ValueError, in one line, for an unknown name, a shape that the architecture cannot take, or fewer than two
+    classes.
     """
     input_shape = tuple(int(side) for side in input_shape)
     name = resolve(name, input_shape)
@@ -495,25 +467,46 @@ def build(name: str, input_shape: Shape, classes: int, settings: Mapping[str, An
     wrong_rank = spec.rank is not None and len(input_shape) != spec.rank
     if wrong_rank or (len(input_shape) == 3 and min(input_shape[1:]) < spec.smallest):
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
-    return spec.make(input_shape, classes, _read_settings(name, spec.settings, settings))
+    own = spec.settings() if settings is None and spec.settings is not None else settings
+    return spec.make(input_shape, classes, own)
+
+
+class Values(nn.Module):
+    """Numbers that a head holds as a layer block of their own: set by its method, not trained."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(size))
+
+    def forward(self) -> Tensor:
+        return self.values
+
+
+def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
+    """The network with another head: ``make(last layer)`` is what turns its features (b, K) into logits (b, C).
+
+    Without ``make``, as it is. The head names its layer blocks in ``block_names``; they stand behind the body's, as
+    ``fc2.policy``. ``has_dropout`` says that it draws random numbers in training. The network's own weights are those
+    it has without the head. ValueError where its last layer is not linear.
+    """
+    if make is None:
+        return network
+    *body, last = block_names(network)
+    layer = network.get_submodule(last)
+    if type(layer) is not nn.Linear or layer.bias is None:
+        raise ValueError(f"this method needs a linear last layer with a bias, which '{last}' is not")
+    head = make(layer)
+    owner, _, leaf = last.rpartition(".")
+    setattr(network.get_submodule(owner), leaf, head)
+    parts = tuple(f"{last}.{part}" for part in block_names(head))
+    own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
+    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(head, "has_dropout", False)
+    own["any_batch"] = getattr(network, "any_batch", False) and getattr(head, "any_batch", False)
+    for name, value in own.items():
+        setattr(network, name, value)
+    return network
 
 
 def _check_shape(shape: Shape) -> None:
     if len(shape) not in (1, 3) or min(shape) < 1:
         raise ValueError(f"an input must be a picture (c, h, w) or a table's row (d,), not of shape {shape}")
-
-
-def _read_settings(name: str, kind: type | None, values: Mapping[str, Any]) -> Any:
-    """The settings dataclass filled from ``values``; numbers are taken where a text is wanted ("64", 64)."""
-    fields = {} if kind is None else {entry.name: entry for entry in dataclasses.fields(kind)}
-    typed: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in fields:
-            known = f"it has: {', '.join(fields)}" if fields else "it has none"
-            raise ValueError(f"model {name!r} has no setting {key!r}{_nearest(key, tuple(fields))}; {known}")
-        wanted: type = type(fields[key].default)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not isinstance(value, wanted) and not number:
-            raise ValueError(f"{name}.{key} must be of type {wanted.__name__}, not {value!r}")
-        typed[key] = wanted(value)
-    return None if kind is None else kind(**typed)

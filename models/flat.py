@@ -45,6 +45,7 @@ class Layout:
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
     blocks: tuple[Block, ...]
+    norms: tuple[str, ...] = ()  # the batch normalisation layers, wherever they stand: also inside of a block
 
     @property
     def size(self) -> int:
@@ -85,6 +86,27 @@ class Layout:
             if everything or any(e.name.startswith(f"{name}.") for name in names)
         )
 
+    def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
+        """The parts of the vector that batch normalisation layers take, or (``norm=False``) all the others."""
+        return _joined(
+            slice(e.start, e.stop) for e in self.parameters if (e.name.rpartition(".")[0] in self.norms) == norm
+        )
+
+    def norm_buffers(self) -> tuple[slice, ...]:
+        """The statistics of the batch normalisation layers."""
+        return _joined(slice(e.start, e.stop) for e in self.buffers if e.name.rpartition(".")[0] in self.norms)
+
+    def linear_head(self) -> tuple[Entry, Entry]:
+        """Weight (C, K) and bias (C,) of the last layer block, where it is one linear layer on K features.
+
+        ValueError where it is not.
+        """
+        block = self.blocks[-1]
+        inside = [e for e in self.parameters if e.start >= block.start]
+        if [e.name for e in inside] != [f"{block.name}.weight", f"{block.name}.bias"] or len(inside[0].shape) != 2:
+            raise ValueError(f"this method needs a linear last layer with a bias, which '{block.name}' is not")
+        return inside[0], inside[1]
+
     def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
         """Views by name, as a ``state_dict`` without the integer buffers."""
         tensors = {e.name: vector[e.start : e.stop].view(e.shape) for e in self.parameters}
@@ -112,18 +134,25 @@ def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def block_names(module: nn.Module) -> list[str]:
+    """Names of the layer blocks, input to output.
+
+    Those of ``module.block_names``; without that attribute, every leaf module with parameters is one.
+    """
+    named = getattr(module, "block_names", None)
+    owners = (n.rpartition(".")[0] for n, p in module.named_parameters() if p.requires_grad)
+    return list(named or dict.fromkeys(owners))
+
+
 def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
-    """The blocks named by ``module.block_names``; without that attribute, every leaf module with parameters is one."""
-    names = getattr(module, "block_names", None) or list(
-        dict.fromkeys(e.name.rpartition(".")[0] for e in parameters)
-    )
+    names = block_names(module)
     blocks = []
     for name in names:
         inside = [e for e in parameters if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name]
         blocks.append(Block(name, inside[0].start, inside[-1].stop))
     stops = [0, *(b.stop for b in blocks)]
     if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
-        raise ValueError(f"layer blocks {list(names)} do not cover the parameters in order")
+        raise ValueError(f"layer blocks {names} do not cover the parameters in order")
     return tuple(blocks)
 
 
@@ -139,17 +168,15 @@ class FlatModel:
     together: Callable[..., Tensor] | None = None
 
     def __init__(
-        self,
-        module: nn.Module,
-        device: torch.device | str = "cpu",
-        storage: tuple[Tensor, Tensor] | None = None,
+        self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None
     ) -> None:
         self.module = module.to(device=device, dtype=torch.float32)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
-        self.layout = Layout(entries, _entries(buffers), _blocks(module, entries))
+        norms = tuple(n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        self.layout = Layout(entries, _entries(buffers), _blocks(module, entries), norms)
         values = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         if storage is None:
             self.vector, self.gradient = values, torch.zeros_like(values)
@@ -161,16 +188,18 @@ class FlatModel:
             parameter.grad = self.gradient[entry.start : entry.stop].view(entry.shape)
         for entry in self.layout.buffers:
             owner, _, leaf = entry.name.rpartition(".")
-            module.get_submodule(owner)._buffers[leaf] = self.buffers[entry.start : entry.stop].view(
-                entry.shape
-            )
+            module.get_submodule(owner)._buffers[leaf] = self.buffers[entry.start : entry.stop].view(entry.shape)
         self._initial_buffers = self.buffers.clone()
-        self.last_block = module.get_submodule(self.layout.blocks[-1].name)
+        # What turns features into logits: the last block, or a method's own head of several blocks.
+        self.head_name: str = getattr(module, "head_name", self.layout.blocks[-1].name)
+        self.last_block = module.get_submodule(self.head_name)
+        inside = [b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")]
+        self.head = slice(inside[0].start, inside[-1].stop)
         # As a module of its own, or inside a network's forward pass, which then says so.
         self.has_dropout = getattr(module, "has_dropout", False) or any(
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
         )
-        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+        self.has_batch_norm = bool(norms)
 
     @property
     def device(self) -> torch.device:

@@ -22,6 +22,19 @@ IGNORED = -100  # the label that PyTorch's losses ignore
 # ---- Losses ------------------------------------------------------------------------------------------------
 
 
+MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
+
+
+def mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Squared maximum mean discrepancy of two batches of features (b, K), with the sum of four Gaussian kernels."""
+    both = torch.cat([a, b])
+    squares = both.square().sum(1)
+    distances = squares.unsqueeze(1) + squares - 2 * both @ both.T
+    kernel = torch.stack([(-distances / (2 * width)).exp() for width in MMD_WIDTHS]).sum(0)
+    n = len(a)
+    return (kernel[:n, :n] + kernel[n:, n:] - kernel[:n, n:] - kernel[n:, :n]).mean()
+
+
 @cache  # equal losses are one object: silos whose loss is the same can train together
 def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
     """The training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
@@ -42,11 +55,14 @@ def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], T
 
     def focal(logits: Tensor, y: Tensor) -> Tensor:
         log_p = -F.cross_entropy(logits, y, reduction="none")
-        # Kept off zero: below gamma = 1 the power has an infinite slope there, and the gradient would be nan.
+        # Kept off zero: below gamma = 1 the power has an infinite grad there, and the gradient would be nan.
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
         return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
     return F.cross_entropy if name == "cross-entropy" or gamma == 0 else focal
+
+
+METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc")
 
 
 # ---- One model, one silo -----------------------------------------------------------------------------------
@@ -57,6 +73,9 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
 
     * ``loss``: mean cross-entropy.
     * ``accuracy``: share of samples whose largest logit is the label's (the lower class among equal ones).
+    * ``balanced_accuracy``: unweighted mean, over the classes that occur among the labels, of the share of their
+      samples that are recognised.
+    * ``weighted_f1``: mean of the F1 of every class, weighted by its labels.
     * ``macro_f1``: unweighted mean of the F1 of every class that occurs among the labels or the predictions
       (scikit-learn's macro average with zero_division=0).
     * ``auc``: unweighted mean, over the classes that occur among the labels, of the area under the ROC curve
@@ -67,7 +86,7 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     """
     n, classes = logits.shape
     if n == 0:
-        return dict.fromkeys(("loss", "accuracy", "macro_f1", "auc"), math.nan)
+        return dict.fromkeys(METRICS, math.nan)
     scores = logits.detach().double().cpu()
     labels = y.detach().long().cpu()
     lowest, highest = int(labels.min()), int(labels.max())
@@ -79,9 +98,25 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     return {
         "loss": float(F.nll_loss(log_p, labels)),
         "accuracy": int(hits.sum()) / n,
+        "balanced_accuracy": _balanced_accuracy(labels, hits, classes),
         "macro_f1": _macro_f1(labels, predicted, hits, classes),
+        "weighted_f1": _weighted_f1(labels, predicted, hits, classes),
         "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy()),
     }
+
+
+def _balanced_accuracy(labels: Tensor, hits: Tensor, classes: int) -> float:
+    counts = torch.bincount(labels, minlength=classes)
+    recognised = torch.bincount(labels[hits], minlength=classes)
+    present = counts > 0
+    return float((recognised[present].double() / counts[present]).mean())
+
+
+def _weighted_f1(labels: Tensor, predicted: Tensor, hits: Tensor, classes: int) -> float:
+    counts = torch.bincount(labels, minlength=classes)
+    occurrences = (counts + torch.bincount(predicted, minlength=classes)).clamp(min=1)
+    f1 = 2.0 * torch.bincount(labels[hits], minlength=classes).double() / occurrences
+    return float((f1 * counts).sum() / counts.sum())
 
 
 def _macro_f1(labels: Tensor, predicted: Tensor, hits: Tensor, classes: int) -> float:
@@ -130,11 +165,7 @@ def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg:
     """
     if not len(personal) == len(local) == len(fedavg):
         raise ValueError(f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values")
-    rows = [
-        row
-        for row in zip(personal, local, fedavg, strict=True)
-        if not any(math.isnan(value) for value in row)
-    ]
+    rows = [row for row in zip(personal, local, fedavg, strict=True) if not any(math.isnan(value) for value in row)]
     if not rows:
         return math.nan
     return sum(own > max(alone, shared) for own, alone, shared in rows) / len(rows)

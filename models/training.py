@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from models.flat import FlatModel
 
@@ -96,7 +99,7 @@ def batches(
 
 
 def loss_gradient(
-    model: FlatModel, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None = None
+    model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
     """Fill ``model.gradient`` with the gradient of the mean loss of one batch; returns the loss (scalar tensor).
 
@@ -108,37 +111,87 @@ def loss_gradient(
 
 
 def own_gradient(
-    model: FlatModel, x: Tensor, y: Tensor, loss: Loss, network: nn.Module | None = None
+    model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
     """:func:`loss_gradient` of this model by itself."""
     model.gradient.zero_()
-    value = loss((network or model.module)(x), y)
+    if isinstance(loss, OnFeatures):
+        with seen_features(model) as found:
+            logits = (network or model.module)(x)
+        value = loss.of(logits, found[-1], y)
+    else:
+        value = loss((network or model.module)(x), y)
     value.backward()  # type: ignore[no-untyped-call]
     return value.detach()
+
+
+@dataclass(frozen=True)
+class OnFeatures:
+    """A loss ``of(logits, features, labels)``; features (b, K) are what the last layer block gets."""
+
+    of: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def feature_gradient(
+    model: FlatModel, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor], *, alone: bool = False
+) -> Tensor:
+    """:func:`loss_gradient` of a loss of logits, features and labels, which may be another one in every silo.
+
+    ``alone``: also where silos train together; for a loss that uses the model's parameters by itself.
+    """
+    # Of a network of its own, as it were: it cannot be joined with other silos'.
+    return loss_gradient(model, x, y, OnFeatures(loss), nn.Sequential(model.module) if alone else None)
+
+
+@contextmanager
+def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
+    """In which the features of every forward pass are added to the list that this yields."""
+    found: list[Tensor] = []
+    hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+@torch.no_grad()
+def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
+    """The features (b, K) of a batch, by the network with these parameters; running statistics stay as they are."""
+    named = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    with seen_features(model) as found:
+        functional_call(model.module, {**named, **model.layout.unflatten(vector)}, (x,))
+    return found[-1]
 
 
 @torch.no_grad()
 def features(model: FlatModel, samples: Samples, index: Tensor, batch_size: int = 512) -> Tensor:
     """What the last layer block gets for these samples, one row each. Only for networks without randomness."""
-    found: list[Tensor] = []
-    hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0].detach()))
-    try:
+    with seen_features(model) as found:
         for part in torch.split(index, batch_size):
             model.module(samples.take(part)[0])
-    finally:
-        hook.remove()
     return torch.cat(found)
+
+
+def all_features(model: FlatModel, samples: Samples) -> Tensor:
+    """The features (n, K) of a split, in evaluation mode."""
+    model.module.eval()
+    found = features(model, samples, torch.arange(len(samples), device=samples.y.device))
+    model.module.train()
+    return found
 
 
 @torch.no_grad()
 def predict(model: FlatModel, samples: Samples, batch_size: int = 512) -> Tensor:
     """Logits (n, classes) of a split, in evaluation mode."""
     model.module.eval()
-    parts = [
-        model.module(samples.take(slice(i, i + batch_size))[0]) for i in range(0, len(samples), batch_size)
-    ]
+    parts = [model.module(samples.take(slice(i, i + batch_size))[0]) for i in range(0, len(samples), batch_size)]
     model.module.train()
     return torch.cat(parts) if parts else model.vector.new_empty(0, 1)
+
+
+def clip_norm(gradient: Tensor, largest: float) -> None:
+    """Shorten a gradient to this norm where it is longer; nothing is read from its device."""
+    gradient.mul_((largest / gradient.norm().clamp(min=1e-12)).clamp(max=1.0))
 
 
 class Sgd:
@@ -179,11 +232,7 @@ class Adam:
     @torch.no_grad()
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if not self.state:
-            self.state = {
-                "steps": torch.zeros(()),
-                "m": torch.zeros_like(vector),
-                "v": torch.zeros_like(vector),
-            }
+            self.state = {"steps": torch.zeros(()), "m": torch.zeros_like(vector), "v": torch.zeros_like(vector)}
             if self.amsgrad:
                 self.state["v_max"] = torch.zeros_like(vector)
         if self.weight_decay:

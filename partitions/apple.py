@@ -57,9 +57,7 @@ def apple_practical(pool: Pool, settings: ApplePractical) -> list[Parts]:
     For N silos the other N - 2 share the remaining 10 % equally, which is 1 % each at the paper's N = 12.
     Two silos share a class 1 : 8 (10 % and 80 %, scaled to sum 1); one silo has all.
     """
-    fractions = np.stack(
-        [pool.rng.permutation(practical_shares(pool.silos)) for _ in range(pool.classes)], axis=1
-    )
+    fractions = np.stack([pool.rng.permutation(practical_shares(pool.silos)) for _ in range(pool.classes)], axis=1)
     return deal(pool, fractions, settings.resplit)
 
 

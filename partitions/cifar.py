@@ -36,9 +36,7 @@ def read_tiles(folder: Path) -> dict[str, Array]:
             x = np.empty((len(y), 32, 32, 3), np.uint8)
             sheets = sorted(folder.glob(f"{split}_*.webp"))
             if len(sheets) * 2500 != len(y):
-                raise ValueError(
-                    f"{folder} has {len(sheets)} {split} sheets of 2500 pictures for {len(y)} labels"
-                )
+                raise ValueError(f"{folder} has {len(sheets)} {split} sheets of 2500 pictures for {len(y)} labels")
             for i, path in enumerate(sheets):
                 with Image.open(path) as picture:
                     sheet = np.asarray(picture.convert("RGB"))
@@ -55,9 +53,7 @@ def read_binary(path: Path, classes: int) -> dict[str, Array]:
     label_bytes = 1 if classes == 10 else 2
     arrays: dict[str, Array] = {}
     for split, pieces in read_members(path, BINARY_MEMBERS[classes]).items():
-        records = np.concatenate(
-            [np.frombuffer(piece, np.uint8).reshape(-1, label_bytes + 3072) for piece in pieces]
-        )
+        records = np.concatenate([np.frombuffer(piece, np.uint8).reshape(-1, label_bytes + 3072) for piece in pieces])
         arrays[f"x_{split}"] = to_pictures(records[:, label_bytes:])
         arrays[f"y_{split}"] = records[:, label_bytes - 1].astype(np.int64)
     return arrays

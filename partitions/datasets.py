@@ -105,12 +105,7 @@ def split_table(name: str, x: Array, y: Array, classes: int, groups: Array | Non
 
 # MNIST and Fashion-MNIST
 
-IDX_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IDX_SOURCES = {
     "mnist": (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -144,16 +139,12 @@ def load_idx(name: str, data_dir: str) -> Dataset:
         path = find([f"{file_name}.gz", file_name], folders)
         # Outside a folder of its own a file of this name may be MNIST's or Fashion-MNIST's.
         if path is None or (path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5):
-            path = download(
-                name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0]
-            )
+            path = download(name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0])
         arrays.append(read_idx(path))
     x_train, y_train, x_test, y_test = arrays
     for x, y in ((x_train, y_train), (x_test, y_test)):
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
-            raise ValueError(
-                f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again"
-            )
+            raise ValueError(f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again")
     return Dataset(
         name,
         Split(x_train[..., np.newaxis], y_train.astype(np.int64)),
@@ -180,9 +171,7 @@ def read_idx(path: Path) -> Array:
         shape = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
         return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); delete it and it will be downloaded again"
-        ) from error
+        raise ValueError(f"{path} cannot be read ({error}); delete it and it will be downloaded again") from error
 
 
 # CIFAR
@@ -200,12 +189,7 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
     classes = 10 if name == "cifar10" else 100
     archive = f"cifar-{classes}-binary.tar.gz"
     folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
-    names = [
-        f"{name}.npz",
-        archive,
-        f"cifar-{classes}-python.tar.gz",
-        *(["train_00.webp"] if classes == 10 else []),
-    ]
+    names = [f"{name}.npz", archive, f"cifar-{classes}-python.tar.gz", *(["train_00.webp"] if classes == 10 else [])]
     path = find(names, folders)
     if path is None:
         url = f"https://www.cs.toronto.edu/~kriz/{archive}"
@@ -219,17 +203,13 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
         if found.suffix == ".npz":
             with np.load(found, allow_pickle=False) as file:
                 return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
-        return (
-            cifar.read_binary(found, classes) if found.name == archive else cifar.read_python(found, classes)
-        )
+        return cifar.read_binary(found, classes) if found.name == archive else cifar.read_python(found, classes)
 
     if found.suffix == ".webp":
         sources = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
     try:
         arrays = decoded(name, sources, decode)
-        splits = [
-            Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")
-        ]
+        splits = [Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")]
         for split in splits:
             if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
                 raise ValueError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
@@ -318,9 +298,7 @@ def load_heart_disease(name: str, data_dir: str) -> Dataset:
         file_name = f"processed.{hospital}.data"
         path = find([file_name], folders)
         if path is None:
-            path = download(
-                name, RemoteFile(file_name, HEART_URL + file_name, md5), data_dir, "heart_disease"
-            )
+            path = download(name, RemoteFile(file_name, HEART_URL + file_name, md5), data_dir, "heart_disease")
         table = read_heart(path)
         rows.append(table)
         origins += [hospital] * len(table)
@@ -346,9 +324,7 @@ def read_heart(path: Path) -> Array:
             if rows[-1][-1] not in range(5):
                 raise ValueError(f"the label is {kept[-1]}, not 0..4")
         except ValueError as error:
-            raise ValueError(
-                f"heart-disease: {path}, line {number}: {error}; replace or delete the file"
-            ) from error
+            raise ValueError(f"heart-disease: {path}, line {number}: {error}; replace or delete the file") from error
     return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
 
 

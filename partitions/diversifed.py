@@ -23,8 +23,7 @@ class DiversifedPathological:
     """Settings of ``diversifed-pathological``, and of the other two."""
 
     train_size: int = field(
-        default=0,
-        metadata={"help": "training samples per silo; 0 = 500, 300 for fashion-mnist", "minimum": 0},
+        default=0, metadata={"help": "training samples per silo; 0 = 500, 300 for fashion-mnist", "minimum": 0}
     )
     test_size: int = field(default=100, metadata={"help": "test samples per silo", "minimum": 1})
 
@@ -33,9 +32,7 @@ class DiversifedPathological:
 class DiversifedDirichlet(DiversifedPathological):
     """Settings of ``diversifed-dirichlet``."""
 
-    alpha: float = field(
-        default=0.5, metadata={"symbol": "α", "help": "concentration; small = skewed", "above": 0}
-    )
+    alpha: float = field(default=0.5, metadata={"symbol": "α", "help": "concentration; small = skewed", "above": 0})
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,7 @@ class DiversifedPractical(DiversifedPathological):
     """Settings of ``diversifed-practical``."""
 
     dominant: float = field(
-        default=0.8,
-        metadata={"help": "share of a silo's samples from its group's classes", "minimum": 0, "maximum": 1},
+        default=0.8, metadata={"help": "share of a silo's samples from its group's classes", "minimum": 0, "maximum": 1}
     )
 
 

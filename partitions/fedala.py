@@ -22,31 +22,20 @@ DRAWS = 10_000  # draws before `dirichlet` gives up
 class Dirichlet:
     """Settings of ``dirichlet``."""
 
-    beta: float = field(
-        default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0}
-    )
+    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
     least: int = field(
         default=0,
-        metadata={
-            "help": "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)",
-            "minimum": 0,
-        },
+        metadata={"help": "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)", "minimum": 0},
     )
-    min_test: int = field(
-        default=0, metadata={"help": "test samples that each silo has at least", "minimum": 0}
-    )
+    min_test: int = field(default=0, metadata={"help": "test samples that each silo has at least", "minimum": 0})
 
 
 @dataclass(frozen=True)
 class Pathological:
     """Settings of ``pathological``."""
 
-    classes_per_silo: int = field(
-        default=2, metadata={"help": "classes that each silo may hold", "minimum": 1}
-    )
-    balanced: bool = field(
-        default=False, metadata={"help": "silos share a class equally instead of at random"}
-    )
+    classes_per_silo: int = field(default=2, metadata={"help": "classes that each silo may hold", "minimum": 1})
+    balanced: bool = field(default=False, metadata={"help": "silos share a class equally instead of at random"})
 
 
 def paper_least(samples: int, silos: int) -> int:
@@ -76,9 +65,7 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
             f"{pool.dataset}; take fewer silos, a larger dirichlet.beta than {settings.beta:g}, "
             "or a smaller dirichlet.least"
         )
-    silos = [
-        gather([by_class[c][cut[i] : cut[i + 1]] for c, cut in enumerate(cuts)]) for i in range(pool.silos)
-    ]
+    silos = [gather([by_class[c][cut[i] : cut[i + 1]] for c, cut in enumerate(cuts)]) for i in range(pool.silos)]
     return [hold_out(samples, TEST_SHARE, pool.rng) for samples in silos]
 
 

@@ -37,9 +37,7 @@ def cache_dir() -> Path:
 def places(data_dir: str, sub_folders: Sequence[str]) -> list[Path]:
     """Folders to look in: of data-dir, SILOFL_DATA and our cache, the sub-folders, then the folder itself."""
     bases = [Path(base).expanduser() for base in (data_dir, os.environ.get("SILOFL_DATA", "")) if base]
-    return [
-        folder for base in (*bases, cache_dir()) for folder in (*(base / sub for sub in sub_folders), base)
-    ]
+    return [folder for base in (*bases, cache_dir()) for folder in (*(base / sub for sub in sub_folders), base)]
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
@@ -76,8 +74,7 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
         found = md5_of(Path(temporary))
         if found != file.md5:
             raise ValueError(
-                f"{dataset}: {file.url} gave a file with MD5 {found} instead of {file.md5}; "
-                f"try again, or {advice}"
+                f"{dataset}: {file.url} gave a file with MD5 {found} instead of {file.md5}; try again, or {advice}"
             )
         Path(temporary).chmod(0o644)
         os.replace(temporary, folder / file.name)
@@ -93,9 +90,7 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
             Path(temporary).unlink(missing_ok=True)
 
 
-def decoded(
-    name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]
-) -> dict[str, Array]:
+def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
     """Decode slow files once: later calls map the decoded arrays from our cache, shared between processes.
 
     The cache entry is keyed by the names and sizes of the source files. Where the cache cannot be written the

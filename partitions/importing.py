@@ -31,14 +31,7 @@ from partitions.silo_file import MOST_CLASSES, describe_inputs, write_silo_file
 from partitions.splits import Array, SiloData, Split
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
+SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -66,12 +59,8 @@ class Imported:
     def __str__(self) -> str:
         """Samples per split, what they are, and the number of each named class."""
         d = self.data
-        lines = [
-            f"train {len(d.train)}, val {len(d.val)}, test {len(d.test)} samples: {describe_inputs(d.train.x)}"
-        ]
-        lines.append(
-            f"{d.classes} classes" + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names))
-        )
+        lines = [f"train {len(d.train)}, val {len(d.val)}, test {len(d.test)} samples: {describe_inputs(d.train.x)}"]
+        lines.append(f"{d.classes} classes" + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names)))
         return "\n".join(lines)
 
 
@@ -128,9 +117,7 @@ def find_rows(source: Path, label: str | None) -> tuple[list[Row], tuple[str, ..
         raise ValueError(f"{source} holds DICOM files, which are not read yet; export their pictures as PNG")
     tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
     if len(tables) > 1:
-        raise ValueError(
-            f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use"
-        )
+        raise ValueError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
     if tables:
         return read_csv(tables[0], label)
     rows = list(folder_rows(source))
@@ -270,13 +257,9 @@ def read_pictures(rows: Sequence[Row], size: int | None) -> Array:
         picture = read_picture(row.file, row.where, size)
         if pictures and picture.shape[:2] != pictures[0].shape[:2]:
             (h, w), (h0, w0) = picture.shape[:2], pictures[0].shape[:2]
-            raise ValueError(
-                f"{row.where}: {row.file.name} is {w} x {h}, those before it {w0} x {h0}; use --size"
-            )
+            raise ValueError(f"{row.where}: {row.file.name} is {w} x {h}, those before it {w0} x {h0}; use --size")
         if pictures and picture.dtype != pictures[0].dtype:
-            raise ValueError(
-                f"{row.where}: {row.file.name} mixes 8-bit and 16-bit pictures; convert them alike"
-            )
+            raise ValueError(f"{row.where}: {row.file.name} mixes 8-bit and 16-bit pictures; convert them alike")
         pictures.append(picture)
     channels = max(picture.shape[2] for picture in pictures)
     return np.stack([np.broadcast_to(picture, (*picture.shape[:2], channels)) for picture in pictures])

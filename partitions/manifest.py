@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from partitions.partition import Setting, SiloIndices, partition, read_settings, settings_by_key, silo_data
+from partitions.disk import fresh_folder, write_atomically
+from partitions.partition import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
 from partitions.splits import Array, Dataset
 
@@ -21,12 +22,7 @@ MANIFEST = "manifest.json"
 
 
 def describe(
-    dataset: Dataset,
-    silos: Sequence[SiloIndices],
-    *,
-    name: str,
-    seed: int,
-    settings: Mapping[str, Setting] | None = None,
+    dataset: Dataset, silos: Sequence[SiloIndices], *, name: str, seed: int, settings: Any = None
 ) -> dict[str, Any]:
     """What `manifest.json` says of a partition, but for files and checksums.
 
@@ -47,7 +43,10 @@ def describe(
         "dataset": dataset.name,
         "partition": name,
         "seed": seed,
-        "settings": settings_by_key(name, read_settings(name, settings or {})),
+        "settings": {
+            f"{name}.{key.replace('_', '-')}": value
+            for key, value in dataclasses.asdict(settings or PARTITIONS[name].settings()).items()
+        },
         "classes": dataset.classes,
         "silos": entries,
     }
@@ -66,7 +65,7 @@ def write_partition(
     *,
     silos: int,
     seed: int,
-    settings: Mapping[str, Setting] | None = None,
+    settings: Any = None,
     validation: float = -1.0,
 ) -> dict[str, Any]:
     """Partition a data set and write ``hospital-01.npz``, ... and ``manifest.json``; return the manifest.
@@ -81,9 +80,10 @@ def write_partition(
     refuse_other_content(out)
     indices = partition(dataset, name, silos=silos, seed=seed, settings=settings, validation=validation)
     manifest = describe(dataset, indices, name=name, seed=seed, settings=settings)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
+    temporary: Path | None = None
     try:
-        temporary.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = fresh_folder(out)
         for silo, entry in zip(indices, manifest["silos"], strict=True):
             path = temporary / f"{silo.name}.npz"
             write_silo_file(path, silo_data(dataset, silo))
@@ -100,7 +100,8 @@ def write_partition(
     except OSError as error:
         raise ValueError(f"{out} cannot be written ({error.strerror or error})") from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 
@@ -169,20 +170,9 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     for samples in legend_sizes(int(counts.max())):
         axes.scatter([], [], s=samples * largest, color="#0072B2", linewidths=0, label=f"{samples:,}")
     axes.legend(
-        title="samples",
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        frameon=False,
-        labelspacing=1.1,
-        borderpad=1.0,
+        title="samples", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, labelspacing=1.1, borderpad=1.0
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        figure.savefig(temporary, dpi=150)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=150, format=path.suffix[1:]))
 
 
 def thinned(names: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -195,6 +185,4 @@ def legend_sizes(largest: int) -> list[int]:
     """Two or three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
     round_numbers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     fitting = [number for number in round_numbers if number <= largest]
-    return [
-        fitting[i] for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})
-    ]
+    return [fitting[i] for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})]

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
+
+
+def check_silo_name(name: str) -> None:
+    """Raise ValueError, one line, where a silo of a deployment cannot be called so."""
+    if not isinstance(name, str) or not SILO.fullmatch(name):
+        raise ValueError(f"{name!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first")
 
 
 def silo_name(index: int) -> str:
@@ -11,9 +20,13 @@ def silo_name(index: int) -> str:
     return f"hospital-{index + 1:02d}"
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str]) -> ValueError:
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` or nothing."""
+    match = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{match[0]}'?)" if match else ""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """The error for a name that does not exist: says what is wrong, the nearest name, and all that exist."""
-    known = sorted(choices)
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}there are: {', '.join(known) or 'none'}")
+    names = sorted(known)
+    return ValueError(f"unknown {kind} '{name}'{nearest(name, names)}; there are: {', '.join(names) or 'none'}")

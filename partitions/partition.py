@@ -6,9 +6,7 @@ take, the validation share, and the checks that every silo can train and be test
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +16,6 @@ from partitions import apple, diversifed, fedala, fedapm, iid, player
 from partitions.names import silo_name, unknown_name
 from partitions.pool import Parts, Pool, hold_out
 from partitions.splits import Array, Dataset, SiloData, take
-
-Setting = float | int | str | bool
 
 
 @dataclass(frozen=True)
@@ -103,9 +99,7 @@ PARTITIONS: dict[str, Partition] = {
         fedapm.FedapmDirichlet,
         mend="a larger fedapm-dirichlet.beta or ",
     ),
-    "fedapm-shards": Partition(
-        "two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards
-    ),
+    "fedapm-shards": Partition("two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards),
     "player-dirichlet": Partition(
         "each class over the silos by Dir(beta), no smallest silo",
         "PLayer-FL",
@@ -119,35 +113,18 @@ PARTITIONS: dict[str, Partition] = {
 
 
 def partition(
-    dataset: Dataset,
-    name: str,
-    *,
-    silos: int,
-    seed: int,
-    settings: Mapping[str, Setting] | None = None,
-    validation: float = -1.0,
+    dataset: Dataset, name: str, *, silos: int, seed: int, settings: Any = None, validation: float = -1.0
 ) -> list[SiloIndices]:
     """Divide a data set over ``silos`` silos; the same arguments give the same silos.
 
-    ``settings``: the partition's own, as ``beta`` or ``dirichlet.beta`` (settings of other partitions are
-    passed over); ``validation``: share of each silo's training samples held out for validation, 0 = none, -1
-    = the partition's own.
+    ``settings``: an instance of the partition's own dataclass (``PARTITIONS[name].settings``), None = its defaults;
+    ``validation``: share of each silo's training samples held out for validation, 0 = none, -1 = the partition's own.
 
-    Raises ValueError for an unknown partition or setting, a value out of range, or a silo left without
-    samples.
+    Raises ValueError for an unknown partition, or a silo left without samples.
     """
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
     entry = PARTITIONS[name]
-    if silos < 1:
-        raise ValueError(f"silos is {silos}; there must be at least 1")
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; it must be 0 or more")
-    if validation != -1.0 and not 0 <= validation < 1:
-        raise ValueError(
-            f"validation is {validation:g}; it must be 0 or more and below 1 (-1: the partition's own)"
-        )
-    own = read_settings(name, settings or {})
     pool = Pool(
         dataset=dataset.name,
         labels=dataset.labels,
@@ -157,7 +134,7 @@ def partition(
         rng=np.random.default_rng(seed),
         groups=dataset.groups,
     )
-    parts = entry.procedure(pool, own)
+    parts = entry.procedure(pool, entry.settings() if settings is None else settings)
     origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
     share = entry.validation if validation == -1.0 else validation
     result = []
@@ -187,51 +164,7 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
 def partition_settings() -> dict[str, type]:
     """Per partition, the frozen dataclass of its own settings.
 
-    A field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``; its metadata may hold ``symbol``
-    (the paper's), ``help``, and the range: ``minimum``, ``maximum`` (inclusive), ``above`` (exclusive).
+    A field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``; its metadata may hold ``symbol`` (the
+    paper's), ``help``, and the range, which whoever fills it checks (``strategies/base/settings.py``).
     """
     return {name: entry.settings for name, entry in PARTITIONS.items()}
-
-
-def read_settings(name: str, given: Mapping[str, Setting]) -> Any:
-    """Build a partition's settings from keys such as ``beta`` or ``dirichlet.beta``; check types and ranges.
-
-    Raises ValueError naming the key, the value and what would do.
-    """
-    cls = PARTITIONS[name].settings
-    types = typing.get_type_hints(cls)
-    fields = {f"{name}.{f.name.replace('_', '-')}": f for f in dataclasses.fields(cls)}
-    values: dict[str, Setting] = {}
-    for given_key, value in given.items():
-        key = given_key if "." in given_key else f"{name}.{given_key.replace('_', '-')}"
-        if key not in fields:
-            if key.partition(".")[0] in PARTITIONS.keys() - {name}:
-                continue
-            raise unknown_name("setting", key, fields)
-        field = fields[key]
-        values[field.name] = check_setting(key, value, types[field.name], field.metadata)
-    return cls(**values)
-
-
-def settings_by_key(name: str, settings: Any) -> dict[str, Setting]:
-    """A partition's settings under the keys of the command line: {``dirichlet.beta``: 0.5, ...}."""
-    return {f"{name}.{key.replace('_', '-')}": value for key, value in dataclasses.asdict(settings).items()}
-
-
-def check_setting(key: str, value: Setting, kind: type, limits: Mapping[str, Any]) -> Setting:
-    """Return the value as its declared type; ValueError if it is of another type or out of range."""
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-        raise ValueError(f"{key} is {value!r}; it must be {wanted}")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not np.isfinite(value):
-            raise ValueError(f"{key} is {value}; it must be a finite number")
-        if "above" in limits and value <= limits["above"]:
-            raise ValueError(f"{key} is {value}; it must be above {limits['above']}")
-        if "minimum" in limits and value < limits["minimum"]:
-            raise ValueError(f"{key} is {value}; it must be at least {limits['minimum']}")
-        if "maximum" in limits and value > limits["maximum"]:
-            raise ValueError(f"{key} is {value}; it must be at most {limits['maximum']}")
-    return value

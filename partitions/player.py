@@ -20,15 +20,10 @@ PAPER_SAMPLES = {"fashion-mnist": 2000, "cifar10": 10_000}  # per silo, five sil
 class PlayerDirichlet:
     """Settings of ``player-dirichlet``."""
 
-    beta: float = field(
-        default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0}
-    )
+    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
     samples_per_silo: int = field(
         default=0,
-        metadata={
-            "help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are",
-            "minimum": 0,
-        },
+        metadata={"help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are", "minimum": 0},
     )
 
 

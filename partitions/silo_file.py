@@ -4,7 +4,7 @@ Arrays, under one of three sets of names:
 
 * ``x_train, y_train[, x_val, y_val], x_test, y_test``
 * MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
-* ``x, y``: split on reading, by seed, into 64 % train, 16 % val and 20 % test
+* ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``own_split.py``)
 
 and optionally ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text, one per
 class) and ``feature_names`` (text, one per column of a table).
@@ -16,8 +16,6 @@ refused. An ``x_val`` without samples says that no validation samples are wanted
 
 from __future__ import annotations
 
-import difflib
-import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+from partitions.disk import write_atomically
+from partitions.names import nearest
+from partitions.own_split import TEST_SHARE, divide_own, rows_of, say_division
 from partitions.pool import hold_out
 from partitions.splits import Array, Dataset, SiloData, Split
 
@@ -36,8 +37,6 @@ MEDMNIST_NAMES = {
 }
 UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
 EXTRA_NAMES = ("classes", "label_names", "feature_names")
-TEST_SHARE = 0.2  # of a file that is not split; a fifth of the rest is for validation
-VAL_SHARE = 0.2
 MOST_CLASSES = 100_000  # a larger label is taken for a mistake
 
 
@@ -70,33 +69,27 @@ class Contents:
 
 
 def check_silo_file(path: str | Path) -> list[Check]:
-    """Look at everything in a silo data file, in order, up to the first fault."""
-    return examine(Path(path))[0]
+    """Look at everything in a silo data file, in order, up to the first fault; last, how it is divided."""
+    checks, contents = examine(Path(path))
+    if contents is not None:
+        try:
+            data = divide_own(contents.splits, contents.classes)
+            checks.append(Check("split", True, say_division(contents.splits, data)))
+        except ValueError as error:
+            checks.append(Check("split", False, str(error), "give samples for training and for testing"))
+    return checks
 
 
-def read_silo_file(path: str | Path, *, validation: float = 0.15, seed: int = 42) -> SiloData:
-    """Read one silo's data; pictures come as (n, h, w, c), labels as int64.
+def read_silo_file(path: str | Path) -> SiloData:
+    """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
 
-    ``validation``: share of the training samples held out, by seed, when the file has no validation samples
-    of its own (0 = none). A file of ``x, y`` is split by seed into 64 / 16 / 20 % (without validation
-    samples: 80 / 20).
-
-    Raises ValueError with the first fault of the file.
+    Pictures come as (n, h, w, c), labels as int64. Raises ValueError with the first fault of the file.
     """
     contents = read_contents(Path(path))
-    splits = contents.splits
-    if "all" in splits:
-        share = VAL_SHARE if validation else 0.0
-        rng = np.random.default_rng(seed)
-        rest, test = hold_out(np.arange(len(splits["all"])), TEST_SHARE, rng)
-        train, val = hold_out(rest, share, rng)
-        whole = splits["all"]
-        return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), contents.classes)
-    if "val" in splits:
-        return SiloData(splits["train"], splits["val"], splits["test"], contents.classes)
-    whole = splits["train"]
-    train, val = hold_out(np.arange(len(whole)), validation, np.random.default_rng(seed))
-    return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], contents.classes)
+    try:
+        return divide_own(contents.splits, contents.classes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; give samples for training and for testing") from None
 
 
 def read_dataset_file(path: str | Path, *, seed: int = 42) -> Dataset:
@@ -146,25 +139,15 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
     is in it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, array in arrays.items():
-                    member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                    with archive.open(member, "w", force_zip64=True) as out:
-                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                with archive.open(member, "w", force_zip64=True) as out:
+                    np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
 
-def rows_of(split: Split, rows: Array) -> Split:
-    """Copy these rows."""
-    return Split(split.x[rows], split.y[rows])
+    write_atomically(path, write)
 
 
 def read_contents(path: Path) -> Contents:
@@ -191,22 +174,14 @@ def examine(path: Path) -> tuple[list[Check], Contents | None]:
         counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
         checks.append(Check(name, True, ", ".join(counts)))
         name = "inputs"
-        xs = {
-            split: read_inputs(names_of(split, "x", arrays), x)
-            for (kind, split), x in named.items()
-            if kind == "x"
-        }
+        xs = {split: read_inputs(names_of(split, "x", arrays), x) for (kind, split), x in named.items() if kind == "x"}
         check_alike(xs)
         first = next(iter(xs.values()))
         features = read_names(arrays, "feature_names", first.shape[1] if first.ndim == 2 else 0)
         detail = describe_inputs(first) + (f" ({', '.join(features)})" if features else "")
         checks.append(Check(name, True, detail))
         name = "labels"
-        ys = {
-            split: read_labels(names_of(split, "y", arrays), y)
-            for (kind, split), y in named.items()
-            if kind == "y"
-        }
+        ys = {split: read_labels(names_of(split, "y", arrays), y) for (kind, split), y in named.items() if kind == "y"}
         classes = read_classes(arrays, ys)
         label_names = read_names(arrays, "label_names", classes)
         checks.append(Check(name, True, describe_labels(ys, classes)))
@@ -222,9 +197,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
     make = "make one with `silofl import`, or with numpy.savez"
     try:
         if not path.exists():
-            raise Fault(
-                "there is no such file", "check the path, and in a container that the folder is mounted"
-            )
+            raise Fault("there is no such file", "check the path, and in a container that the folder is mounted")
         if not path.is_file():
             raise Fault("is no file", f"name the .npz file itself, or {make}")
         with path.open("rb") as file:
@@ -262,9 +235,8 @@ def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
     wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
     for key in arrays:
         if key not in known and key not in EXTRA_NAMES:
-            near = difflib.get_close_matches(key.lower(), [*known, *EXTRA_NAMES], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise Fault(f"has an array {key!r} of no known name", f"{hint}the names are {wanted}")
+            hint = nearest(key.lower(), [*known, *EXTRA_NAMES])
+            raise Fault(f"has an array {key!r} of no known name{hint}", f"the names are {wanted}")
     for layout in (OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES):
         present = [key for key in layout if key in arrays]
         if not present:
@@ -312,8 +284,7 @@ def read_inputs(name: str, x: Array) -> Array:
         x = x[..., np.newaxis] if x.ndim == 3 else x
         if x.shape[3] > 4 >= x.shape[1]:
             raise Fault(
-                f"{name} is {x.shape}, with its channels first",
-                "uint8 pictures are (n, h, w, c): transpose them",
+                f"{name} is {x.shape}, with its channels first", "uint8 pictures are (n, h, w, c): transpose them"
             )
     elif x.dtype == np.float32:
         if x.ndim not in (2, 4):
@@ -321,15 +292,13 @@ def read_inputs(name: str, x: Array) -> Array:
         if x.ndim == 4:
             if x.shape[1] > 4 >= x.shape[3]:
                 raise Fault(
-                    f"{name} is {x.shape}, with its channels last",
-                    "float32 pictures are (n, c, h, w): transpose them",
+                    f"{name} is {x.shape}, with its channels last", "float32 pictures are (n, c, h, w): transpose them"
                 )
             x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
             raise Fault(
-                f"{name} has a value that is no finite number, first in sample {row}",
-                "fill or drop such samples",
+                f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples"
             )
     else:
         raise Fault(f"{name} is {x.dtype}", forms)
@@ -344,13 +313,11 @@ def read_labels(name: str, y: Array) -> Array:
         y = y[:, 0]
     if y.ndim != 1:
         raise Fault(
-            f"{name} is {y.shape}",
-            "give one label per sample, (n,); several labels per sample are not supported",
+            f"{name} is {y.shape}", "give one label per sample, (n,); several labels per sample are not supported"
         )
     if y.dtype.kind not in "iubf":
         raise Fault(
-            f"{name} is {y.dtype}",
-            "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels",
+            f"{name} is {y.dtype}", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"
         )
     if y.dtype.kind == "f" and not (np.isfinite(y) & (np.rint(y) == y)).all():
         raise Fault(f"{name} has labels that are no whole numbers", "labels are whole numbers 0, 1, 2, ...")
@@ -368,17 +335,13 @@ def read_classes(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
         return largest + 1
     stated = arrays["classes"]
     if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
-        raise Fault(
-            "classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out"
-        )
+        raise Fault("classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out")
     classes = int(stated.item())
     if classes > MOST_CLASSES:
         raise Fault(f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}")
     if largest >= classes:
         split = next(split for split, y in ys.items() if len(y) and int(y.max()) == largest)
-        raise Fault(
-            f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1"
-        )
+        raise Fault(f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1")
     return classes
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from partitions.silo_file import (
-    check_silo_file,
-    read_dataset_file,
-    read_silo_file,
-    write_npz,
-    write_silo_file,
-)
+from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_npz, write_silo_file
 from partitions.splits import SiloData, Split
 
 
@@ -31,13 +27,18 @@ def labels(n: int) -> np.ndarray:
     return np.arange(n) % 3
 
 
-def good(**changes: object) -> dict[str, np.ndarray]:
+def good(**changes: object) -> dict[str, Any]:
     """A correct file of tables; a change of None takes an array out."""
     arrays = {"x_train": table(20), "y_train": labels(20), "x_test": table(6), "y_test": labels(6), **changes}
     return {key: np.asarray(array) for key, array in arrays.items() if array is not None}
 
 
-def save(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+def no_val(x: np.ndarray) -> dict[str, np.ndarray]:
+    """No validation samples are wanted of such inputs."""
+    return {"x_val": x[:0], "y_val": labels(0)}
+
+
+def save(path: Path, arrays: dict[str, Any]) -> Path:
     np.savez(path, **arrays)
     return path
 
@@ -62,14 +63,14 @@ def test_reads_a_table(file):
 @pytest.mark.parametrize("channels", [0, 1, 3])
 def test_reads_uint8_pictures(file, channels):
     x = pictures(20, channels)
-    data = read_silo_file(save(file, good(x_train=x, x_test=x[:6])), validation=0)
+    data = read_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
     assert data.input_shape == (channels or 1, 6, 5)
     np.testing.assert_array_equal(data.train.x, x.reshape(20, 6, 5, channels or 1))
 
 
 def test_reads_float_pictures_with_channels_first(file):
     x = np.random.default_rng(0).random((20, 3, 6, 5), np.float32)
-    data = read_silo_file(save(file, good(x_train=x, x_test=x[:6])), validation=0)
+    data = read_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
     assert data.input_shape == (3, 6, 5) and data.train.x.shape == (20, 6, 5, 3)
     assert data.train.x[7, 2, 4, 1] == x[7, 1, 2, 4]
 
@@ -86,18 +87,18 @@ def test_reads_medmnists_own_names(file):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.uint64, np.float32, np.float64])
 def test_labels_of_any_number_type(file, dtype):
-    data = read_silo_file(save(file, good(y_train=labels(20).astype(dtype))), validation=0)
+    data = read_silo_file(save(file, good(y_train=labels(20).astype(dtype), **no_val(table(20)))))
     assert data.train.y.dtype == np.int64
     np.testing.assert_array_equal(data.train.y, labels(20))
 
 
 def test_true_and_false_are_labels(file):
-    data = read_silo_file(save(file, good(y_train=labels(20) == 1, y_test=labels(6) == 1)), validation=0)
+    data = read_silo_file(save(file, good(y_train=labels(20) == 1, y_test=labels(6) == 1, **no_val(table(20)))))
     assert data.classes == 2 and data.train.y[:3].tolist() == [0, 1, 0]
 
 
 def test_float64_tables_become_float32(file):
-    data = read_silo_file(save(file, good(x_train=table(20).astype(np.float64))), validation=0)
+    data = read_silo_file(save(file, good(x_train=table(20).astype(np.float64), **no_val(table(20)))))
     assert data.train.x.dtype == np.float32
     np.testing.assert_array_equal(data.train.x, table(20))
 
@@ -106,31 +107,49 @@ def test_classes_may_be_more_than_occur(file):
     assert read_silo_file(save(file, good(classes=7))).classes == 7
 
 
-def test_validation_is_taken_from_training_by_seed(file):
-    """0.15 * 20 = 3 samples; the others stay for training."""
-    save(file, good(x_train=np.arange(60, dtype=np.float32).reshape(20, 3)))
-    first, again, other = (read_silo_file(file, seed=seed) for seed in (1, 1, 2))
-    assert (len(first.train), len(first.val), len(first.test)) == (17, 3, 6)
-    both = np.concatenate([first.train.x, first.val.x])
-    assert sorted(both[:, 0]) == list(range(0, 60, 3))
-    np.testing.assert_array_equal(first.val.x, again.val.x)
-    assert (first.val.x != other.val.x).any()
-    assert len(read_silo_file(file, validation=0).val) == 0
-    assert len(read_silo_file(file, validation=0.5).val) == 10
+def test_validation_is_taken_from_training_by_the_samples_themselves(file):
+    """0.15 * 20 = 3 samples, those with the lowest SHA-256; the others stay for training, in their order."""
+    x = np.arange(60, dtype=np.float32).reshape(20, 3)
+    data = read_silo_file(save(file, good(x_train=x)))
+    lowest = sorted(range(20), key=lambda i: hashlib.sha256(x[i].tobytes()).digest())[:3]
+    np.testing.assert_array_equal(data.val.x, x[sorted(lowest)])
+    np.testing.assert_array_equal(data.train.x, np.delete(x, lowest, axis=0))
+    assert len(data.test) == 6
 
 
-@pytest.mark.parametrize(("validation", "sizes"), [(0.15, (64, 16, 20)), (0, (80, 0, 20))])
-def test_unsplit_files_are_split_by_seed(file, validation, sizes):
+def test_unsplit_files_are_divided_once(file):
+    """64 / 16 / 20 %: the same in whatever order the rows stand, and with whatever labels."""
     x = np.arange(100, dtype=np.float32)[:, np.newaxis]
-    save(file, {"x": x, "y": labels(100)})
-    data = read_silo_file(file, validation=validation, seed=3)
-    assert (len(data.train), len(data.val), len(data.test)) == sizes
+    data = read_silo_file(save(file, {"x": x, "y": labels(100)}))
+    assert [len(data.train), len(data.val), len(data.test)] == [64, 16, 20]
     everything = np.concatenate([data.train.x, data.val.x, data.test.x])
     assert sorted(everything[:, 0]) == list(range(100))
-    np.testing.assert_array_equal(data.test.x, read_silo_file(file, validation=validation, seed=3).test.x)
-    assert (data.test.x != read_silo_file(file, validation=validation, seed=4).test.x).any()
     for split in (data.train, data.val, data.test):
         np.testing.assert_array_equal(split.y, split.x[:, 0] % 3)
+    turned = read_silo_file(save(file, {"x": x[::-1], "y": labels(100)}))
+    for name in ("train", "val", "test"):
+        np.testing.assert_array_equal(getattr(turned, name).x[::-1], getattr(data, name).x)
+
+
+def test_a_new_patient_redraws_nobody(file):
+    """Of 100 patients at most one goes over each border when there are 101, and equal rows stay on one side."""
+    x = np.random.default_rng(0).normal(size=(101, 2)).astype(np.float32)
+    parts = []
+    for n in (100, 101):
+        data = read_silo_file(save(file, {"x": x[:n], "y": labels(n)}))
+        parts.append([{row.tobytes() for row in split.x} for split in (data.train, data.val, data.test)])
+    before, after = parts
+    assert sum(len(old - new) for old, new in zip(before, after, strict=True)) <= 2
+    twice = read_silo_file(save(file, {"x": np.concatenate([x, x]), "y": labels(202)}))
+    sides = [{row.tobytes() for row in split.x} for split in (twice.train, twice.val, twice.test)]
+    assert sum(map(len, sides)) == len(set().union(*sides)) == 101
+
+
+def test_equal_samples_cannot_be_divided(file):
+    save(file, {"x": np.ones((9, 2), np.float32), "y": labels(9)})
+    with pytest.raises(ValueError, match="has only 1 different samples, too few to divide; give samples for"):
+        read_silo_file(file)
+    assert not check_silo_file(file)[-1].ok
 
 
 @pytest.mark.parametrize("kind", ["grey", "colour", "float", "table"])
@@ -146,7 +165,7 @@ def test_what_is_written_is_read_back(file, kind, val):
     data = SiloData(Split(x, y), Split(x[:val], y[:val]), Split(x[:5], y[:5]), 4)
     write_silo_file(file, data, label_names=("a", "b", "c", "d"))
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-    read = read_silo_file(file, validation=0.15)
+    read = read_silo_file(file)
     assert read.classes == 4 and len(read.val) == val
     for name in ("train", "val", "test"):
         np.testing.assert_array_equal(getattr(read, name).x, getattr(data, name).x)
@@ -187,6 +206,7 @@ def test_checks_tell_what_was_found(file):
         "samples": "train 20, test 6",
         "inputs": "pictures of 6 x 5, 3 channels, uint8",
         "labels": "4 classes; samples of each: train [7, 7, 6, 0], test [4, 1, 0, 1]",
+        "split": "train 17, val 3, test 6, val drawn from train by the samples themselves; no run can change it",
     }
 
 
@@ -200,8 +220,8 @@ def test_feature_names_are_shown(file):
 BAD_ARRAYS = {
     # names
     "no arrays": ({}, "holds no samples", "the names are x_train"),
-    "unknown name": (good(x_trian=table(3)), "an array 'x_trian' of no known name", "did you mean x_train?"),
-    "capital": (good(X_train=table(3)), "an array 'X_train' of no known name", "did you mean x_train?"),
+    "unknown name": (good(x_trian=table(3)), "'x_trian' of no known name (did you mean 'x_train'?)", "the names are"),
+    "capital": (good(X_train=table(3)), "'X_train' of no known name (did you mean 'x_train'?)", "the names are"),
     "no test": (good(x_test=None, y_test=None), "has no x_test", "x_train, y_train, x_test"),
     "no labels": (good(y_train=None), "has no y_train", ""),
     "half a validation": (good(x_val=table(2)), "has no y_val", ""),
@@ -213,40 +233,16 @@ BAD_ARRAYS = {
     "too few to split": ({"x": table(2), "y": labels(2)}, "only 2 samples, too few to split", ""),
     "a number": (good(x_train=1.0), "a single number", ""),
     # inputs
-    "nan": (
-        good(x_train=np.where(np.arange(60).reshape(20, 3) == 34, np.nan, 1.0)),
-        "first in sample 11",
-        "fill or",
-    ),
-    "infinite": (
-        good(x_test=np.full((6, 3), np.inf, np.float32)),
-        "x_test has a value that is no finite",
-        "",
-    ),
-    "too large for float32": (
-        good(x_test=np.full((6, 3), 1e300)),
-        "x_test has a value that is no finite",
-        "",
-    ),
+    "nan": (good(x_train=np.where(np.arange(60).reshape(20, 3) == 34, np.nan, 1.0)), "first in sample 11", "fill or"),
+    "infinite": (good(x_test=np.full((6, 3), np.inf, np.float32)), "x_test has a value that is no finite", ""),
+    "too large for float32": (good(x_test=np.full((6, 3), 1e300)), "x_test has a value that is no finite", ""),
     "integers": (good(x_train=np.ones((20, 3), np.int32)), "x_train is int32", "tables float32 (n, d)"),
     "text": (good(x_train=np.full((20, 3), "a")), "x_train is <U1", "tables float32 (n, d)"),
     "uint8 table": (good(x_train=np.ones((20, 3), np.uint8)), "x_train is uint8 (20, 3)", "saved as float32"),
-    "float without channel": (
-        good(x_train=np.ones((20, 6, 5), np.float32)),
-        "float32 (20, 6, 5)",
-        "(n, c, h, w)",
-    ),
+    "float without channel": (good(x_train=np.ones((20, 6, 5), np.float32)), "float32 (20, 6, 5)", "(n, c, h, w)"),
     "one-dimensional": (good(x_train=np.ones(20, np.float32)), "x_train is float32 (20,)", "(n, d)"),
-    "channels first": (
-        good(x_train=np.ones((20, 3, 6, 5), np.uint8)),
-        "with its channels first",
-        "transpose",
-    ),
-    "channels last": (
-        good(x_train=np.ones((20, 6, 5, 3), np.float32)),
-        "with its channels last",
-        "transpose",
-    ),
+    "channels first": (good(x_train=np.ones((20, 3, 6, 5), np.uint8)), "with its channels first", "transpose"),
+    "channels last": (good(x_train=np.ones((20, 6, 5, 3), np.float32)), "with its channels last", "transpose"),
     "no columns": (good(x_train=np.ones((20, 0), np.float32)), "its samples are empty", ""),
     "columns differ": (
         good(x_test=np.ones((6, 4), np.float32)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,18 +146,11 @@ def test_one_colour_picture_makes_all_colour(tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "value", "pixel"),
-    [
-        ("1", 1, [255]),
-        ("LA", (7, 0), [7]),
-        ("RGBA", (1, 2, 3, 0), [1, 2, 3]),
-        ("CMYK", (0, 0, 0, 0), [255] * 3),
-    ],
+    [("1", 1, [255]), ("LA", (7, 0), [7]), ("RGBA", (1, 2, 3, 0), [1, 2, 3]), ("CMYK", (0, 0, 0, 0), [255] * 3)],
 )
 def test_kinds_of_8_bit_pictures(tmp_path, mode, value, pixel):
     for i in range(4):
-        write_picture(
-            tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}", value, mode=mode
-        )
+        write_picture(tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}", value, mode=mode)
     data = import_source(tmp_path / "source", tmp_path / "out.npz").data
     assert data.train.x[0, 0, 0].tolist() == pixel and data.train.x.dtype == np.uint8
 
@@ -191,9 +185,7 @@ def rows(n: int, separator: str = ",") -> str:
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_csv_table(tmp_path, separator, mark):
-    source = write(
-        tmp_path / "t.csv", mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator)
-    )
+    source = write(tmp_path / "t.csv", mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator))
     imported = import_source(source, tmp_path / "out.npz")
     assert imported.feature_names == ("age", "dose") and imported.label_names == ("sick", "well")
     data = read_silo_file(tmp_path / "out.npz")
@@ -258,7 +250,7 @@ def test_bad_tables(tmp_path, text, words):
     assert_refused(write(tmp_path / "t.csv", text), tmp_path, words)
 
 
-def assert_refused(source: Path, tmp_path: Path, words: str, **options: object) -> None:
+def assert_refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
     out = tmp_path / "out.npz"
     with pytest.raises(ValueError) as caught:
         import_source(source, out, **options)
@@ -267,14 +259,12 @@ def assert_refused(source: Path, tmp_path: Path, words: str, **options: object) 
 
 
 def test_bad_label_column(tmp_path):
-    assert_refused(
-        write(tmp_path / "t.csv", HEADER + "1,2,0\n"), tmp_path, "did you mean 'dose'?", label="doze"
-    )
+    assert_refused(write(tmp_path / "t.csv", HEADER + "1,2,0\n"), tmp_path, "did you mean 'dose'?", label="doze")
 
 
 def test_bad_labels(tmp_path):
     source = write(tmp_path / "t.csv", HEADER + "1,2,well\n1,2,sik\n")
-    assert_refused(source, tmp_path, "t.csv, line 3: 'sik'; did you mean 'sick'?", labels=("well", "sick"))
+    assert_refused(source, tmp_path, "t.csv, line 3: 'sik' (did you mean 'sick'?)", labels=("well", "sick"))
     assert_refused(source, tmp_path, "names a class twice", labels=("well", "well"))
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, f1_score, log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, log_loss, roc_auc_score
 
 from models.metrics import (
+    METRICS,
     classification_metrics,
     fairness_variance,
     incentivised_rate,
@@ -58,12 +59,13 @@ def test_focal_gradient(gamma: float) -> None:
     p = logits.detach().softmax(1)[0]
     q = 1 - p[2]
     factor = q**gamma - gamma * q ** (gamma - 1) * p[2] * p[2].log()
+    assert logits.grad is not None
     torch.testing.assert_close(logits.grad[0], (p - torch.tensor([0.0, 0.0, 1.0, 0.0])) * factor)
 
 
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 1.0, 2.0])
 def test_focal_gradient_is_finite_for_a_certain_prediction(gamma: float) -> None:
-    """p_y rounds to 1, where the slope of (1 - p_y)^gamma is infinite for gamma < 1."""
+    """p_y rounds to 1, where the grad of (1 - p_y)^gamma is infinite for gamma < 1."""
     logits = torch.tensor([[200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
     loss = loss_function("focal", gamma)(logits, torch.tensor([0, 0]))
     loss.backward()
@@ -90,7 +92,8 @@ def test_classification_metrics_by_hand() -> None:
         .6 .3 .1   label 1, predicted 0
 
     loss: -(log .6 + log .4 + log .3 + log .6 + log .4) / 5. accuracy: 2/5.
-    F1 of class 0: 2*1 / (2 labels + 3 predictions) = 2/5; of class 1: 2*1 / (3 + 2) = 2/5; mean 2/5.
+    Of class 0 one of two is recognised, of class 1 one of three: balanced 5/12.
+    F1 of class 0: 2*1 / (2 labels + 3 predictions) = 2/5; of class 1: 2*1 / (3 + 2) = 2/5; mean 2/5, by labels too.
     AUC of class 0: positives .6 .4 against negatives .6 .3 .5: .6 ties one and beats two (2.5), .4 beats one
     (1): 3.5/6. Class 1: positives .3 .6 .4 against .3 .5: .5 (tie), 2, 1: 3.5/6.
     """
@@ -99,7 +102,9 @@ def test_classification_metrics_by_hand() -> None:
     assert metrics == {
         "loss": pytest.approx(-math.log(0.6 * 0.4 * 0.3 * 0.6 * 0.4) / 5, rel=1e-6),
         "accuracy": 0.4,
+        "balanced_accuracy": pytest.approx(5 / 12),
         "macro_f1": pytest.approx(0.4),
+        "weighted_f1": pytest.approx(0.4),
         "auc": pytest.approx(3.5 / 6),
     }
 
@@ -121,6 +126,8 @@ def reference(logits: torch.Tensor, y: torch.Tensor) -> dict[str, float]:
             "loss": log_loss(labels, p, labels=range(p.shape[1])),
             "accuracy": accuracy_score(labels, predicted),
             "macro_f1": f1_score(labels, predicted, average="macro", zero_division=0),
+            "weighted_f1": f1_score(labels, predicted, average="weighted", zero_division=0),
+            "balanced_accuracy": balanced_accuracy_score(labels, predicted),
             "auc": float(np.mean(areas)),
         }
 
@@ -160,7 +167,7 @@ def test_auc_is_the_binary_and_the_one_vs_rest_auc() -> None:
 
 def test_no_samples_and_diverged_models() -> None:
     nothing = classification_metrics(torch.empty(0, 4), torch.empty(0, dtype=torch.int64))
-    assert set(nothing) == {"loss", "accuracy", "macro_f1", "auc"}
+    assert set(nothing) == set(METRICS)
     assert all(math.isnan(value) for value in nothing.values())
     broken = classification_metrics(torch.tensor([[math.nan, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
     assert math.isnan(broken["loss"]) and math.isnan(broken["auc"])
@@ -200,7 +207,7 @@ def test_wilson_interval_by_hand() -> None:
     0 of 10: the centre equals the half width, 0.192073, so from 0 to 0.384146 / 1.384146 = z^2 / (n + z^2).
     """
     assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-    assert wilson_interval(0, 10) == (pytest.approx(0.0, abs=1e-12), pytest.approx(3.841459 / 13.841459))
+    assert wilson_interval(0, 10) == pytest.approx((0.0, 3.841459 / 13.841459), rel=1e-6, abs=1e-12)
     low, high = wilson_interval(10, 10)
     assert low == pytest.approx(10 / 13.841459) and high == 1.0
     wide, narrow = wilson_interval(8, 10, 0.99), wilson_interval(8, 10, 0.5)

@@ -10,28 +10,18 @@ import torch
 from torch import nn
 
 from models.flat import FlatModel
-from models.training import (
-    Adam,
-    Samples,
-    Sgd,
-    batches,
-    generator,
-    loss_gradient,
-    make_optimizer,
-    predict,
-)
+from models.training import Adam, Samples, Sgd, batches, generator, loss_gradient, make_optimizer, predict
 
 # ---- Optimisers ----------------------------------------------------------------------------------------------------
 
 SGD: list[dict[str, Any]] = [
-    {}, {"momentum": 0.9}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.01}, {"momentum": 1.0},
-]  # fmt: skip
-ADAM: list[dict[str, Any]] = [
     {},
+    {"momentum": 0.9},
     {"weight_decay": 0.1},
-    {"amsgrad": True},
-    {"amsgrad": True, "weight_decay": 1e-4},
+    {"momentum": 0.5, "weight_decay": 0.01},
+    {"momentum": 1.0},
 ]
+ADAM: list[dict[str, Any]] = [{}, {"weight_decay": 0.1}, {"amsgrad": True}, {"amsgrad": True, "weight_decay": 1e-4}]
 
 
 def trajectories(ours: Sgd | Adam, theirs: type[torch.optim.Optimizer], options: dict[str, Any]) -> Any:
@@ -131,7 +121,7 @@ def test_batches_follow_the_seed() -> None:
 
 @pytest.mark.parametrize(
     "n, size, merged", [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 2]), (2, 1, [2])]
-)  # fmt: skip
+)
 def test_a_single_last_sample_joins_the_batch_before(n: int, size: int, merged: list[int]) -> None:
     parts = list(batches(n, size, 1, generator(1), merge_single=True))
     assert [len(p) for p in parts] == merged
@@ -152,9 +142,17 @@ def test_no_epochs_no_batches() -> None:
 
 def test_generators_are_told_apart_by_every_part() -> None:
     keys: list[tuple[Any, ...]] = [
-        (1, "a", 1, "train"), (2, "a", 1, "train"), (1, "b", 1, "train"), (1, "a", 2, "train"), (1, "a", 1, "ala"),
-        (1,), (11,), (1, 1), (1, "a"), (1, "", "a"),
-    ]  # fmt: skip
+        (1, "a", 1, "train"),
+        (2, "a", 1, "train"),
+        (1, "b", 1, "train"),
+        (1, "a", 2, "train"),
+        (1, "a", 1, "ala"),
+        (1,),
+        (11,),
+        (1, 1),
+        (1, "a"),
+        (1, "", "a"),
+    ]
     drawn = {tuple(torch.randint(2**31, (4,), generator=generator(*key)).tolist()) for key in keys}
     assert len(drawn) == len(keys)
 

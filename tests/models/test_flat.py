@@ -34,10 +34,13 @@ def model() -> FlatModel:
 def test_layout_names_every_tensor_in_order(model: FlatModel) -> None:
     layout = model.layout
     assert layout.parameters == (
-        Entry("conv.weight", (2, 3, 1, 1), 0, 6), Entry("conv.bias", (2,), 6, 8),
-        Entry("norm.weight", (2,), 8, 10), Entry("norm.bias", (2,), 10, 12),
-        Entry("fc.weight", (2, 2), 12, 16), Entry("fc.bias", (2,), 16, 18),
-    )  # fmt: skip
+        Entry("conv.weight", (2, 3, 1, 1), 0, 6),
+        Entry("conv.bias", (2,), 6, 8),
+        Entry("norm.weight", (2,), 8, 10),
+        Entry("norm.bias", (2,), 10, 12),
+        Entry("fc.weight", (2, 2), 12, 16),
+        Entry("fc.bias", (2,), 16, 18),
+    )
     assert layout.buffers == (Entry("norm.running_mean", (2,), 0, 2), Entry("norm.running_var", (2,), 2, 4))
     assert layout.blocks == (Block("conv", 0, 8), Block("norm", 8, 12), Block("fc", 12, 18))
     assert (layout.size, layout.buffer_size) == (18, 4)
@@ -56,14 +59,14 @@ def test_the_vector_holds_what_the_module_was_built_with() -> None:
 def test_parameters_and_gradients_are_views(model: FlatModel) -> None:
     """The same storage, both ways; and backward() writes into ``gradient`` without rebinding it."""
     storage = model.vector.untyped_storage().data_ptr()
-    slopes = model.gradient.untyped_storage().data_ptr()
+    grads = model.gradient.untyped_storage().data_ptr()
     x = torch.randn(5, 3, 4, 4)
     model.module(x).square().sum().backward()
     for entry, parameter in zip(model.layout.parameters, model.module.parameters(), strict=True):
         assert parameter.untyped_storage().data_ptr() == storage
         assert parameter.storage_offset() == entry.start
         assert parameter.grad is not None
-        assert parameter.grad.untyped_storage().data_ptr() == slopes
+        assert parameter.grad.untyped_storage().data_ptr() == grads
         assert parameter.grad.storage_offset() == entry.start
     model.vector.fill_(0.5)
     assert all(bool((p == 0.5).all()) for p in model.module.parameters())
@@ -204,6 +207,27 @@ def test_buffers_belong_to_the_block_they_lie_in() -> None:
     assert of("body", "b", "head") == (slice(0, 12),)
 
 
+def test_normalisation_layers_are_found_by_their_type() -> None:
+    """Whatever they are called, inside of a block or not, with weights or without."""
+
+    class Net(nn.Module):
+        block_names = ("body", "head")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+            self.free = nn.BatchNorm1d(1, affine=False)
+            self.head = nn.Linear(2, 1)
+            self.batch_norm_like = nn.ReLU()
+
+    layout = FlatModel(Net()).layout
+    assert layout.norms == ("body.1.1", "free")
+    assert layout.norm_parts() == (slice(12, 16),)
+    assert layout.norm_parts(False) == (slice(0, 12), slice(16, 19))
+    assert layout.norm_buffers() == (slice(0, 6),)
+    assert FlatModel(nn.Linear(2, 3)).layout.norms == ()
+
+
 @pytest.mark.parametrize("names", [("conv", "fc"), ("norm", "conv", "fc"), ("conv", "norm")])
 def test_blocks_that_do_not_cover_the_parameters_are_refused(names: tuple[str, ...]) -> None:
     net = Net()
@@ -215,22 +239,22 @@ def test_blocks_that_do_not_cover_the_parameters_are_refused(names: tuple[str, .
 def test_freeze_takes_parts_out_of_the_backward_pass(model: FlatModel) -> None:
     x = torch.randn(5, 3, 4, 4)
 
-    def slopes() -> Tensor:
+    def grads() -> Tensor:
         model.gradient.zero_()
         model.module(x).square().sum().backward()
         return model.gradient.clone()
 
-    whole = slopes()
+    whole = grads()
     model.freeze(slice(0, 12))
-    upper = slopes()
+    upper = grads()
     assert not upper[:12].any()
     torch.testing.assert_close(upper[12:], whole[12:])
     model.freeze(slice(0, 8), slice(12, 18))
-    middle = slopes()
+    middle = grads()
     assert not middle[:8].any() and not middle[12:].any()
     torch.testing.assert_close(middle[8:12], whole[8:12])
     model.freeze()
-    torch.testing.assert_close(slopes(), whole)
+    torch.testing.assert_close(grads(), whole)
 
 
 def test_integer_buffers_are_not_in_the_vectors(model: FlatModel) -> None:

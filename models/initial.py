@@ -1,0 +1,48 @@
+"""Networks and their initial weights: the same in every process, made from (seed, purpose)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.architectures import build, with_head
+from models.flat import FlatModel
+from models.training import generator
+
+Shape = tuple[int, ...]
+Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
+
+# The network that a silo works with, given the one that the silos of a process share as long as they take turns.
+network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_of", default=lambda shared: shared)
+
+
+@lru_cache(maxsize=4)
+def flat_model(name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None) -> FlatModel:
+    """The network all silos of this process work with, one after the other."""
+    return FlatModel(_seeded(name, shape, classes, options, 0, "", head), device)
+
+
+@lru_cache(maxsize=4)
+def initial_model(
+    name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None
+) -> Callable[[str], Tensor]:
+    """``initial(purpose)``: the initial vector (Σ,) that every process makes from (seed, purpose)."""
+
+    @lru_cache(maxsize=2)
+    def initial(purpose: str) -> Tensor:
+        return FlatModel(_seeded(name, shape, classes, options, seed, purpose, head)).vector
+
+    return initial
+
+
+def _seeded(
+    name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head
+) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "model", purpose).initial_seed())
+        return with_head(build(name, shape, classes, options), head)

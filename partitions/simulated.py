@@ -1,0 +1,58 @@
+"""The silos of a simulation: a data set divided over them once, the same in every process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partitions.datasets import load_dataset
+from partitions.partition import SiloIndices, partition, silo_data
+from partitions.silo_file import read_dataset_file
+from partitions.splits import Dataset, SiloData, take
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which data set, and how it is divided over how many silos; ``settings`` are the partition's own."""
+
+    dataset: str  # a data set's name, or the path of an .npz file
+    data_dir: str
+    partition: str
+    silos: int
+    seed: int
+    validation: float
+    settings: Any = None
+
+
+def open_dataset(dataset: str, data_dir: str, seed: int) -> Dataset:
+    """A data set by its name, or of an .npz file, whose parts the seed draws where it has none."""
+    is_file = dataset.endswith(".npz")
+    return read_dataset_file(Path(dataset), seed=seed) if is_file else load_dataset(dataset, data_dir)
+
+
+@lru_cache(maxsize=2)
+def divide(division: Division) -> tuple[Dataset, list[SiloIndices]]:
+    """The data set, and every silo's share of it. Raises ValueError where it cannot be divided so."""
+    d = division
+    whole = open_dataset(d.dataset, d.data_dir, d.seed)
+    return whole, partition(
+        whole, d.partition, silos=d.silos, seed=d.seed, settings=d.settings, validation=d.validation
+    )
+
+
+@lru_cache(maxsize=256)
+def part_of(division: Division, index: int) -> SiloData:
+    """The data of the silo with this index, from 0."""
+    whole, silos = divide(division)
+    return silo_data(whole, silos[index])
+
+
+@lru_cache(maxsize=1)
+def pool_of(division: Division) -> SiloData:
+    """The data of the first silo, with all silos' training samples in place of its own."""
+    whole, silos = divide(division)
+    return replace(part_of(division, 0), train=take(whole, np.concatenate([silo.train for silo in silos])))
