@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 
-from strategies.base import _REGISTRY, PersonalizedStrategy
+from strategies.base.server import _REGISTRY, PersonalizedStrategy
 
 
 @functools.cache

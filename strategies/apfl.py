@@ -25,8 +25,9 @@ from torch import Tensor
 
 from models.metrics import classification_metrics
 from models.training import Samples, predict
-from strategies.base import PersonalizedStrategy, SiloClient
-from strategies.settings import setting
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import MeanLoss, SiloClient
 
 
 @dataclass(frozen=True)
@@ -50,24 +51,22 @@ class ApflClient(SiloClient):
         w_buffers = model.buffers.clone()
         v_buffers = arrays.get("personal.buffers", w_buffers)
         w_step, v_step = self.optimizer("shared"), self.optimizer("private")
-        total, steps = torch.zeros((), device=w.device), 0
+        losses = MeanLoss()
         for x, y in self.batches():
             model.load(w, w_buffers)
             self.gradient(x, y)
-            slope, w_buffers = model.gradient.clone(), model.buffers.clone()
-            total += self.mixed_gradient(v, w, alpha, v_buffers, x, y)
+            grad, w_buffers = model.gradient.clone(), model.buffers.clone()
+            losses.add(self.mixed_gradient(v, w, alpha, v_buffers, x, y))
             v_buffers = model.buffers.clone()
-            steps += 1
             share = alpha
-            if self.settings.adapt == "batch" or (self.settings.adapt == "round" and steps == 1):
-                alpha -= self.learning_rate() * self.alpha_slope(v, w, y, alpha)
+            if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
+                alpha -= self.learning_rate() * self.alpha_gradient(v, w, y, alpha)
                 alpha = min(max(alpha, 0.0), 1.0)
             v_step.step(v, model.gradient.mul_(share))
-            w_step.step(w, slope)
+            w_step.step(w, grad)
         self.keep_optimizer(w_step, "shared")
         self.keep_optimizer(v_step, "private")
-        if steps:
-            self.train_loss = float(total) / steps
+        self.tell_loss(losses)
         arrays["private"], numbers["alpha"] = v, alpha
         if self.settings.mix == "logits":  # its personal model is both networks
             arrays |= {"shared": w, "shared.buffers": w_buffers}
@@ -75,9 +74,7 @@ class ApflClient(SiloClient):
         model.load(w, w_buffers)
         return [w]
 
-    def mixed_gradient(
-        self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor
-    ) -> Tensor:
+    def mixed_gradient(self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Fill the gradient with ∇f_i at v̄ (for logits: of f_i with respect to the mixed model's v, over α)."""
         model = self.model
         if self.settings.mix == "parameters":
@@ -95,14 +92,14 @@ class ApflClient(SiloClient):
         self._logits = own.detach(), fixed
         return loss.detach()
 
-    def alpha_slope(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
+    def alpha_gradient(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
         """∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""
         if self.settings.mix == "parameters":
             return float((v - w) @ self.model.gradient)
         own, fixed = self._logits
         mixed = torch.lerp(fixed, own, alpha).requires_grad_()
-        (slope,) = torch.autograd.grad(self.loss(mixed, y), mixed)
-        return float((slope * (own - fixed)).sum())
+        (grad,) = torch.autograd.grad(self.loss(mixed, y), mixed)
+        return float((grad * (own - fixed)).sum())
 
     def personal(self) -> Tensor:
         w, buffers = self._ends
@@ -111,9 +108,7 @@ class ApflClient(SiloClient):
         self.model.load(mixed, buffers)
         return mixed
 
-    def measure(
-        self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")
-    ) -> dict[str, float]:
+    def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
         if snapshot != "personal" or "shared" not in self.state.arrays:
             return super().measure(snapshot, vector, splits)
         result: dict[str, float] = {}
@@ -136,6 +131,8 @@ class ApflClient(SiloClient):
 
 class APFL(PersonalizedStrategy):
     name = "apfl"
+    own_model = "kept"
+    spelling = "APFL"
     title = "Adaptive mixture of a private and the global model"
     paper = "Deng et al. 2020, arXiv 2003.13461"
     client = ApflClient

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -43,9 +43,13 @@ import torch
 from torch import Tensor
 
 from models.training import Sgd, generator
-from strategies.base import PersonalizedStrategy, SiloClient, Update
-from strategies.payload import Model, Payload
-from strategies.settings import setting
+from strategies.base.payload import Model, Payload
+from strategies.base.relationships import Relationships
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import MeanLoss, SiloClient, model_of
+from strategies.base.state import State
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,8 @@ class AppleSettings:
     dr_learning_rate: float = setting(0.001, "learning rate of the DR vector", symbol="η2", minimum=0)
     mu: float = setting(0.01, "weight of the proximal term on the DR vector", symbol="μ", minimum=0)
     scheduler: str = setting("cos", "how λ(r) falls", symbol="λ", choices=("cos", "exp"))
-    prox_share: float = setting(
-        0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1
-    )
-    max_downloads: int = setting(
-        0, "core models a silo may download per round, 0: all others", symbol="M", minimum=0
-    )
+    prox_share: float = setting(0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1)
+    max_downloads: int = setting(0, "core models a silo may download per round, 0: all others", symbol="M", minimum=0)
     common_init: bool = setting(False, "all core models start from one initial model")
     initial_dr: str = setting(
         "samples", "p_i at the start: p_0, 1/N, or one-hot", choices=("samples", "uniform", "own")
@@ -92,8 +92,8 @@ class AppleClient(SiloClient):
     def _core(self, name: str) -> Tensor:
         """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""
         kept = self.state.arrays.get(f"core.{name}")
-        if name in self.models and (name != self.silo.name or kept is None):
-            return self.models[name].vector
+        if model_of(name) in self.models and (name != self.silo.name or kept is None):
+            return self.models[model_of(name)].vector
         if kept is None:
             raise ValueError(f"no core model of {name} has ever arrived")
         return kept.to(self.model.device)
@@ -111,12 +111,11 @@ class AppleClient(SiloClient):
         prox = loss_schedule(self.round - 1, last, s.scheduler) * s.mu
         core, cores, dr, model = self.cores[self.me], self.cores, self.dr, self.model
         core_step = self.optimizer()
-        dr_step = Sgd(s.dr_learning_rate * c.lr_decay ** (self.round - 1), c.momentum)
-        total, steps = torch.zeros((), device=model.device), 0
+        dr_step = Sgd(self.decayed(s.dr_learning_rate), c.momentum)
+        losses = MeanLoss()
         for x, y in self.batches():
             torch.mv(cores.t(), dr, out=model.vector)
-            total += self.gradient(x, y)
-            steps += 1
+            losses.add(self.gradient(x, y))
             dr_gradient = torch.mv(cores, model.gradient)
             if prox:
                 dr_gradient.add_(dr - self.p0, alpha=prox)
@@ -124,8 +123,7 @@ class AppleClient(SiloClient):
             dr_step.step(dr, dr_gradient)
         torch.mv(cores.t(), dr, out=model.vector)
         self.keep_optimizer(core_step)
-        if steps:
-            self.train_loss = float(total) / steps
+        self.tell_loss(losses)
         self._keep_cores(core.clone())
         return [self.state.arrays[f"core.{self.silo.name}"]]
 
@@ -140,8 +138,8 @@ class AppleClient(SiloClient):
         self.state.numbers["dr_rounds"] = [*rounds, self.round]
         budget = self.settings.max_downloads
         if 0 < budget < len(self.names) - 1:
-            arrived = [n for n in self.names if n in self.models and n != self.silo.name]
-            arrays |= {f"core.{n}": self.models[n].vector for n in arrived}
+            arrived = [n for n in self.names if model_of(n) in self.models and n != self.silo.name]
+            arrays |= {f"core.{n}": self.models[model_of(n)].vector for n in arrived}
             seen = set(self.state.numbers.get("downloaded", []))
             if len(arrived) <= budget:  # not the initial cores, which come all at once
                 seen |= set(arrived)
@@ -157,9 +155,7 @@ class AppleClient(SiloClient):
         rest = [n for n in others if n not in chosen]
         if len(chosen) < budget:
             base = max(1.5, self.round * budget / len(self.names))  # of the next round: r counts from 0 there
-            strength = torch.tensor(
-                [float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64
-            )
+            strength = torch.tensor([float(self.dr[self.names.index(n)].abs()) for n in rest], dtype=torch.float64)
             weights = (strength * math.log(base)).softmax(0)  # base ** |p|, normalised; no overflow
             drawn = torch.multinomial(weights, budget - len(chosen), replacement=False, generator=rng)
             chosen += [rest[i] for i in drawn.tolist()]
@@ -168,17 +164,29 @@ class AppleClient(SiloClient):
 
 class Apple(PersonalizedStrategy):
     name = "apple"
+    own_model = "kept"
+    receives = "models"
+    spelling = "APPLE"
     title = "Adaptive personalised cross-silo learning"
     paper = "Luo and Wu, IJCAI 2022, arXiv 2110.08394"
     sends = ("M Σ", "Σ")
     client = AppleClient
     Settings = AppleSettings
     takes_ala = False
+    relationships = "row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)"
+    keeps = ("its relationship vector",)
     settings: AppleSettings
+
+    @classmethod
+    def read_relationships(cls, states: Mapping[str, State]) -> Relationships | None:
+        known = {name: state for name, state in states.items() if "dr_history" in state.arrays}
+        histories = {name: state.arrays["dr_history"].numpy() for name, state in known.items()}
+        rounds = {name: state.numbers["dr_rounds"] for name, state in known.items()}
+        return Relationships.of(histories, rounds)
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         for name in self.silos:
-            self.state.arrays[name] = initial("" if self.settings.common_init else name)
+            self.state.arrays[model_of(name)] = initial("" if self.settings.common_init else name)
 
     def payload(self, silo: str) -> Payload:
         samples = json.dumps({name: info.n_train for name, info in self.silos.items()})
@@ -187,7 +195,7 @@ class Apple(PersonalizedStrategy):
         if f"round.{silo}" not in rounds:
             names = list(self.silos)  # its first round: its own initial core too
         models = {
-            n: Model(self.state.arrays[n], n, rounds.get(f"round.{n}", 0), self.silos[n].n_train)
+            model_of(n): Model(self.state.arrays[model_of(n)], n, rounds.get(f"round.{n}", 0), self.silos[n].n_train)
             for n in names
         }
         return Payload(models, {"samples": samples})
@@ -199,12 +207,8 @@ class Apple(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self.state.arrays[update.silo] = update.vector
+            self.state.arrays[model_of(update.silo)] = update.vector
             self.state.numbers[f"round.{update.silo}"] = self.round
             if "wanted" in update.numbers:
-                wanted = [
-                    n
-                    for n in cast(list[str], update.numbers["wanted"])
-                    if n in self.silos and n != update.silo
-                ]
+                wanted = [n for n in cast(list[str], update.numbers["wanted"]) if n in self.silos and n != update.silo]
                 self.state.numbers[f"wanted.{update.silo}"] = wanted

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
-from strategies.settings import setting
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient, proximal
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,18 @@ class DittoSettings:
 class DittoClient(SiloClient):
     settings: DittoSettings
 
-    def local_update(self) -> list[Tensor]:
-        self._own_buffers = self.model.buffers.clone()
-        return super().local_update()
-
     def personal(self) -> Tensor:
-        centre, weight = self.models[GLOBAL].vector, self.settings.lambda_
-        self.model.load(self.own(), self.state.arrays.get("personal.buffers", self._own_buffers))
-        correction = (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
-        epochs = self.settings.personal_epochs or None
-        self.train(correction=correction, epochs=epochs, optimizer_key="personal")
+        centre, s = self.models[GLOBAL].vector, self.settings
+        self.model.load(self.own(), self.state.arrays.get("personal.buffers", self.received_buffers))
+        epochs = s.personal_epochs or None
+        self.train(correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal")
         return self.model.vector
 
 
 class Ditto(PersonalizedStrategy):
     name = "ditto"
+    own_model = "kept"
+    spelling = "Ditto"
     title = "Global model and a personal one near it"
     paper = "Li et al., ICML 2021, arXiv 2012.04221"
     client = DittoClient

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.mixing import MixingSettings, MixingStrategy, squared_distances
-from strategies.settings import setting
+from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
+from strategies.base.settings import setting
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,13 @@ class DiversifedSettings(MixingSettings):
 
 class DiversiFed(MixingStrategy):
     name = "diversifed"
+    receives = "mixture"
+    spelling = "DiversiFed"
     title = "Diversity bonus"
     paper = "Wu et al. 2024, arXiv 2407.15464"
     Settings = DiversifedSettings
     settings: DiversifedSettings
+    advice = ("a smaller diversifed.tau would make them differ",) * 2
 
     def coefficients(self, models: Tensor) -> Tensor:
         n, s = len(models), self.settings

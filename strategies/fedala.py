@@ -17,7 +17,9 @@ Special cases: p = 0 is FedAvg bit for bit; η = 0 is FedAvg up to rounding (Θ_
 
 Paper and code: the paper's p counts layers, the code's tensors; the paper samples s% at random, the code takes one
 contiguous window; "until it converges" is the code's rule: the last batch's losses of the last ``window`` epochs have
-a population standard deviation under ``threshold``. ``max-epochs`` bounds that stage, which neither has.
+a population standard deviation under ``threshold``. For that to say something of W, and not of the batches, the last
+batch must be of the same samples each time: the code does not shuffle, and here the batches of a round are drawn once
+and are the same in all its epochs. ``max-epochs`` bounds that stage, which neither has.
 
 ALA as a module (the paper's table 4): ``ala = true`` puts the same mixing, with the settings of ``fedala``, before the
 local training of any method whose silos start from a received model. A method with two models mixes its copy of the
@@ -28,14 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.flat import gather, scatter, write
 from models.training import batches, features, generator, loss_gradient, seed_dropout
-from strategies.base import PersonalizedStrategy, SiloClient
-from strategies.settings import setting
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient
 
 Take = Callable[[Tensor], tuple[Tensor, Tensor]]  # index of samples -> batch (x, y)
 
@@ -49,9 +53,7 @@ class Ala:
         80.0, "share of the training part used to learn them", symbol="s", above=0, maximum=100
     )
     layers: int = setting(1, "how many of the highest layers are mixed element-wise", symbol="p", minimum=0)
-    threshold: float = setting(
-        0.1, "first stage: standard deviation under which the loss has settled", minimum=0
-    )
+    threshold: float = setting(0.1, "first stage: standard deviation under which the loss has settled", minimum=0)
     window: int = setting(10, "first stage: epochs over which it is taken", minimum=2)
     max_epochs: int = setting(100, "first stage: upper limit of epochs", minimum=1)
 
@@ -111,7 +113,7 @@ class AlaClient(SiloClient):
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
         sample = torch.randperm(len(train), generator=rng)[: self._sample_size()].to(train.y.device)
-        last = model.layout.blocks[-1].slice
+        last = model.head
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
             return model.module, lambda index: train.take(sample[index])
         x, y = features(model, train, sample), train.y[sample]
@@ -128,15 +130,15 @@ class AlaClient(SiloClient):
         epoch: int,
     ) -> float:
         """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
-        model, train = self.model, self.silo.train
-        rng = generator(self.common.seed, self.silo.name, self.round, "ala-batches", epoch)
-        seed_dropout(rng)
+        model, train, of = self.model, self.silo.train, (self.common.seed, self.silo.name, self.round)
+        seed_dropout(generator(*of, "ala-dropout", epoch))
+        rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
         loss = torch.zeros(())
         size, single = self.common.batch_size, model.has_batch_norm
         for index in batches(self._sample_size(), size, 1, rng, merge_single=single, device=train.y.device):
             loss = loss_gradient(model, *take(index), self.loss, network)
-            slope = gather(model.gradient, parts)
-            weights.addcmul_(slope, difference, value=-self.ala.eta).clamp_(0, 1)
+            grad = gather(model.gradient, parts)
+            weights.addcmul_(grad, difference, value=-self.ala.eta).clamp_(0, 1)
             write(model.vector, parts, torch.addcmul(own, difference, weights))
         return float(loss)
 
@@ -157,9 +159,7 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
-            if self.uploads == (
-                "model",
-            ):  # the silo's copy of the global model; a part's is in the personal model
+            if self.uploads == ("model",):  # the silo's copy of the global model; a part's is in the personal model
                 self.state.arrays["local"] = vectors[0]
             return vectors
 
@@ -169,9 +169,16 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
 class FedALA(PersonalizedStrategy):
     name = "fedala"
+    spelling = "FedALA"
     title = "Adaptive local aggregation"
     paper = "Zhang et al., AAAI 2023, arXiv 2212.01197"
     reports = "received"
     client = FedALAClient
     Settings = Ala
     takes_ala = False  # it is ALA
+    adds = "ala"
+    keeps = ("its ALA weights",)
+
+    @classmethod
+    def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:
+        return with_ala(client, settings)

@@ -8,7 +8,8 @@ Huang et al., AAAI 2021, arXiv 2007.03797. min sum_i f_i(w_i) + λ sum_{i<j} A(|
 
 Sent, kept, absent silos: see strategies/mixing.py. Special cases: λ = 0 and ``start = "own"`` is Local; models far
 apart (all A' = 0) give u_i = w_i; HeurFedAMP with ξ = 1 too; ξ = 1/N and σ = 0 is the plain average. For real networks
-d² is far above σ and FedAMP quietly becomes Local with a proximal term: the paper's σ suits small distances.
+d² is far above σ and FedAMP becomes Local with a proximal term: the paper's σ suits small distances. HeurFedAMP's σ of
+0.1 makes weights that are nearly alike, and it FedAvg with a proximal term. Both are said in the log.
 
 u_i is a convex combination only where a sum_j A' <= 1. With the step of 1000 that experiments use, models near each
 other break that: w_i gets a weight of minus thousands, and training diverges. ``convex`` divides such a row by
@@ -22,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.mixing import MixingSettings, MixingStrategy, squared_distances
-from strategies.settings import setting
+from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
+from strategies.base.settings import setting
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,16 @@ class AmpSettings(MixingSettings):
 
 class FedAMP(MixingStrategy):
     name = "fedamp"
+    receives = "mixture"
+    spelling = "FedAMP"
     title = "Attentive message passing"
     paper = "Huang et al., AAAI 2021, arXiv 2007.03797"
     Settings = AmpSettings
     settings: AmpSettings
+    advice = (
+        "a fedamp.sigma near the square of that distance would make them differ",
+        "a fedamp.sigma below the square of that distance would make them differ",
+    )
 
     def coefficients(self, models: Tensor) -> Tensor:
         s = self.settings
@@ -61,10 +68,16 @@ class HeurSettings(MixingSettings):
 
 class HeurFedAMP(MixingStrategy):
     name = "heurfedamp"
+    receives = "mixture"
+    spelling = "HeurFedAMP"
     title = "Attentive message passing by cosine similarity"
     paper = "Huang et al., AAAI 2021, arXiv 2007.03797"
     Settings = HeurSettings
     settings: HeurSettings
+    advice = (
+        "a heurfedamp.self-weight below 1 would let the others in",
+        "a greater heurfedamp.sigma would make them differ",
+    )
 
     def coefficients(self, models: Tensor) -> Tensor:
         s = self.settings
@@ -72,6 +85,4 @@ class HeurFedAMP(MixingStrategy):
             return torch.ones(1, 1, device=models.device)
         unit = torch.nn.functional.normalize(models, dim=1)
         scores = (s.sigma * unit @ unit.T).fill_diagonal_(-torch.inf)
-        return (1 - s.self_weight) * scores.softmax(1) + s.self_weight * torch.eye(
-            len(models), device=models.device
-        )
+        return (1 - s.self_weight) * scores.softmax(1) + s.self_weight * torch.eye(len(models), device=models.device)

@@ -34,10 +34,12 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base import GLOBAL, Update, weighted_mean
-from strategies.partial import PartialClient, PartialSettings, PartialStrategy
-from strategies.payload import Payload
-from strategies.settings import setting
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
+from strategies.base.payload import Payload
+from strategies.base.replies import Update
+from strategies.base.server import weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,7 @@ class ApmSettings(PartialSettings):
 
     rho: float = setting(0.01, "penalty", symbol="ρ", minimum=0)
     sigma: float = setting(0.01, "weight of the proximal term on the personal part", symbol="σ", minimum=0)
-    alpha: str = setting(
-        "uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples")
-    )
+    alpha: str = setting("uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples"))
     v_start: str = setting("own", "shared part during the personal step", choices=("own", "server"))
     accuracy: float = setting(
         0.0, "squared gradient norm that ends the shared step, 0: local-epochs", symbol="ε", minimum=0
@@ -57,7 +57,7 @@ class ApmSettings(PartialSettings):
 
 
 class FedAPMClient(PartialClient):
-    settings: ApmSettings  # type: ignore[assignment]
+    settings: ApmSettings
 
     def local_update(self) -> list[Tensor]:
         s, arrays = self.settings, self.state.arrays
@@ -127,6 +127,8 @@ class FedAPMClient(PartialClient):
 
 class FedAPM(PartialStrategy):
     name = "fedapm"
+    own_model = "kept"
+    spelling = "FedAPM"
     title = "ADMM with partial model personalisation"
     paper = "Zhu et al., KDD 2025, arXiv 2506.04672"
     client = FedAPMClient

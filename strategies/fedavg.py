@@ -19,15 +19,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base import PersonalizedStrategy, SiloClient
-from strategies.settings import setting
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient
 
 
 class FedAvg(PersonalizedStrategy):
     name = "fedavg"
+    spelling = "FedAvg"
     title = "Federated averaging"
     paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
     reports = "received"
+    one_model = True
+    baseline = "FedAvg's shared model"
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,20 @@ class FineTuningClient(SiloClient):
 
     settings: FineTuning
 
-    def local_update(self) -> list[Tensor]:
-        self._received = self.model.vector.clone(), self.model.buffers.clone()
-        return super().local_update()
-
     def personal(self) -> Tensor:
-        self.model.load(*self._received)
+        self.model.load(self.received, self.received_buffers)
         self.train(epochs=self.settings.epochs, optimizer_key="fine-tuning")
         return self.model.vector
 
 
 class FedAvgFT(FedAvg):
     name = "fedavg-ft"
+    note = "the own model is what is sent where `fedavg-ft.epochs` is `local-epochs`, as both are by default"
+    spelling = "FedAvg-FT"
     title = "FedAvg with local fine-tuning"
     paper = "Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
     reports = "personal"
+    one_model = False
+    baseline = ""
     client = FineTuningClient
     Settings = FineTuning

@@ -24,13 +24,15 @@ from logging import WARNING
 from typing import cast
 
 import torch
-from flwr.supercore import log
+from flwr.common import log
 from torch import Tensor
 
 from models.training import generator, predict
-from strategies.base import BUFFERS, PersonalizedStrategy, SiloClient, Update
-from strategies.payload import Model, Payload, is_number
-from strategies.settings import UserError, setting
+from strategies.base.payload import Model, Payload, is_number
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import UserError, setting
+from strategies.base.silo import MODEL_OF, SiloClient, model_of
 
 
 @dataclass(frozen=True)
@@ -47,20 +49,20 @@ class FedFomoClient(SiloClient):
 
     def receive(self) -> Tensor:
         own = self.own()
-        names = [n for n in self.models if n not in (self.silo.name, BUFFERS)]
-        if not names or not len(self.silo.val):
+        others = {m.silo: m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)}
+        others.pop(self.silo.name, None)
+        if not others or not len(self.silo.val):
             return own
         mine = self.validation_loss(own)
         weights = {}
-        for name in names:
-            other = self.models[name].vector
+        for name, other in others.items():
             gain = (mine - self.validation_loss(other)) / max(float(torch.dist(other, own)), 1e-5)
             if gain > 0:
                 weights[name] = gain
         total = sum(weights.values())
         mixed = own.clone()
         for name, weight in weights.items():
-            mixed.add_(self.models[name].vector - own, alpha=weight / total)
+            mixed.add_(others[name] - own, alpha=weight / total)
         self.replies["weights"] = json.dumps({name: weight / total for name, weight in weights.items()})
         return mixed
 
@@ -71,6 +73,8 @@ class FedFomoClient(SiloClient):
 
 class FedFomo(PersonalizedStrategy):
     name = "fedfomo"
+    receives = "models"
+    spelling = "FedFomo"
     title = "First-order model optimisation"
     paper = "Zhang et al., ICLR 2021, arXiv 2012.08565"
     sends = ("M Σ", "Σ")
@@ -83,25 +87,26 @@ class FedFomo(PersonalizedStrategy):
         names = list(self.silos)
         blind = [name for name, info in self.silos.items() if not info.n_val]
         if len(blind) == len(names):
-            raise UserError(
-                "fedfomo weighs models on validation data, and no silo has any: set validation > 0"
-            )
+            raise UserError("fedfomo weighs models on validation data, and no silo has any: set validation > 0")
         if blind:
             log(WARNING, "without validation data, and so without others' models: %s", ", ".join(blind))
         self.state.numbers["affinity"] = {i: {j: float(i == j) for j in names} for i in names}
         self.state.numbers["made"] = {}  # silo -> round of its last model
 
     def payload(self, silo: str) -> Payload:
-        if silo not in self.state.arrays:
+        if model_of(silo) not in self.state.arrays:
             return Payload()
         made = self.state.numbers["made"]
-        return Payload({
-            n: Model(self.state.arrays[n], n, made[n], self.silos[n].n_train) for n in self.chosen(silo)
-        })  # fmt: skip
+        return Payload(
+            {
+                model_of(n): Model(self.state.arrays[model_of(n)], n, made[n], self.silos[n].n_train)
+                for n in self.chosen(silo)
+            }
+        )
 
     def chosen(self, silo: str) -> list[str]:
         """The M others that this silo gets: by affinity, with probability ε at random."""
-        others = [n for n in self.silos if n != silo and n in self.state.arrays]
+        others = [n for n in self.silos if n != silo and model_of(n) in self.state.arrays]
         budget = self.settings.max_downloads or len(others)
         affinity = self.state.numbers["affinity"][silo]
         rng = generator(self.common.seed, "fomo", silo, self.round)
@@ -126,7 +131,7 @@ class FedFomo(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self.state.arrays[update.silo] = update.vector
+            self.state.arrays[model_of(update.silo)] = update.vector
             self.state.numbers["made"][update.silo] = self.round
             row = self.state.numbers["affinity"][update.silo]
             for name, weight in json.loads(cast(str, update.numbers.get("weights", "{}"))).items():

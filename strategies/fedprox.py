@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient, proximal
 from strategies.fedavg import FineTuning, FineTuningClient
-from strategies.settings import setting
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,17 @@ class FedProxClient(SiloClient):
     settings: Prox
 
     def local_update(self) -> list[Tensor]:
-        centre, mu = self.models[GLOBAL].vector, self.settings.mu
-        if mu == 0:
-            return super().local_update()
-        self.train(correction=lambda w, g: g.add_(w - centre, alpha=mu))
+        self.train(correction=proximal(self.models[GLOBAL].vector, self.settings.mu))
         return [self.model.vector.clone()]
 
 
 class FedProx(PersonalizedStrategy):
     name = "fedprox"
+    spelling = "FedProx"
     title = "Federated averaging with a proximal term"
     paper = "Li et al., MLSys 2020, arXiv 1812.06127"
     reports = "received"
+    one_model = True
     client = FedProxClient
     Settings = Prox
 
@@ -57,8 +57,12 @@ class FedProxFTClient(FineTuningClient, FedProxClient):
 
 class FedProxFT(FedProx):
     name = "fedprox-ft"
+    own_model = "kept"
+    note = "with `fedprox-ft.mu=0` the own model is what is sent"
+    spelling = "FedProx-FT"
     title = "FedProx with local fine-tuning"
     paper = "as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
     reports = "personal"
+    one_model = False
     client = FedProxFTClient
     Settings = ProxFineTuning

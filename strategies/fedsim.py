@@ -21,18 +21,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather
-from strategies.partial import PartialClient, PartialSettings, PartialStrategy
-from strategies.settings import setting
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
+from strategies.base.settings import setting
 
 
 class FedSim(PartialStrategy):
     name = "fedsim"
+    spelling = "FedSim"
     title = "Partial personalisation, simultaneous steps"
     paper = "Pillutla et al., ICML 2022, arXiv 2204.03809"
 
 
 class FedPer(PartialStrategy):
     name = "fedper"
+    spelling = "FedPer"
     title = "Personal output layers"
     paper = "Arivazhagan et al. 2019, arXiv 1912.00818"
     reports = "received"
@@ -66,6 +68,7 @@ class FedAltClient(PartialClient):
 
 class FedAlt(PartialStrategy):
     name = "fedalt"
+    spelling = "FedAlt"
     title = "Partial personalisation, alternating steps"
     paper = "Pillutla et al., ICML 2022, arXiv 2204.03809"
     client = FedAltClient
@@ -89,6 +92,7 @@ class FedRepClient(FedAltClient):
 
 class FedRep(PartialStrategy):
     name = "fedrep"
+    spelling = "FedRep"
     title = "Shared representation, personal head"
     paper = "Collins et al., ICML 2021, arXiv 2102.07078"
     reports = "received"

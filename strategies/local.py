@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from strategies.base import PersonalizedStrategy, SiloClient, Update
-from strategies.payload import Payload
+from strategies.base.payload import Payload
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.silo import SiloClient
 
 
 class LocalClient(SiloClient):
@@ -27,11 +29,17 @@ class LocalClient(SiloClient):
 
 class Local(PersonalizedStrategy):
     name = "local"
+    own_model = "kept"
+    receives = "nothing"
+    note = "nothing leaves but metrics"
+    spelling = "Local"
     title = "Local training (Separate)"
     paper = "the baseline of every paper"
     sends = ("0", "0")
+    whole = False
     client = LocalClient
     takes_ala = False
+    baseline = "training alone"
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         pass

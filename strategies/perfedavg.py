@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient, Update, weighted_mean
-from strategies.settings import setting
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, MeanLoss, SiloClient
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,20 @@ class PerFedAvgClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         s, model, optimizer = self.settings, self.model, self.optimizer()
-        self._received = model.vector.clone(), model.buffers.clone()
         w = model.vector.clone()
         support, hessian = self.endless("support"), self.endless("hessian")
-        total, steps = torch.zeros((), device=w.device), 0
+        losses = MeanLoss()
         for x, y in self.batches():
             model.load(w)
             if s.step:
                 self.gradient(*next(support))
                 model.vector.sub_(model.gradient, alpha=s.step)
-            total += self.gradient(x, y)
-            steps += 1
-            slope = model.gradient.clone()
+            losses.add(self.gradient(x, y))
+            grad = model.gradient.clone()
             if s.variant == "hf" and s.step:
-                slope -= s.step * self.hessian_product(w, slope, *next(hessian))
-            optimizer.step(w, slope)
-        if steps:
-            self.train_loss = float(total) / steps
+                grad -= s.step * self.hessian_product(w, grad, *next(hessian))
+            optimizer.step(w, grad)
+        self.tell_loss(losses)
         self.keep_optimizer(optimizer)
         return [w]
 
@@ -76,7 +74,7 @@ class PerFedAvgClient(SiloClient):
         return (ahead - self.model.gradient) / (2 * delta)
 
     def personal(self) -> Tensor:
-        self.model.load(*self._received)
+        self.model.load(self.received, self.received_buffers)
         if self.settings.step and self.common.local_epochs:
             self.gradient(*next(self.endless("adaptation")))
             self.model.vector.sub_(self.model.gradient, alpha=self.settings.step)
@@ -85,6 +83,9 @@ class PerFedAvgClient(SiloClient):
 
 class PerFedAvg(PersonalizedStrategy):
     name = "per-fedavg"
+    own_model = "kept"
+    note = "the own model is one step from what the server sent"
+    spelling = "Per-FedAvg"
     title = "Model-agnostic meta-learning"
     paper = "Fallah et al., NeurIPS 2020, arXiv 2002.07948"
     client = PerFedAvgClient

@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from strategies.base import GLOBAL, PersonalizedStrategy, SiloClient, Update
-from strategies.settings import setting
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, MeanLoss, SiloClient
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,22 @@ class PFedMeClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         s, theta = self.settings, self.model.vector
         w = theta.clone()
-        step = s.personal_learning_rate * self.common.lr_decay ** (self.round - 1)
-        total, steps = torch.zeros((), device=theta.device), 0
+        step = self.decayed(s.personal_learning_rate)
+        losses = MeanLoss()
         for x, y in self.batches():
             for _ in range(s.inner_steps):
-                total += self.gradient(x, y)
-                steps += 1
-                slope = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
-                theta.sub_(slope, alpha=step)
+                losses.add(self.gradient(x, y))
+                grad = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
+                theta.sub_(grad, alpha=step)
             w.sub_(w - theta, alpha=self.learning_rate() * s.lambda_)
-        if steps:
-            self.train_loss = float(total) / steps
+        self.tell_loss(losses)
         return [w]
 
 
 class PFedMe(PersonalizedStrategy):
     name = "pfedme"
+    own_model = "kept"
+    spelling = "pFedMe"
     title = "Moreau envelopes"
     paper = "Dinh et al., NeurIPS 2020, arXiv 2006.08848"
     client = PFedMeClient

@@ -1,0 +1,123 @@
+"""Methods whose server sends each silo its own mixture of all silos' models: FedAMP, HeurFedAMP, DiversiFed.
+
+The server keeps every silo's last model; with W their (silos x parameters) matrix and C a (silos x silos) matrix of
+coefficients whose rows sum to one, silo i gets u_i = sum_j C_ij w_j and minimises f_i(w) + (λ/2a) ||w - u_i||². The
+methods differ in C only. u_i is computed as w_i + sum_j C_ij (w_j - w_i), so that equal models give exactly w_i: the
+product C W leaves a rounding error there, of which Adam makes whole steps.
+
+Sent: Σ down, Σ up, nothing down in a silo's first round, which is plain local training from the common initial model.
+Kept: server all w_i; silo w_i. Absent silos: the mixture is over this round's participants that have sent a model once.
+BatchNorm statistics are the mean over silos, as everywhere, unless ``buffers = "local"``.
+
+Where the weights of all others are 0, a method is Local with a proximal term; where all are alike, FedAvg with one.
+Either is a matter of a setting that does not fit the distances between the models: one line of the log says so, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any, ClassVar
+
+import torch
+from flwr.common import log
+from torch import Tensor
+
+from strategies.base.payload import Model, Payload, stack
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient, model_of, proximal
+
+NO_WEIGHT = 1e-5  # below it, a weight is none
+ALIKE = 0.9  # above this ratio of the least to the greatest, weights are alike
+
+
+@dataclass(frozen=True)
+class MixingSettings:
+    """What the mixing methods share."""
+
+    lambda_: float = setting(1.0, "weight of the proximal term", symbol="λ", minimum=0)
+    step: float = setting(1.0, "the server's step, which divides λ", symbol="a", above=0)
+    start: str = setting("received", "where local training starts", choices=("received", "own"))
+
+
+class MixingClient(SiloClient):
+    settings: Any  # has the fields of MixingSettings
+
+    def receive(self) -> Tensor:
+        mixed = self.models.get("mixture")
+        return self.own() if mixed is None or self.settings.start == "own" else mixed.vector
+
+    def local_update(self) -> list[Tensor]:
+        mixed, weight = self.models.get("mixture"), self.settings.lambda_ / self.settings.step
+        self.train(correction=None if mixed is None else proximal(mixed.vector, weight))
+        return [self.model.vector.clone()]
+
+
+class MixingStrategy(PersonalizedStrategy):
+    client: ClassVar[type[SiloClient]] = MixingClient
+    # What helps where all weights of others are 0, and where they are all alike.
+    advice: ClassVar[tuple[str, str]] = ("", "")
+
+    def coefficients(self, models: Tensor) -> Tensor:
+        """C (n, n) from the models (n, Σ); rows sum to one."""
+        raise NotImplementedError
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        self._told = False
+
+    def begin_round(self) -> None:
+        self._mixtures = self.mixtures()
+
+    def payload(self, silo: str) -> Payload:
+        mixed = self._mixtures.get(silo)
+        return Payload() if mixed is None else Payload({"mixture": Model(mixed, silo, self.round - 1)})
+
+    def mixtures(self) -> dict[str, Tensor]:
+        """u_i for this round's participants that have sent a model."""
+        names = [n for n in self.participants() if model_of(n) in self.state.arrays]
+        if not names:
+            return {}
+        models = stack(Model(self.state.arrays[model_of(n)]) for n in names)
+        coefficients = self.coefficients(models)
+        self._tell_degenerate(models, coefficients)
+        return dict(zip(names, mix(models, coefficients), strict=True))
+
+    def _tell_degenerate(self, models: Tensor, coefficients: Tensor) -> None:
+        """Say, once, that all weights of others are 0 or alike; among two silos there is nothing to choose."""
+        if len(models) < 3:
+            return
+        others = coefficients.abs().fill_diagonal_(0)
+        most, least = float(others.max()), float(others.fill_diagonal_(torch.inf).min())
+        none, alike = most < NO_WEIGHT, least > ALIKE * most
+        if self._told or not (none or alike):
+            return
+        self._told = True
+        distance = float(squared_distances(models).sqrt().fill_diagonal_(torch.nan).nanmedian())
+        log(
+            WARNING,
+            "round %d: %s weighs all other silos %s, their models are %.3g apart (median): it is %s with a "
+            "proximal term now; %s",
+            self.round,
+            self.name,
+            "with 0" if none else f"alike ({least:.3g} to {most:.3g})",
+            distance,
+            "Local" if none else "FedAvg",
+            self.advice[not none],
+        )
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        for update in updates:
+            self.state.arrays[model_of(update.silo)] = update.vector
+
+
+def mix(models: Tensor, coefficients: Tensor) -> list[Tensor]:
+    """u_i = w_i + sum_j C_ij (w_j - w_i) for every row w_i of ``models`` (n, Σ)."""
+    return [w + c @ (models - w) for w, c in zip(models, coefficients, strict=True)]
+
+
+def squared_distances(models: Tensor) -> Tensor:
+    """||w_i - w_j||² (n, n), by differences: the Gram matrix would cancel where models are near each other."""
+    return torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist").square()

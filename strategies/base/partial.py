@@ -1,0 +1,112 @@
+"""Partial model personalisation: some layer blocks are shared, the rest never leaves the silo.
+
+The base of FedPer, FedSim, FedRep, FedAlt, FedAPM and PLayer-FL. A model is w = (u, v): u the shared blocks, v the
+personal ones. Any set of blocks can be personal: the highest (output personalisation), the lowest (input), or a list
+of block names (split). What travels is u alone, a vector of shape (Σ_s,), and BatchNorm statistics of its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from models.flat import Layout, gather, scatter
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import UserError, Value, setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class PartialSettings:
+    """Which layer blocks are personal."""
+
+    personal: str = setting(
+        "output", "personal blocks: output, input, all, none, or block names with commas", symbol="v"
+    )
+    layers: int = setting(1, "how many blocks output and input mean", minimum=0)
+
+
+def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
+    """Names of the personal blocks. Raises UserError for a block that the model does not have."""
+    names = [b.name for b in layout.blocks]
+    count = min(settings.layers, len(names))
+    chosen = {"output": names[len(names) - count :], "input": names[:count], "all": names, "none": []}
+    if settings.personal in chosen:
+        return chosen[settings.personal]
+    wanted = [n.strip() for n in settings.personal.split(",") if n.strip()]
+    if not set(wanted) <= set(names):
+        raise UserError(
+            f"personal = '{settings.personal}': output, input, all, none or layer blocks of the model are wanted "
+            f"here, which are {', '.join(names)}"
+        )
+    return wanted
+
+
+def head_blocks(layout: Layout, *names: str) -> list[str]:
+    """The layer blocks of a method's own head that it calls so: ``fc2.own`` for ``own``."""
+    return [b.name for b in layout.blocks if b.name.rpartition(".")[2] in names and "." in b.name]
+
+
+def split_parts(layout: Layout, personal: Sequence[str]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The shared and the personal parts of the vector."""
+    return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(personal)
+
+
+def norm_parts(layout: Layout, wanted_by: str) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The parts outside of batch normalisation, and those of it. Raises UserError where the network has none."""
+    if not layout.norms:
+        raise UserError(
+            f"{wanted_by} keeps batch normalisation in the silo, and this network has none (its blocks: "
+            f"{', '.join(b.name for b in layout.blocks)}): choose one that has, such as model = resnet8"
+        )
+    return layout.norm_parts(False), layout.norm_parts()
+
+
+class PartialClient(SiloClient):
+    """Joint training of both parts, in the same steps (FedSim). Kept: v, in the personal model."""
+
+    settings: Any  # has the fields of PartialSettings
+    uploads = ("shared",)
+
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        """The shared and the personal parts of the vector, in this round."""
+        return split_parts(self.model.layout, personal_blocks(self.model.layout, self.settings))
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return self.model.layout.buffer_parts(self.parts()[0])
+
+    def received_blocks(self) -> list[str]:
+        return [b.name for b in self.model.layout.blocks if any(p.start <= b.start < p.stop for p in self.shared)]
+
+    def receive(self) -> Tensor:
+        self.shared, self.private = self.parts()
+        return scatter(self.own(), self.shared, self.models[GLOBAL].vector)
+
+    def local_update(self) -> list[Tensor]:
+        self.train()
+        return [gather(self.model.vector, self.shared)]
+
+
+class PartialStrategy(PersonalizedStrategy):
+    """The sample-weighted mean of the shared part."""
+
+    sends = ("Σ_s", "Σ_s")
+    whole: ClassVar[bool | Mapping[str, tuple[Value, ...]]] = {"personal": ("none", ""), "layers": (0,)}
+    own_model = "layers"
+    client: ClassVar[type[SiloClient]] = PartialClient
+    Settings: ClassVar[type[Any]] = PartialSettings
+
+    def shared_parts(self) -> tuple[slice, ...]:
+        return split_parts(self.layout, personal_blocks(self.layout, self.settings))[0]
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return self.layout.buffer_parts(self.shared_parts())
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        return len(self.state.arrays[GLOBAL]) if name == "shared" else super().upload_size(name, silo)

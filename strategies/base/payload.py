@@ -1,0 +1,193 @@
+"""What travels between server and silo: named vectors and a few numbers, with a manifest.
+
+A message is a Flower ``RecordDict``: one ``ArrayRecord`` per vector (Flower's object store is content-addressed, so a
+model that goes to eleven silos is stored and uploaded once) and one ``ConfigRecord`` that holds the manifest (whose
+model, of which round, trained on how many samples) and the method's numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+Number = bool | int | float | str | list[int] | list[float] | list[str]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A named vector: usually a model of shape (Σ,), or the part of one that a method shares.
+
+    ``silo`` is whose it is (empty: the server's), ``round`` the round it was made in, ``samples`` the training samples
+    behind it.
+    """
+
+    vector: Tensor
+    silo: str = ""
+    round: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one silo gets, or what it sends: models by name, and numbers by name."""
+
+    models: Mapping[str, Model] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that a silo sent is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+class TensorArray(Array):
+    """A Flower ``Array`` that carries a tensor and serialises it only when the bytes are asked for.
+
+    In one process nothing is copied, on a GPU nothing leaves the device; over gRPC and under Ray it is an ordinary
+    array. Whoever packs a tensor must not write to it afterwards.
+    """
+
+    tensor: Tensor
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__dict__.update(tensor=tensor.detach(), shape=tuple(tensor.shape), stype="numpy.ndarray")
+        self.__dict__["dtype"] = str(tensor.dtype).removeprefix("torch.")
+
+    def _array(self) -> Array:
+        if "serialised" not in self.__dict__:
+            self.__dict__["serialised"] = Array(self.tensor.cpu().numpy())
+        return cast(Array, self.__dict__["serialised"])
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        return self._array().data
+
+    @property
+    def children(self) -> dict[str, Any]:
+        return self._array().children
+
+    def deflate(self) -> bytes:
+        return self._array().deflate()  # under the name that the other side knows: Array
+
+    def numpy(self) -> Any:
+        return self.tensor.cpu().numpy()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and self._array() == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """The tensors as a Flower record, uncopied: set one by one, for ``ArrayRecord(dict)`` serialises its arrays."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def tensor_of(array: Array) -> Tensor:
+    """The array as a tensor; not a copy where the array carries one."""
+    if isinstance(array, TensorArray):
+        return array.tensor
+    return torch.from_numpy(np.ascontiguousarray(array.numpy()))
+
+
+class Wire:
+    """How vectors travel: as float32, or at half the bytes as float16 or bfloat16; back to float32 on arrival.
+
+    A vector that goes into several messages is packed once: one record, serialised and hashed once.
+    """
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = dtype
+        self.packed: dict[tuple[int, int], tuple[Tensor, ArrayRecord]] = {}
+
+    def pack(self, vector: Tensor) -> ArrayRecord:
+        key = vector.data_ptr(), vector.numel()
+        if key not in self.packed:
+            narrow = vector
+            if self.dtype == "float16":
+                narrow = vector.half()
+            elif self.dtype == "bfloat16":
+                narrow = vector.bfloat16().view(torch.int16)  # NumPy has no bfloat16
+            self.packed[key] = (vector, array_record({"vector": narrow}))  # holding the vector keeps its address taken
+        return self.packed[key][1]
+
+    @staticmethod
+    def unpack(array: Array, dtype: str) -> Tensor:
+        """Raises ValueError where the bytes are no array, or not of this format."""
+        try:
+            tensor = tensor_of(array)
+            return tensor if dtype == "float32" else tensor.view(getattr(torch, dtype)).float()
+        except Exception as error:
+            raise ValueError(f"its bytes are no array of {dtype} ({type(error).__name__})") from error
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return torch.finfo(getattr(torch, self.dtype)).bits // 8
+
+
+def wire_bytes(records: RecordDict) -> int:
+    """Bytes of the arrays in a message, as the papers count communication."""
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
+
+
+def encode(payload: Payload, config: Mapping[str, Number] | None = None, wire: Wire | None = None) -> RecordDict:
+    """A payload as the content of a message; ``config`` travels beside it."""
+    wire = wire or Wire()
+    manifest = [
+        {"name": name, "silo": m.silo, "round": m.round, "samples": m.samples, "dtype": wire.dtype}
+        for name, m in payload.models.items()
+    ]
+    records = RecordDict()
+    for name, model in payload.models.items():
+        records[f"model.{name}"] = wire.pack(model.vector)
+    records["config"] = ConfigRecord(
+        {"manifest": json.dumps(manifest), **{f"number.{k}": v for k, v in payload.numbers.items()}, **(config or {})}
+    )
+    return records
+
+
+def decode(records: RecordDict, device: torch.device | str | None = None) -> tuple[Payload, dict[str, Number]]:
+    """The payload and the config of a message. Raises ValueError where the manifest and the records disagree."""
+    found = records.get("config")
+    if not isinstance(found, ConfigRecord) or "manifest" not in found:
+        raise ValueError("the message has no config with a manifest")
+    config = cast(dict[str, Number], dict(found))
+    try:
+        manifest = json.loads(cast(str, config.pop("manifest")))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"the message's manifest is no JSON ({error})") from error
+    models = {}
+    for entry in manifest:
+        record = records.get(f"model.{entry['name']}")
+        if not isinstance(record, ArrayRecord) or "vector" not in record:
+            raise ValueError(f"the message names model '{entry['name']}' and does not carry it")
+        try:
+            vector = Wire.unpack(record["vector"], entry.get("dtype", "float32"))
+        except ValueError as error:
+            raise ValueError(f"model '{entry['name']}': {error}") from error
+        models[entry["name"]] = Model(
+            vector if device is None else vector.to(device), entry["silo"], entry["round"], entry["samples"]
+        )
+    numbers = {k.removeprefix("number."): config.pop(k) for k in list(config) if k.startswith("number.")}
+    return Payload(models, numbers), config
+
+
+def stack(models: Iterable[Model]) -> Tensor:
+    """The (silos x parameters) matrix of several models."""
+    return torch.stack([m.vector for m in models])

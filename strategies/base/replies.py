@@ -1,0 +1,98 @@
+"""Replies of silos, read and checked: what cannot be used is a ValueError with one line, and the others go on."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from models.flat import Layout, is_finite, scatter
+from strategies.base.metrics_and_cards import read_metrics, reason_of
+from strategies.base.payload import Number, decode
+from strategies.base.silo import BUFFERS
+
+EXPLODED = 1000  # times the others' norm
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a silo sent back: the vectors named in its client's ``uploads``, and the method's numbers."""
+
+    silo: str
+    samples: int
+    vectors: Mapping[str, Tensor]
+    numbers: Mapping[str, Number]
+    metrics: Mapping[str, float]
+
+    @property
+    def vector(self) -> Tensor:
+        """The first, and mostly the only, vector."""
+        return next(iter(self.vectors.values()))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a reply of this round must be: of which method and round, and which vectors of what length it holds."""
+
+    method: str
+    round: int
+    samples: Mapping[str, int]  # training samples of each silo, by its data card and not by another word per round
+    names: tuple[str, ...]
+    size: Callable[[str, str], int]  # (vector, silo) -> length
+
+
+def read_update(reply: Message, silo: str, expected: Expected) -> Update:
+    """A silo's train reply. Raises ValueError where it is not what is expected."""
+    if reply.has_error():
+        raise ValueError(reason_of(reply.error.reason))
+    payload, config = decode(reply.content)
+    if config["round"] != expected.round or config["silo"] != silo:
+        raise ValueError(f"a reply of {config['silo']} for round {config['round']}, not of {silo} for {expected.round}")
+    metrics = read_metrics(reply.content.get("metrics"))
+    missing, unknown = set(expected.names) - set(payload.models), set(payload.models) - set(expected.names)
+    if missing:
+        raise ValueError(f"the reply lacks {', '.join(sorted(missing))}")
+    if unknown:
+        raise ValueError(f"the reply holds {', '.join(sorted(unknown))}, which {expected.method} does not send")
+    vectors = {name: payload.models[name].vector for name in expected.names}
+    for name, vector in vectors.items():
+        check_vector(name, vector, expected.size(name, silo))
+    return Update(silo, expected.samples[silo], vectors, payload.numbers, metrics)
+
+
+def check_vector(name: str, vector: Tensor, size: int) -> None:
+    """Raise ValueError where a vector is not float32 of this length, or not finite."""
+    if vector.dtype != torch.float32 or vector.shape != (size,):
+        raise ValueError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)")
+    if not is_finite(vector):
+        raise ValueError(f"'{name}' holds values that are not finite: the local training diverged")
+
+
+def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:
+    """Raise ValueError where BatchNorm statistics, of these parts, hold a variance below 0."""
+    whole = scatter(vector.new_zeros(layout.buffer_size), tuple(parts), vector)
+    entries = [e for e in layout.buffers if e.name.endswith("running_var")]
+    if any(bool((whole[e.start : e.stop] < 0).any()) for e in entries):
+        raise ValueError(f"'{BUFFERS}' holds a variance below 0")
+
+
+def exploding(updates: Sequence[Update], sent: Mapping[str, Tensor | None]) -> dict[str, str]:
+    """Silos with a vector whose norm is over a thousand times the median of this round's, or of what was sent."""
+    found: dict[str, str] = {}
+    for name in updates[0].vectors if updates else ():
+        norms = torch.stack([u.vectors[name].norm() for u in updates]).tolist()
+        before = sent.get(name)
+        among = norms if len(norms) > 2 or before is None else [*norms, float(before.norm())]
+        if len(among) < 2:
+            continue
+        limit = EXPLODED * max(statistics.median_low(among), 1.0)
+        for update, norm in zip(updates, norms, strict=True):
+            if norm > limit:
+                what = "the model" if name != BUFFERS else f"'{name}'"
+                reason = f"{what} exploded: its norm {norm:.3g} is over {EXPLODED} times the others'"
+                found.setdefault(update.silo, reason)
+    return found

@@ -1,0 +1,221 @@
+"""All settings of a run, from one flat mapping of keys (``--set``, ``--run-config``, a TOML file) to typed records."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import Field, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from models.architectures import MODELS, model_settings, resolve
+from partitions.datasets import DATASETS
+from partitions.names import nearest
+from partitions.partition import PARTITIONS, partition_settings
+from partitions.simulated import Division
+from strategies import PersonalizedStrategy, strategies
+from strategies.base.settings import Common, UserError, Value, build_settings, choose, defaults_of, keys_of, values_of
+from strategies.base.silo import SiloClient
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """One run: the common settings, the method's own, the partition's and the model's; a frozen dataclass each.
+
+    ``partition`` is None for a partition that has no settings. ``models`` holds those of the chosen model by its name;
+    where ``model = "auto"``, of each that may come to be chosen.
+    """
+
+    common: Common
+    method: Any
+    partition: Any
+    models: Mapping[str, Any]
+    ala: Any = None  # settings of what ``ala = true`` adds
+
+    @property
+    def strategy(self) -> type[PersonalizedStrategy]:
+        return strategies()[self.common.strategy]
+
+    @property
+    def client(self) -> type[SiloClient]:
+        """The method's silo half."""
+        own = self.strategy.client
+        return own if self.ala is None else adding("ala").added_to(own, self.ala)
+
+    @property
+    def run_key(self) -> str:
+        """What tells this run from others of the same study: ``apple-42``."""
+        return f"{self.common.strategy}-{self.common.seed}"
+
+    @property
+    def division(self) -> Division:
+        """How a simulation's data are divided over the silos."""
+        c = self.common
+        return Division(c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, self.partition)
+
+    def flat(self) -> dict[str, Value]:
+        """Every key that matters to this run, with its value."""
+        c = self.common
+        values = values_of(c) | values_of(self.method, c.strategy)
+        if self.ala is not None:
+            values |= values_of(self.ala, adding("ala").name)
+        values |= values_of(self.partition, c.partition)
+        return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
+
+    def model_for(self, shape: tuple[int, ...]) -> tuple[str, Any]:
+        """The architecture for inputs of this shape, and its settings as ``build`` takes them."""
+        name = resolve(self.common.model, shape)
+        return name, self.models.get(name)
+
+
+def adding(key: str) -> type[PersonalizedStrategy]:
+    """The method that the common setting ``key`` adds to others."""
+    return next(s for s in strategies().values() if s.adds == key)
+
+
+def owners() -> dict[str, type[Any]]:
+    """Settings dataclasses by the name that stands before their keys: methods, partitions, models."""
+    found: dict[str, type[Any]] = {name: s.Settings for name, s in strategies().items()}
+    return {**found, **partition_settings(), **model_settings()}
+
+
+def defaults() -> dict[str, Value]:
+    """Every key there is, with its default: the content of ``[tool.flwr.app.config]``."""
+    values = defaults_of(Common)
+    for owner, cls in sorted(owners().items()):
+        values |= defaults_of(cls, owner)
+    return values
+
+
+def parse_settings(values: Mapping[str, object]) -> RunSettings:
+    """Typed and checked settings. Raises UserError for an unknown key or name, a wrong type, a value out of range."""
+    known = defaults()
+    for key in values:
+        if key not in known:
+            raise UserError(f"unknown setting '{key}'{nearest(key, known)}; docs/settings.md lists them all")
+    common = build_settings(Common, values)
+    choose("strategy", common.strategy, strategies())
+    if not common.dataset.endswith(".npz"):
+        choose("data set", common.dataset, DATASETS)
+    choose("partition", common.partition, PARTITIONS)
+    choose("model", common.model, ["auto", *MODELS])
+    if -1 < common.validation < 0:
+        raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
+    if common.min_silos > common.silos:
+        raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
+    every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
+    chosen = MODELS if common.model == "auto" else [common.model]
+    models = {name: every[name] for name in chosen if name in every}
+    if common.ala and not strategies()[common.strategy].takes_ala:
+        raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
+    if common.ala and getattr(every[common.strategy], "start", "received") == "own":
+        raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
+    ala = every[adding("ala").name] if common.ala else None
+    return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Written down, by `make settings`
+
+
+def toml_text(values: Mapping[str, Value], table: str = "") -> str:
+    """Flat keys as TOML, below ``table`` if one is named; a key with a dot becomes a table's own."""
+    above = f"{table}." if table else ""
+    head = [f"[{table}]"] if table else []
+    plain = [f"{k} = {_toml(v)}" for k, v in values.items() if "." not in k]
+    tables: dict[str, list[str]] = {}
+    for key, value in values.items():
+        if "." in key:
+            owner, _, short = key.partition(".")
+            tables.setdefault(owner, []).append(f"{short} = {_toml(value)}")
+    return (
+        "\n".join(head + plain + [f"\n[{above}{owner}]\n" + "\n".join(lines) for owner, lines in tables.items()]) + "\n"
+    )
+
+
+def _toml(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def markdown() -> str:
+    """``docs/settings.md``: every key with its default, range and meaning."""
+    groups = [
+        ("Common", [("", Common)]),
+        ("Methods", [(name, s.Settings) for name, s in strategies().items()]),
+        ("Partitions", list(partition_settings().items())),
+        ("Models", list(model_settings().items())),
+    ]
+    lines = [
+        "# Settings",
+        "",
+        "Every key, for `--set KEY=VALUE`, a `--config` file and `flwr run --run-config`. "
+        "This page is made by `make settings`.",
+    ]
+    for title, members in groups:
+        lines += ["", f"## {title}", "", "| key | default | values | symbol | meaning |", "|---|---|---|---|---|"]
+        for owner, cls in members:
+            for key, f in keys_of(cls, owner).items():
+                default = f"`{_toml(cast(Value, f.default))}`"
+                symbol, meaning = f.metadata.get("symbol", ""), f.metadata.get("help", "").replace("|", "\\|")
+                lines.append(f"| `{key}` | {default} | {_allowed(f)} | {symbol} | {meaning} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+def _allowed(f: Field[Any]) -> str:
+    limits = f.metadata
+    if limits.get("choices"):
+        return ", ".join(limits["choices"])
+    kind = {bool: "true, false", int: "whole", float: "number", str: "text"}[type(f.default)]
+    signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
+    return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """What a hospital's policy has to know of each method, from its class."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, s in sorted(strategies().items()):
+        whole = s.whole if isinstance(s.whole, bool) else dict(s.whole)
+        peers = s.receives == "models"
+        every = {"uploads": bool(s.client.uploads), "whole": whole, "peers": peers, "per_class": s.per_class}
+        found[name] = {fact: value for fact, value in every.items() if value}
+    return found
+
+
+def facts_text() -> str:
+    """``client/site/methods.py``: the site's own process imports no method, which the app brings."""
+    lines = [f"    {json.dumps(name)}: {_python(values)}," for name, values in facts().items()]
+    return (
+        '"""What each method sends, for the site\'s own process (policy.py). Made by `make settings`.\n\n'
+        "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
+        "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
+        "or counts of each class leave. What is not named is not so.\n"
+        '"""\n\nfrom typing import Any\n\nMETHODS: dict[str, dict[str, Any]] = {\n' + "\n".join(lines) + "\n}\n"
+    )
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    return repr(dict(values)).replace("'", '"')
+
+
+TABLE = "tool.flwr.app.config"
+
+
+def write_down(root: Path) -> None:
+    """Put every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``, and what methods send."""
+    file = root / "pyproject.toml"
+    before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
+    after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
+    file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
+    (root / "docs" / "settings.md").write_text(markdown(), "utf-8")
+    (root / "client" / "site" / "methods.py").write_text(facts_text(), "utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write"]:
+        write_down(Path(__file__).parents[2])
+    else:
+        print(markdown() if sys.argv[1:] == ["--markdown"] else toml_text(defaults(), TABLE), end="")

@@ -1,0 +1,197 @@
+"""Settings as frozen dataclasses: the common ones here, a method's own beside the method.
+
+A field's key on the command line is its name with hyphens, behind its owner's name: ``local-epochs``,
+``apple.max-downloads``, ``dirichlet.beta``. Field metadata say what a value may be (``minimum``, ``above``,
+``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, TypeVar
+
+from partitions.names import nearest, unknown_name
+
+Value = bool | int | float | str
+T = TypeVar("T")
+
+
+class UserError(ValueError):
+    """A mistake of the user's: one clear line, exit code 2."""
+
+
+def setting(
+    default: Value,
+    help: str,
+    *,
+    symbol: str = "",
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field with its range; ``symbol`` is the paper's."""
+    limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
+    metadata = {"help": help, "symbol": symbol, "choices": tuple(choices)}
+    return field(default=default, metadata=metadata | {k: v for k, v in limits.items() if v is not None})
+
+
+@dataclass(frozen=True)
+class Common:
+    """The settings that every method shares."""
+
+    strategy: str = setting("fedavg", "method; several, joined by commas, make a study")
+    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1)
+    seed: int = setting(42, "seed of data split, initial models, batches and sampling", minimum=0)
+    threads: int = setting(
+        0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
+    )
+    vectorize: bool = setting(
+        False, "silofl simulate: compute the gradients of all silos together, for many silos with small networks"
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
+    model: str = setting("auto", "architecture; auto chooses by the shape of the input")
+    dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
+    data_dir: str = setting("", "where data sets lie or are downloaded to")
+    partition: str = setting("dirichlet", "how the data are split over the silos")
+    silos: int = setting(12, "number of silos", symbol="N", minimum=1)
+    validation: float = setting(
+        -1.0,
+        "share of a silo's training part held out for validation, -1: the partition's own; of a silo's own file, which "
+        "only the silo divides, 0 leaves the part for validation unused",
+        minimum=-1,
+        maximum=0.9,
+    )
+    local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0)
+    batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1)
+    optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
+    optimizer_state: str = setting(
+        "reset", "what happens to momentum and moments between rounds", choices=("reset", "keep")
+    )
+    learning_rate: float = setting(0.05, "local learning rate", symbol="η", above=0)
+    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
+    weight_decay: float = setting(0.0, "L2 weight decay in the gradient", minimum=0)
+    amsgrad: bool = setting(False, "the AMSGrad variant of adam")
+    lr_decay: float = setting(1.0, "factor on the learning rate after every round", above=0, maximum=1)
+    loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
+    focal_gamma: float = setting(1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0)
+    ala: bool = setting(
+        False, "mix the received model with the silo's own by adaptive local aggregation (settings: fedala.*)"
+    )
+    buffers: str = setting(
+        "shared", "BatchNorm statistics: averaged over silos, or each silo's own", choices=("shared", "local")
+    )
+    normalization: str = setting(
+        "agreed",
+        "tables: standardised by statistics agreed over all silos, by the silo's own, or not",
+        choices=("agreed", "silo", "none"),
+    )
+    wire_dtype: str = setting("float32", "number format of what is sent", choices=("float32", "float16", "bfloat16"))
+    evaluate_every: int = setting(1, "evaluate every so many rounds and at the end, 0: never", minimum=0)
+    participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
+    min_silos: int = setting(
+        0, "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all, all, one", minimum=0
+    )
+    round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
+    min_metric_samples: int = setting(
+        0,
+        "metrics over fewer samples stay in the silo, 0: 10 for a silo's own file, 1 for named public data",
+        minimum=0,
+    )
+    checkpoint_every: int = setting(1, "save the state of server and silos every so many rounds", minimum=1)
+    resume: bool = setting(False, "continue the run in the output directory")
+    out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
+
+
+def key_of(f: Field[Any], owner: str = "") -> str:
+    return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda
+
+
+def keys_of(cls: type[Any], owner: str = "") -> dict[str, Field[Any]]:
+    """Command-line key to field."""
+    return {key_of(f, owner): f for f in fields(cls)}
+
+
+def choose(kind: str, name: str, known: Iterable[str]) -> str:
+    """``name`` if it is known; else a UserError that lists what there is."""
+    names = list(known)
+    if name not in names:
+        raise UserError(str(unknown_name(kind, name, names)))
+    return name
+
+
+def convert(key: str, value: object, f: Field[Any]) -> Value:
+    """A value of the field's type and within its range, or a UserError that names the key."""
+    kind: type[Any] = type(f.default)
+    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    result: Value
+    try:
+        if kind is bool:
+            if isinstance(value, str) and value.lower() in ("true", "false"):
+                value = value.lower() == "true"
+            if not isinstance(value, bool):
+                raise ValueError
+            result = value
+        elif kind is str:
+            if not isinstance(value, str):
+                raise ValueError
+            result = value
+        else:
+            if isinstance(value, bool):
+                raise ValueError
+            result = _whole(value) if kind is int else float(value)  # type: ignore[arg-type]
+            if not math.isfinite(result):
+                raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        raise UserError(f"{key} = {value!r}: {wanted} is wanted here") from None
+    return _within(key, result, f)
+
+
+def _whole(value: object) -> int:
+    """A whole number, also written as 1e3 or 20.0; by way of a float only where it must be: that loses digits."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
+        return int(value)
+    number = float(value)  # type: ignore[arg-type]
+    if number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _within(key: str, value: Value, f: Field[Any]) -> Value:
+    limits = f.metadata
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        raise UserError(f"{key} = '{value}'{nearest(str(value), choices)}: one of {', '.join(choices)} is wanted here")
+    if isinstance(value, str):
+        return value
+    for name, breaks, text in (
+        ("minimum", operator.lt, "at least"),
+        ("above", operator.le, "more than"),
+        ("maximum", operator.gt, "at most"),
+        ("below", operator.ge, "less than"),
+    ):
+        if name in limits and breaks(value, limits[name]):
+            raise UserError(f"{key} = {value} is out of range: {text} {limits[name]} is wanted here")
+    return value
+
+
+def build_settings(cls: type[T], values: Mapping[str, object], owner: str = "") -> T:
+    """``cls`` filled with the values of its keys; missing ones take their default."""
+    found = {f.name: convert(key, values[key], f) for key, f in keys_of(cls, owner).items() if key in values}
+    return cls(**found)
+
+
+def values_of(settings: Any, owner: str = "") -> dict[str, Value]:
+    """Command-line key to value; nothing for None."""
+    return {} if settings is None else {k: getattr(settings, f.name) for k, f in keys_of(type(settings), owner).items()}
+
+
+def defaults_of(cls: type[Any], owner: str = "") -> dict[str, Value]:
+    """Key to default value."""
+    return {key: f.default for key, f in keys_of(cls, owner).items() if f.default is not MISSING}

@@ -1,0 +1,303 @@
+"""The silo's half of every method: :class:`SiloClient`, which is FedAvg's.
+
+A method subclasses it and states only its difference. Names follow the papers: w received model, g gradient, Σ number
+of parameters. The reply of a round carries the update, the metrics of the *received* model (before local training) and
+of the *personal* model (after it), because papers differ in which of the two they report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from models.flat import FlatModel, gather, is_finite, write
+from models.metrics import classification_metrics, loss_function
+from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, predict, seed_dropout
+from strategies.base.payload import Model, Number
+from strategies.base.settings import Common
+from strategies.base.state import State
+
+GLOBAL = "global"
+BUFFERS = "buffers"
+MODEL_OF = "model."
+
+
+def model_of(silo: str) -> str:
+    """The key of a silo's model, in messages and in the server's state: no silo's name can be one of a method's own."""
+    return f"{MODEL_OF}{silo}"
+
+
+def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object] | None:
+    """A correction for :meth:`SiloClient.train`: the gradient of (weight / 2) ||w - centre||²; None for weight 0."""
+    return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
+
+
+class MeanLoss:
+    """Mean loss of the steps of a training; nothing is read from the device before the end."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.steps = 0
+
+    def add(self, loss: Tensor) -> None:
+        self.total, self.steps = self.total + loss, self.steps + 1
+
+
+@dataclass(frozen=True)
+class Silo:
+    """What a method may touch of a silo: its data on its device, one model to work with, seeded initial models."""
+
+    name: str
+    train: Samples
+    val: Samples
+    test: Samples
+    model: FlatModel
+    initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
+
+
+class SiloClient(NumPyClient):
+    """The silo's half of FedAvg; the base of every other method's.
+
+    A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
+    into ``self.state.arrays`` and ``self.state.numbers`` (replace an array, never write into it: a state that failed
+    half-way is thrown away whole). Received vectors are shared with other silos and must not be written to either.
+    """
+
+    # Names of the vectors that local_update returns, and of the numbers in ``replies`` that may leave the silo.
+    uploads: ClassVar[tuple[str, ...]] = ("model",)
+    sends_numbers: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, silo: Silo, common: Common, settings: Any, state: State) -> None:
+        self.silo, self.common, self.settings, self.state = silo, common, settings, state
+        self.model = silo.model
+        self.loss = loss_function(common.loss, common.focal_gamma)
+        self.round = 0
+        self.models: Mapping[str, Model] = {}
+        self.numbers: Mapping[str, Number] = {}
+        self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
+        self.train_loss = float("nan")
+        # What this round started from: model (Σ,) and running statistics; not to be written to.
+        self.received = self.received_buffers = torch.empty(0)
+
+    # -- what a method overrides ----------------------------------------------------------------------------------
+
+    def receive(self) -> Tensor:
+        """The model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
+        return self.models[GLOBAL].vector
+
+    def received_blocks(self) -> list[str]:
+        """The layer blocks that come from the server, input to output."""
+        return [b.name for b in self.model.layout.blocks]
+
+    def local_update(self) -> list[Tensor]:
+        """Train from the received model, which ``self.model`` holds; returns the vectors named in ``uploads``."""
+        self.train()
+        return [self.model.vector.clone()]
+
+    def personal(self) -> Tensor:
+        """The silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
+        return self.model.vector
+
+    # -- what a method uses ---------------------------------------------------------------------------------------
+
+    @property
+    def previous(self) -> Tensor | None:
+        """The personal model of the last round that this silo took part in; None before its first."""
+        return self.state.arrays.get("personal")
+
+    def own(self) -> Tensor:
+        """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
+        previous = self.previous
+        return self.silo.initial("") if previous is None else previous
+
+    def decayed(self, rate: float) -> float:
+        """A learning rate of the first round, in this one: times lr-decay per round since."""
+        return rate * self.common.lr_decay ** (self.round - 1)
+
+    def learning_rate(self) -> float:
+        """η of this round."""
+        return self.decayed(self.common.learning_rate)
+
+    def tell_loss(self, losses: MeanLoss) -> None:
+        """What the round reports as its training loss, if there was a step."""
+        if losses.steps:
+            self.train_loss = float(losses.total) / losses.steps
+
+    def optimizer(self, key: str = "") -> Optimizer:
+        """The silo's optimiser for this round. ``key`` tells several optimisers of one method apart.
+
+        Its moments start afresh (``optimizer-state = "reset"``) or are those that :meth:`keep_optimizer` left.
+        """
+        c = self.common
+        optimizer = make_optimizer(c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad)
+        if c.optimizer_state == "keep":
+            prefix = f"optimizer.{key}."
+            kept = {k.removeprefix(prefix): v.clone() for k, v in self.state.arrays.items() if k.startswith(prefix)}
+            optimizer.state = kept
+        return optimizer
+
+    def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
+        if self.common.optimizer_state == "keep":
+            self.state.arrays |= {f"optimizer.{key}.{k}": v for k, v in optimizer.state.items()}
+
+    def batches(
+        self, epochs: int | None = None, purpose: str = "train", until: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled mini-batches (x, y) of the training part; the order hangs on seed, silo, round and purpose only.
+
+        ``until`` is asked after every epoch, and ends them.
+        """
+        c = self.common
+        rng = generator(c.seed, self.silo.name, self.round, purpose)
+        seed_dropout(rng)
+        epochs = c.local_epochs if epochs is None else epochs
+        train, single = self.silo.train, self.model.has_batch_norm
+        for _ in range(epochs):
+            for index in batches(len(train), c.batch_size, 1, rng, merge_single=single, device=train.y.device):
+                yield train.take(index)
+            if until is not None and until():
+                return
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
+        return loss_gradient(self.model, x, y, self.loss)
+
+    def train(
+        self,
+        *,
+        correction: Callable[[Tensor, Tensor], object] | None = None,
+        epochs: int | None = None,
+        purpose: str = "train",
+        parts: Sequence[slice] | None = None,
+        until: Callable[[], bool] | None = None,
+        optimizer_key: str = "",
+    ) -> None:
+        """Local training of ``self.model`` for ``epochs`` (default local-epochs), or until ``until`` says so after one.
+
+        ``correction(vector, gradient)`` may add to the gradient of each step (a proximal term, a control variate).
+        ``parts`` trains only those parts of the vector; the rest stays as it is, and out of the backward pass.
+        """
+        vector, gradient = self.model.vector, self.model.gradient
+        trained = [slice(0, len(vector))] if parts is None else list(parts)
+        pairs = [(vector[p], gradient[p], self.optimizer(f"{optimizer_key}{i}")) for i, p in enumerate(trained)]
+        losses = MeanLoss()
+        self.model.freeze(*self.model.layout.outside(trained))
+        try:
+            for x, y in self.batches(epochs, purpose, until):
+                losses.add(self.gradient(x, y))
+                if correction is not None:
+                    correction(vector, gradient)
+                for part, grad, optimizer in pairs:
+                    optimizer.step(part, grad)
+        finally:  # the silos of a process share the network
+            self.model.freeze()
+        for i, (_, _, optimizer) in enumerate(pairs):
+            self.keep_optimizer(optimizer, f"{optimizer_key}{i}")
+        self.tell_loss(losses)
+
+    def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
+        """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``."""
+        self.model.load(vector)
+        result: dict[str, float] = {}
+        for split in splits:
+            samples: Samples = getattr(self.silo, split)
+            if len(samples):
+                metrics = classification_metrics(predict(self.model, samples), samples.y)
+                result |= {f"{snapshot}.{split}.{name}": value for name, value in metrics.items()}
+        return result
+
+    # -- Flower's interface ---------------------------------------------------------------------------------------
+
+    def fit(  # type: ignore[override]
+        self, parameters: Sequence[Tensor], config: Mapping[str, Any]
+    ) -> tuple[list[Tensor], int, dict[str, Any]]:
+        """One round in this silo: receive, local update, personal model; the metrics of both snapshots.
+
+        ``config["models"]`` holds the received models, ``config["numbers"]`` the method's numbers; ``parameters`` is
+        the list of the received vectors, as any NumPyClient gets them. Returns the vectors named by
+        :meth:`upload_names`, the number of training samples, and the metrics. Raises ValueError where the result is
+        not finite.
+        """
+        started = time.perf_counter()
+        received = self.received = self._begin(config)
+        self.received_buffers = self.model.buffers.clone()
+        begun = time.perf_counter()
+        metrics: dict[str, Any] = {}
+        if config["evaluate"]:
+            metrics |= self.measure("received", received)
+        self.model.load(received)
+        evaluated = time.perf_counter()
+        vectors = self.local_update()
+        if self.shares_buffers:
+            vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
+        personal = self.personal().clone()
+        # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
+        if not all(is_finite(vector) for vector in (personal, *vectors)):
+            raise ValueError("the local training diverged (a lower learning-rate may help)")
+        trained = time.perf_counter()
+        if config["evaluate"]:
+            metrics |= self.measure("personal", personal)
+        if self.train_loss == self.train_loss:
+            metrics["personal.train.loss"] = self.train_loss
+        self._keep(personal, metrics.get("personal.val.accuracy"))
+        seconds = {"seconds.train": begun - started + trained - evaluated}
+        seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
+        return vectors, len(self.silo.train), metrics | seconds
+
+    def evaluate(  # type: ignore[override]
+        self, parameters: Sequence[Tensor], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Metrics without training: of the model this silo would start from and, on request, of its personal model."""
+        metrics = self.measure("received", self._begin(config))
+        if config["personal"]:
+            self._load_buffers("personal.buffers")
+            metrics |= self.measure("personal", self.own())
+        return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether BatchNorm statistics travel with the model."""
+        return bool(self.uploads) and self.common.buffers == "shared" and bool(self.shared_buffers())
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""
+        layout = self.model.layout
+        return layout.buffer_parts([slice(0, layout.size)])
+
+    def upload_names(self) -> tuple[str, ...]:
+        return (*self.uploads, BUFFERS) if self.shares_buffers else self.uploads
+
+    def _begin(self, config: Mapping[str, Any]) -> Tensor:
+        self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
+        self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
+        self._load_buffers("personal.buffers")
+        if self.shares_buffers and BUFFERS in self.models:
+            write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
+        return self.receive()
+
+    def _load_buffers(self, name: str) -> None:
+        if name in self.state.arrays:
+            self.model.buffers.copy_(self.state.arrays[name])
+        else:
+            self.model.reset_buffers()
+
+    def _keep(self, personal: Tensor, accuracy: float | None) -> None:
+        """The last personal model, and the best one by validation accuracy (without validation data: the last)."""
+        arrays, numbers = self.state.arrays, self.state.numbers
+        arrays["personal"] = personal
+        if self.model.buffers.numel():
+            arrays["personal.buffers"] = self.model.buffers.clone()
+        # A round that is not evaluated says nothing about its model, where earlier ones were.
+        if "best_accuracy" not in numbers or (accuracy is not None and accuracy > numbers["best_accuracy"]):
+            arrays["best"] = personal
+            if "personal.buffers" in arrays:
+                arrays["best.buffers"] = arrays["personal.buffers"]
+            numbers["best_round"] = self.round
+            if accuracy is not None:
+                numbers["best_accuracy"] = accuracy

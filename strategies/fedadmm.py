@@ -1,0 +1,106 @@
+"""FedADMM: the alternating direction method of multipliers, with local training in place of exact minimisation.
+
+Gong, Li and Freris, ICDE 2022, arXiv 2204.03529. min sum_i f_i(w_i) so that w_i = θ, with a dual y_i in each silo:
+
+    silo     w_i <- steps on ∇f_i(w) + y_i + ρ (w - θ)
+             y_i <- y_i + ρ (w_i - θ)
+             Δ_i  = the change of w_i + y_i/ρ since the silo's last counted round
+    server   θ <- θ + (η / |S|) sum_{i in S} Δ_i
+
+Sent: Σ down, Σ up (Δ_i). Kept: server θ; silo w_i, which starts at the common initial model, and y_i, at 0; both are
+taken over once the server has counted them (strategies/confirmed.py). An absent silo keeps both and has no Δ_i.
+
+Three methods bear the name. η = 0 stands for |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, absent
+ones included: the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607), whose inexact inner solver and
+penalties per silo are not here. That of Wang, Marella and Anderson (CDC 2022) is not here either.
+
+Paper and code: the authors' code measures Δ_i from the received θ, not from the silo's own w_i, so that
+Δ_i = 2 (w_i - θ) and η = 1/2 is plain averaging; ``since = "received"`` is that. It draws each silo's epochs from 1 to
+E (``random-epochs``), and lowers η to 0.5 at round 60 (``later``, ``later-from``). Local steps start from θ (code) or
+from the silo's w_i (``start = "own"``).
+
+Special cases: with all present and η = 1 it is FedDyn with α = ρ. η = 0 is FedAPM with nothing personal, ρ/N for its
+ρ and N times the learning rate, with absent silos too. since = "received", η = 1/2: FedAvg's mean with equal weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.training import generator
+from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
+from strategies.base.replies import Update
+from strategies.base.server import weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL
+
+
+@dataclass(frozen=True)
+class AdmmSettings:
+    """Settings of FedADMM; ρ and η of its official code."""
+
+    rho: float = setting(0.01, "penalty", symbol="ρ", above=0)
+    eta: float = setting(1.0, "the server's step, 0: |S|/N", symbol="η", minimum=0)
+    later: float = setting(0.5, "the server's step from round later-from on", minimum=0)
+    later_from: int = setting(0, "round from which later stands for η, 0: never", minimum=0)
+    start: str = setting("received", "where local training starts", choices=("received", "own"))
+    since: str = setting("own", "what a silo's change is measured from", choices=("own", "received"))
+    random_epochs: bool = setting(False, "a silo's epochs are drawn from 1 to local-epochs each round")
+
+
+class FedADMMClient(ConfirmedClient):
+    settings: AdmmSettings
+    uploads = ("change",)
+
+    def last(self) -> Tensor:
+        """w_i of the last counted round, before the first the common initial model."""
+        last = self.state.arrays.get("primal")
+        return self.silo.initial("") if last is None else last
+
+    def receive(self) -> Tensor:
+        return self.last() if self.settings.start == "own" else super().receive()
+
+    def local_update(self) -> list[Tensor]:
+        s, theta, w = self.settings, self.models[GLOBAL].vector, self.model.vector
+        dual = self.state.arrays.get("dual", torch.zeros_like(w))
+        self.train(correction=lambda v, g: g.add_(v - theta, alpha=s.rho).add_(dual), epochs=self.epochs())
+        new = dual + s.rho * (w - theta)
+        before = self.last() if s.since == "own" else theta
+        change = (w - before) + (new - dual) / s.rho
+        self.propose(primal=w.clone(), dual=new)
+        return [change]
+
+    def epochs(self) -> int:
+        most = self.common.local_epochs
+        if not self.settings.random_epochs or most < 2:
+            return most
+        rng = generator(self.common.seed, self.silo.name, self.round, "epochs")
+        return int(torch.randint(1, most + 1, (1,), generator=rng))
+
+
+class FedADMM(ConfirmedStrategy):
+    name = "fedadmm"
+    own_model = "kept"
+    note = "what is sent is a step from the received model to the own one, plus older steps: nearly the own model"
+    spelling = "FedADMM"
+    one_model = True
+    title = "Alternating direction method of multipliers"
+    paper = "Gong et al., ICDE 2022, arXiv 2204.03529"
+    reports = "received"
+    client = FedADMMClient
+    Settings = AdmmSettings
+    settings: AdmmSettings
+
+    def step(self) -> float:
+        s = self.settings
+        return s.later if 0 < s.later_from <= self.round else s.eta
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        self.count(updates)
+        step = self.step() or len(updates) / len(self.silos)
+        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        self.state.arrays[GLOBAL] = self.state.arrays[GLOBAL] + step * mean

@@ -1,0 +1,79 @@
+"""FedBABU: only the body is trained together, below a random head that stays as it is; then every silo fine-tunes.
+
+Oh, Kim and Yun, ICLR 2022, arXiv 2106.06042. A model is w = (u, h): u the body, h the head, drawn once and the same
+everywhere.
+
+    silo     u_i: E epochs of SGD on f_i(u, h), from the received u; h is never trained
+    server   u <- sum_{i in S} n_i u_i / sum_{i in S} n_i
+    personal (u, h) fine-tuned on f_i for ``epochs``: the whole model, the head alone, or the body alone
+
+The paper fine-tunes once, after the last round. Here each round's received model is fine-tuned, beside the federated
+training, which never sees it: round t shows what a run of t - 1 rounds would have come to.
+
+Sent: Σ_s down, Σ_s up. Kept: server u; silo h and its fine-tuned model, from which nothing starts (but its running
+statistics, with ``buffers = "local"``). Absent silos are left out of the mean and keep that model. Special cases:
+nothing personal (``layers = 0``) is FedAvg bit for bit, with FedAvg-FT's fine-tuning; 0 epochs leave the averaged body
+with the initial head.
+
+Paper and code: the official code averages alike whatever the n_i (``average = "silos"``), and sets the head's learning
+rate to 0, which is the same where weight decay and momentum are 0. It fine-tunes 5 epochs with η = 0.001, which is the
+η of its last rounds; ours is the round's. PFLlib fine-tunes the silo's last local body, not the average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.flat import gather, scatter
+from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
+from strategies.base.server import Averaging
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL
+
+
+@dataclass(frozen=True)
+class BabuSettings(Averaging, PartialSettings):
+    """Settings of FedBABU; ``personal`` says which blocks are the head."""
+
+    epochs: int = setting(5, "epochs of fine-tuning", symbol="τ_f", minimum=0)
+    tune: str = setting("all", "what is fine-tuned", choices=("all", "head", "body"))
+
+
+class FedBABUClient(PartialClient):
+    settings: BabuSettings
+
+    def receive(self) -> Tensor:
+        """The received body below the head that all silos began with, whatever this one's own has been tuned to."""
+        self.shared, self.private = self.parts()
+        if "head" not in self.state.arrays:
+            self.state.arrays["head"] = gather(self.silo.initial(""), self.private)
+        model = scatter(self.model.vector, self.shared, self.models[GLOBAL].vector)
+        return scatter(model, self.private, self.state.arrays["head"])
+
+    def local_update(self) -> list[Tensor]:
+        self._received = self.model.vector.clone(), self.model.buffers.clone()
+        if self.shared:
+            self.train(parts=self.shared)
+        if self.common.ala:  # its own model is the one that was trained in the federation, not the fine-tuned one
+            self.state.arrays["local"] = self.model.vector.clone()
+        return [gather(self.model.vector, self.shared)]
+
+    def personal(self) -> Tensor:
+        self.model.load(*self._received)
+        tuned = {"all": None, "head": self.private, "body": self.shared}[self.settings.tune]
+        if tuned != ():
+            self.train(parts=tuned, epochs=self.settings.epochs, optimizer_key="fine-tuning")
+        return self.model.vector
+
+
+class FedBABU(PartialStrategy):
+    name = "fedbabu"
+    own_model = "kept"
+    note = "its head starts from one that the seed makes, its body from what the server sent"
+    spelling = "FedBABU"
+    title = "Body averaged below a fixed head, then fine-tuning"
+    paper = "Oh et al., ICLR 2022, arXiv 2106.06042"
+    client = FedBABUClient
+    Settings = BabuSettings

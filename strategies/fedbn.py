@@ -1,0 +1,63 @@
+"""FedBN: batch normalisation stays in the silo, its weights and its statistics; everything else is averaged.
+
+Li, Jiang, Zhang, Kamp and Dou, ICLR 2021, arXiv 2102.07623. A model is w = (u, b): b the weights and biases (γ, β) of
+all batch normalisation layers, u the rest.
+
+    silo     (u_i, b_i): E epochs of joint SGD on f_i, from the received u and its own b_i and running statistics
+    server   u <- (1 / |S|) sum_{i in S} u_i
+
+The layers are found by their type, wherever they stand: the official code looks for "bn" in their names and so averages
+those in a residual network's shortcuts. Group and layer normalisation have no statistics and are shared as other
+layers. A network without batch normalisation is refused: its FedBN would be FedAvg.
+
+Sent: Σ - Σ_bn down and up. Kept: server u; silo b_i and its statistics, which stay whatever ``buffers`` says. An absent
+silo keeps both; after a long absence they belong to an older u. A silo that has never trained has those of the initial
+model. Evaluated: the averaged u with the silo's own b_i, before local training; the statistics were gathered below the
+silo's own u_i. Paper and code average alike; ``average = "samples"`` weighs as FedAvg does.
+
+Its neighbour: FedAvg with ``buffers = "local"`` is SiloBN (arXiv 2008.07424): statistics local, γ and β shared. Special
+cases: normalisation without γ and β is SiloBN bit for bit; one silo is Local.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strategies.base.partial import PartialClient, PartialStrategy, norm_parts
+from strategies.base.server import Averaging
+from strategies.base.settings import setting
+
+
+@dataclass(frozen=True)
+class BnSettings(Averaging):
+    """Settings of FedBN."""
+
+    average: str = setting(
+        "silos", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
+    )
+
+
+class FedBNClient(PartialClient):
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        return norm_parts(self.model.layout, "fedbn")
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()
+
+
+class FedBN(PartialStrategy):
+    name = "fedbn"
+    spelling = "FedBN"
+    title = "Personal batch normalisation"
+    paper = "Li et al., ICLR 2021, arXiv 2102.07623"
+    sends = ("Σ - Σ_bn", "Σ - Σ_bn")
+    whole = False
+    reports = "received"
+    client = FedBNClient
+    Settings = BnSettings
+
+    def shared_parts(self) -> tuple[slice, ...]:
+        return norm_parts(self.layout, "fedbn")[0]
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()

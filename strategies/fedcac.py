@@ -1,0 +1,159 @@
+"""FedCAC: parameters that matter to a silo are averaged with silos of like kind only, and ever fewer of them.
+
+Wu, Liu, Niu, Zhu and Tang, ICCV 2023, arXiv 2309.11103. After local training from w to w_i, in each tensor
+
+    c = |(w_i - w) ⊙ w_i|,     m_i = 1 for the τ largest c, the critical parameters               (eqs. 5, 6)
+
+and the server compares which ones they are; after the first round t = 0:
+
+    O_ij = 1 - ||m_i - m_j||_1 / (2 ||m_i||_1),     Ō, O_max their mean and maximum over all i ≠ j
+    C_i  = {j: O_ij >= Ō + (t + 1)/β (O_max - Ō)} and i,     u_i = mean of the w_j, j in C_i
+    start of silo i:  m_i ⊙ u_i + (1 - m_i) ⊙ w̄,     w̄ = the sample-weighted mean of the round's w_i
+
+After more than β rounds C_i is i alone. (The formula gives that too, but where all overlaps are equal, as two silos'.)
+
+Sent: 2 Σ down (w̄, u_i; w̄ alone until the server has a model of the silo), up w_i and Σ bits: eight of them in a
+number, Σ/8 numbers. Kept: server w̄, all w_i and m_i; silo m_i, taken over once the server has counted it
+(strategies/confirmed.py). An absent silo's last w_i and m_i stay in the comparison (the code knows no absence).
+Evaluated: the start, before local training. Special cases: τ = 0 is FedAvg bit for bit; τ = 1 is Local bit for bit
+after round β, and before it the plain mean of all last models; one silo is Local.
+
+Ties at the threshold are all critical, so there can be more than τ; a parameter that training has not moved is not
+(unless τ = 1). The code has a rule for thresholds under 1e-10, with which all that moved are critical: not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.flat import Layout
+from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
+from strategies.base.payload import Model, Payload
+from strategies.base.replies import Update
+from strategies.base.server import weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, model_of
+
+
+@dataclass(frozen=True)
+class CacSettings:
+    """Settings of FedCAC; defaults of its official CIFAR-10 runs."""
+
+    tau: float = setting(0.5, "share of critical parameters in a tensor", symbol="τ", minimum=0, maximum=1)
+    beta: int = setting(100, "rounds over which ever fewer silos are like enough", symbol="β", minimum=1)
+
+
+def critical(layout: Layout, before: Tensor, after: Tensor, tau: float) -> Tensor:
+    """m_i (Σ,), of truths."""
+    change = ((after - before) * after).abs()
+    mask = torch.zeros_like(change, dtype=torch.bool)
+    for entry in layout.parameters:
+        values = change[entry.start : entry.stop]
+        count = int(tau * len(values) + 1e-9)  # 0.29 of 100 is 29
+        if count == len(values):
+            mask[entry.start : entry.stop] = True
+        elif count:
+            threshold = values.topk(count).values[-1]
+            mask[entry.start : entry.stop] = (values >= threshold) & (values > 0)
+    return mask
+
+
+def pack(mask: Tensor) -> Tensor:
+    """Truths (Σ,) as numbers below 1 of eight binary digits, which every number format of the wire holds exactly."""
+    padded = torch.nn.functional.pad(mask.float(), (0, -len(mask) % 8)).view(-1, 8)
+    return padded @ powers(mask.device)
+
+
+def unpack(packed: Tensor, size: int) -> Tensor:
+    """The truths (size,) that :func:`pack` packed."""
+    return ((packed.unsqueeze(1) / powers(packed.device)).floor() % 2).flatten()[:size] == 1
+
+
+def powers(device: torch.device) -> Tensor:
+    return 2.0 ** torch.arange(-8, 0, device=device)
+
+
+class FedCACClient(ConfirmedClient):
+    settings: CacSettings
+    uploads = ("model", "critical")
+
+    def receive(self) -> Tensor:
+        shared, mask = super().receive(), self.state.arrays.get("critical")
+        if mask is None or "customised" not in self.models:
+            return shared
+        return torch.where(unpack(mask, len(shared)), self.models["customised"].vector, shared)
+
+    def local_update(self) -> list[Tensor]:
+        before = self.model.vector.clone()
+        self.train()
+        mask = pack(critical(self.model.layout, before, self.model.vector, self.settings.tau))
+        self.propose(critical=mask)
+        return [self.model.vector.clone(), mask]
+
+
+class FedCAC(ConfirmedStrategy):
+    name = "fedcac"
+    receives = "mixture"
+    spelling = "FedCAC"
+    title = "Critical parameters shared among like silos"
+    paper = "Wu et al., ICCV 2023, arXiv 2309.11103"
+    sends = ("2 Σ", "Σ + Σ/8")
+    reports = "received"
+    client = FedCACClient
+    Settings = CacSettings
+    settings: CacSettings
+
+    def begin_round(self) -> None:
+        self._like = self.like()
+
+    def payload(self, silo: str) -> Payload:
+        payload = super().payload(silo)
+        if silo not in self._like:
+            return payload
+        like = self._like[silo]
+        mean = weighted_mean((self.state.arrays[model_of(n)] for n in like), [1.0] * len(like))
+        return Payload({**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers)
+
+    def like(self) -> dict[str, list[str]]:
+        """C_i of every silo that has sent a model, by name."""
+        names = [n for n in self.silos if model_of(n) in self.state.arrays]
+        if len(names) < 2 or self.round - 1 > self.settings.beta:
+            return {n: [n] for n in names}
+        masks = [unpack(self.state.arrays[f"critical.{n}"], self.layout.size) for n in names]
+        overlaps = overlap(torch.stack(masks).float())
+        own = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
+        mean, most = overlaps[~own].mean(), overlaps[~own].max()
+        threshold = torch.minimum(mean + (self.round - 1) / self.settings.beta * (most - mean), most)
+        near = (overlaps >= threshold) | own
+        return {
+            i: [j for j, is_near in zip(names, row.tolist(), strict=True) if is_near]
+            for i, row in zip(names, near, strict=True)
+        }
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        return -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)
+
+    def check(self, update: Update) -> None:
+        whole = update.vectors["critical"] * 256
+        if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
+            raise ValueError("'critical' holds other numbers than those that bits are packed in")
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        self.count(updates)
+        mean = weighted_mean((u.vectors["model"] for u in updates), [u.samples for u in updates])
+        self.state.arrays[GLOBAL] = mean
+        for update in updates:
+            for name, vector in update.vectors.items():
+                if name in FedCACClient.uploads:
+                    self.state.arrays[f"{name}.{update.silo}"] = vector
+
+
+def overlap(masks: Tensor) -> Tensor:
+    """O_ij (n, n), float64, from 0/1 masks (n, Σ)."""
+    common = (masks @ masks.T).double()  # counts, which are exact in float32 up to 16 million
+    own = common.diagonal().unsqueeze(1)
+    return torch.where(own > 0, 1 - (own + own.T - 2 * common) / (2 * own), 0.0)

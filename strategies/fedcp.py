@@ -1,0 +1,128 @@
+"""FedCP: a policy network splits each sample's features between a personal and a global head.
+
+Zhang et al., KDD 2023, arXiv 2307.01217. h = φ(x) in R^K are the features; two heads on them, and a gate between:
+
+    r, s = softmax of the pairs of ReLU(LN(A (h * v))) in R^{2 x K},  r + s = 1;    v: the silo's context, of length 1
+    logits = P (r * h) + G (s * h)
+    loss   = CE + λ MMD(h, φᵗ(x))            φᵗ: the received body, held fixed; MMD: squared, with the kernel
+                                             sum_a exp(-d² / 2a), a in (10, 15, 20, 50), means over the batch's pairs
+
+Trained: φ, the personal head P, the policy (A, LN); the global head G stands still. In training the softmax has Gumbel
+noise (τ = 1). After it the silo sends φ, the policy and (P + G) / 2 in G's place; server: the sample-weighted mean of
+all three. v is the sum of the rows of P, taken when the round's model arrives; in a silo's first round it is random.
+
+Sent: Σ + 2K² + 6K down and up: body, G, policy. Kept: server these; silo P, v. P and G start as the same layer. An
+absent silo keeps P, and gets body, G and policy when it comes back. Evaluated: what arrived with the silo's own P, and
+without Gumbel noise; the official code has it in evaluation too, where predictions are then random. The default λ is
+the official MNIST script's; it is strong, and slows the first rounds. All is one network, whose blocks ``own`` (P),
+``shared`` (G), ``policy`` and ``context`` stand in place of the last layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.architectures import Values
+from models.flat import Layout, gather
+from models.metrics import mmd
+from models.training import feature_gradient, features_at, generator
+from strategies.base.partial import PartialClient, PartialStrategy, head_blocks, split_parts
+from strategies.base.settings import setting
+
+
+@dataclass(frozen=True)
+class CpSettings:
+    """Settings of FedCP."""
+
+    lambda_: float = setting(5.0, "weight of the distance to the received body", symbol="λ", minimum=0)
+
+
+class PolicyHead(nn.Module):
+    """P (r * h) + G (s * h)."""
+
+    block_names = ("own", "shared", "policy", "context")
+    has_dropout = True  # Gumbel noise
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        features = layer.in_features
+        self.own, self.shared = layer, copy.deepcopy(layer)
+        self.policy = nn.Sequential(nn.Linear(features, 2 * features), nn.LayerNorm(2 * features))
+        self.context = Values(features)
+
+    def masks(self, h: Tensor) -> Tensor:
+        """(b, 2, K): r and s of each sample."""
+        scores: Tensor = self.policy(h * F.normalize(self.context(), dim=0)).relu().unflatten(1, (2, -1))
+        return (scores + gumbel(scores) if self.training else scores).softmax(1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        r, s = self.masks(h).unbind(1)
+        logits: Tensor = self.own(r * h) + self.shared(s * h)
+        return logits
+
+
+def gumbel(like: Tensor) -> Tensor:
+    """Gumbel noise of this shape, from torch's global generator."""
+    return -torch.empty_like(like).exponential_().clamp_min(1e-30).log()
+
+
+def cp_parts(layout: Layout) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    return split_parts(layout, head_blocks(layout, "own", "context"))
+
+
+class FedCPClient(PartialClient):
+    settings: CpSettings
+
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        return cp_parts(self.model.layout)
+
+    def receive(self) -> Tensor:
+        vector, layout = super().receive(), self.model.layout
+        (context,) = layout.parts(head_blocks(layout, "context"))
+        features = context.stop - context.start
+        if self.previous is None:
+            rng = generator(self.common.seed, self.silo.name, "context")
+            vector[context] = torch.rand(features, generator=rng).to(vector.device)
+        else:
+            (own,) = layout.parts(head_blocks(layout, "own"))
+            classes = (own.stop - own.start) // (features + 1)
+            vector[context] = vector[own][: classes * features].view(classes, features).sum(0)
+        return vector
+
+    def local_update(self) -> list[Tensor]:
+        layout, vector = self.model.layout, self.model.vector
+        self.start = vector.clone()
+        self.train(parts=layout.outside(layout.parts(head_blocks(layout, "shared", "context"))))
+        sent = vector.clone()
+        own, shared = (layout.parts(head_blocks(layout, name))[0] for name in ("own", "shared"))
+        sent[shared] = (vector[own] + vector[shared]) / 2
+        return [gather(sent, self.shared)]
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        weight = self.settings.lambda_
+        if not weight:
+            return super().gradient(x, y)
+        fixed = features_at(self.model, self.start, x)
+        return feature_gradient(self.model, x, y, lambda logits, h, y: self.loss(logits, y) + weight * mmd(h, fixed))
+
+
+class FedCP(PartialStrategy):
+    name = "fedcp"
+    spelling = "FedCP"
+    title = "Features split between two heads by a policy"
+    paper = "Zhang et al., KDD 2023, arXiv 2307.01217"
+    sends = ("Σ + 2K² + 6K", "Σ + 2K² + 6K")
+    whole = True  # the features, and a head of theirs
+    reports = "received"
+    client = FedCPClient
+    head = PolicyHead
+    Settings = CpSettings
+    takes_ala = False
+
+    def shared_parts(self) -> tuple[slice, ...]:
+        return cp_parts(self.layout)[0]

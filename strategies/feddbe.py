@@ -1,0 +1,150 @@
+"""FedDBE (FedAvg + DBE): what sets a silo's features apart goes into a bias of its own, the rest is pulled to one mean.
+
+Zhang et al., NeurIPS 2023, arXiv 2311.14975. z = φ(x) in R^K are the features, h the last layer W z + b.
+
+    silo     logits h(φ(x) + u_i)                                      u_i: the personalised bias memory (PRBM)
+             CE + κ (1/K) sum_k ½ (z̄_k - z̄ᵍ_k)²                         mean regularisation (MR), per batch, with
+             z̄ <- (1 - m) z̄ + m · batch mean of z                       0 at the start of every local training
+    server   w <- the sample-weighted mean of the w_i;   z̄ᵍ <- that of the z̄_i, once
+
+All of w and u_i take steps together; u_i by plain gradient steps of the same learning rate, from 0, and is kept for
+ever. Only the last batch's share of z̄ has a gradient. z̄ᵍ comes of round 1, a warm-up without u and MR: the silos train,
+send z̄ alone, and the models are thrown away (``warm-up = "keep"``: they are sent and averaged too, as FedAvg's).
+
+Sent: Σ + K down (Σ in round 1), Σ up (K in round 1). Kept: server w, z̄ᵍ; silo u_i. The server sees one mean feature
+vector per silo, once. An absent silo keeps u_i; absent in round 1, it has no part in z̄ᵍ. Evaluated: w with the silo's
+own u_i. As W (z + u) + b = W z + (b + W u), that is a plain network. Special cases: κ = 0 without ``bias`` is FedAvg
+bit for bit (``warm-up = "keep"``). With m < 1, z̄ and z̄ᵍ are shrunk by 1 - (1 - m)^steps.
+
+The defaults are the official script's for the four-layer CNN (the code's own are m = 0.1, κ = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.training import feature_gradient
+from strategies.base.payload import Model, Payload
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class DbeSettings:
+    """Settings of FedDBE."""
+
+    kappa: float = setting(50.0, "weight of the mean regularisation", symbol="κ", minimum=0)
+    momentum: float = setting(
+        1.0, "share of a batch in the running mean of the features", symbol="m", above=0, maximum=1
+    )
+    bias: bool = setting(True, "learn the personalised bias memory u")
+    warm_up: str = setting("discard", "what becomes of round 1's models", choices=("discard", "keep"))
+
+
+class FedDBEClient(SiloClient):
+    settings: DbeSettings
+
+    def receive(self) -> Tensor:
+        self.warms_up = MEAN not in self.models
+        kept = self.state.arrays.get("bias")
+        features = self.model.layout.linear_head()[0].shape[1]
+        self.u = torch.zeros(features, device=self.model.device) if kept is None else kept
+        return self.folded(self.models[GLOBAL].vector)
+
+    def local_update(self) -> list[Tensor]:
+        self.model.load(self.models[GLOBAL].vector)
+        self.mean = torch.zeros_like(self.u)
+        self.train()
+        sent = self.model.vector.clone()
+        if not self.warms_up:
+            if self.settings.bias:
+                self.state.arrays["bias"] = self.u
+            return [sent]
+        return [self.mean if self.settings.warm_up == "discard" else torch.cat([sent, self.mean])]
+
+    def personal(self) -> Tensor:
+        return self.folded(self.model.vector)
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """∇w of the loss with u, and u's own step: of the network whose last bias is b' = b + W u,
+
+        dW = dW' + db' uᵀ, db = db', du = Wᵀ db'.
+        """
+        model, u = self.model, self.u
+        if self.warms_up or not self.settings.bias:
+            return feature_gradient(model, x, y, self.regularised)
+        weight, bias = model.layout.linear_head()
+        w, b = (model.vector[weight.start : weight.stop].view(weight.shape), model.vector[bias.start : bias.stop])
+        plain = b.clone()
+        b += w @ u
+        loss = feature_gradient(model, x, y, self.regularised)
+        b.copy_(plain)
+        grad = model.gradient[bias.start : bias.stop]
+        self.u = u - self.learning_rate() * (grad @ w)
+        model.gradient[weight.start : weight.stop] += torch.outer(grad, u).flatten()
+        return loss
+
+    def regularised(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        m, kappa = self.settings.momentum, self.settings.kappa
+        mean = (1 - m) * self.mean + m * z.mean(0)
+        self.mean = mean.detach()
+        loss = self.loss(logits, y)
+        if self.warms_up or not kappa:
+            return loss
+        return loss + kappa * (mean - self.models[MEAN].vector).square().mean() / 2
+
+    def folded(self, vector: Tensor) -> Tensor:
+        """w with the last bias b + W u."""
+        if not self.settings.bias:
+            return vector
+        weight, bias = self.model.layout.linear_head()
+        result = vector.clone()
+        result[bias.start : bias.stop] += vector[weight.start : weight.stop].view(weight.shape) @ self.u
+        return result
+
+
+class FedDBE(PersonalizedStrategy):
+    name = "feddbe"
+    own_model = "layers"
+    note = "of the own model only the bias on the features is missing, and round 1 sends the mean features"
+    spelling = "FedDBE"
+    keeps = ("its bias on the features",)
+    title = "Domain bias eliminator on FedAvg"
+    paper = "Zhang et al., NeurIPS 2023, arXiv 2311.14975"
+    sends = ("Σ + K", "Σ")
+    reports = "received"
+    client = FedDBEClient
+    Settings = DbeSettings
+    settings: DbeSettings
+    takes_ala = False
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        size = super().upload_size(name, silo)
+        if name != "model" or MEAN in self.state.arrays:
+            return size
+        features: int = self.layout.linear_head()[0].shape[1]
+        return features + size * (self.settings.warm_up == "keep")
+
+    def payload(self, silo: str) -> Payload:
+        models = super().payload(silo).models
+        if MEAN in self.state.arrays:
+            models = {**models, MEAN: Model(self.state.arrays[MEAN], round=1)}
+        return Payload(models)
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        mean = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
+        if MEAN in self.state.arrays:
+            self.state.arrays[GLOBAL] = mean
+            return
+        if self.settings.warm_up == "keep":
+            self.state.arrays[GLOBAL] = mean[: self.layout.size].clone()
+            mean = mean[self.layout.size :].clone()
+        self.state.arrays[MEAN] = mean

@@ -1,0 +1,95 @@
+"""FedDyn: a regulariser that moves with the rounds, until the silos' optima and the server's are the same.
+
+Acar et al., ICLR 2021, arXiv 2111.04263, Algorithm 1. min_θ (1/N) sum_i f_i(θ), every silo of the same weight:
+
+    silo     θ_i = argmin_θ f_i(θ) - <g_i, θ> + (α/2) ||θ - θ^t||², by local training from θ^t
+             g_i <- g_i - α (θ_i - θ^t)                                   (= ∇f_i(θ_i) at an exact θ_i)
+    server   h <- h - (α/N) sum_{i in S} (θ_i - θ^t),   θ^{t+1} = (1/|S|) sum_{i in S} θ_i - h/α
+
+``weights = "samples"``, the authors' code: α_i = α n/(N n_i) in the silo, which weighs f_i by n_i; h then is the mean
+of the (N n_i/n) g_i. The code also clips the gradient, regulariser included, at norm 10 (``clip``), and keeps
+-g_i/α in place of g_i. Of the models that the code scores, the next start θ^{t+1} is the received one here; the one
+that the paper plots, the mean of all silos' last θ_i, is nobody's model and not formed.
+
+Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is taken over once the server has counted it
+(strategies/confirmed.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its share
+of h; the mean of the θ_i is over the replies that came. Personal: θ_i.
+
+Special cases: round 1 goes 1 + |S|/N times as far as the mean of the θ_i. With all silos present it is ADMM: FedAPM
+with nothing personal, ρ = α/N and N times the learning rate, and FedADMM with ρ = α and η = 1. PFLlib's term is a norm
+that is not squared, a slip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from models.training import clip_norm
+from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
+from strategies.base.payload import Payload
+from strategies.base.replies import Update
+from strategies.base.server import weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL
+
+
+@dataclass(frozen=True)
+class DynSettings:
+    """Settings of FedDyn; α of its official CIFAR-10 runs."""
+
+    alpha: float = setting(0.01, "weight of the regulariser", symbol="α", above=0)
+    weights: str = setting("uniform", "how silos' losses are weighted", choices=("uniform", "samples"))
+    clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
+
+
+class FedDynClient(ConfirmedClient):
+    settings: DynSettings
+
+    def local_update(self) -> list[Tensor]:
+        centre, clip = self.models[GLOBAL].vector, self.settings.clip
+        alpha = self.settings.alpha * cast(float, self.numbers["scale"])
+        own = self.state.arrays.get("dual", torch.zeros_like(centre))
+
+        def correct(w: Tensor, g: Tensor) -> None:
+            g.add_(w - centre, alpha=alpha).sub_(own)
+            if clip:
+                clip_norm(g, clip)
+
+        self.train(correction=correct)
+        self.propose(dual=own - alpha * (self.model.vector - centre))
+        return [self.model.vector.clone()]
+
+
+class FedDyn(ConfirmedStrategy):
+    name = "feddyn"
+    spelling = "FedDyn"
+    one_model = True
+    title = "Dynamic regularisation"
+    paper = "Acar et al., ICLR 2021, arXiv 2111.04263"
+    reports = "received"
+    client = FedDynClient
+    Settings = DynSettings
+    settings: DynSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        super().start_state(initial)
+        self.state.arrays["h"] = torch.zeros_like(self.state.arrays[GLOBAL])
+
+    def payload(self, silo: str) -> Payload:
+        payload, scale = super().payload(silo), 1.0
+        if self.settings.weights == "samples":
+            mean = sum(info.n_train for info in self.silos.values()) / len(self.silos)
+            scale = mean / self.silos[silo].n_train
+        return Payload(payload.models, {**payload.numbers, "scale": scale})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        self.count(updates)
+        theta, alpha = self.state.arrays[GLOBAL], self.settings.alpha
+        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        h = self.state.arrays["h"] - alpha * len(updates) / len(self.silos) * (mean - theta)
+        self.state.arrays |= {GLOBAL: mean - h / alpha, "h": h}

@@ -1,0 +1,132 @@
+"""FedLAMA: layers whose copies differ little from silo to silo are averaged less often.
+
+Lee, Zhang and Avestimehr, AAAI 2023, arXiv 2110.10302. A layer is one weight tensor l of dim_l numbers, with an
+interval τ_l of 1 or φ rounds (the paper's τ' is one round here: local-epochs). In round t every silo trains its model
+x^i, and
+
+    layers with τ_l | t:       u_l <- sum_i p_i x_l^i,  d_l = sum_i p_i ||u_l - x_l^i||² / (τ_l dim_l),  x_l^i <- u_l
+    the others:                x_l^i stays as each silo has it
+    where φ | t:               sort by d_l, ascending; δ_l = sum_{k<=l} d_k dim_k / sum_k d_k dim_k,
+                               λ_l = sum_{k<=l} dim_k / sum_k dim_k; τ = φ up to the first l with 1 - λ_l < δ_l, else 1
+
+Only matrices and kernels are sorted; biases and normalisation weights, which count in δ's denominator alone, are
+averaged every round, and so are running statistics. All intervals start at 1, and where φ | t all layers are averaged.
+
+Sent: the layers of the round before down, those of the round up: at most Σ, the less the longer; in a silo's first
+round Σ down. Kept: server u, τ, when each layer was averaged, when each silo was last heard of; silo x^i. An absent
+silo is left out of the means, and gets on its return all layers averaged since it was last heard of. So does one whose
+reply was lost. Special cases: φ = 1 is FedAvg bit for bit, and so is every run before its first adjustment.
+
+Paper and code: the official code averages alike whatever the n_i (``average = "silos"``), does not adjust in the first
+6 rounds (``wait``), keeps its momentum over rounds (``optimizer-state = "keep"``), and counts the layer at which the
+curves cross as one of the slow ones, as here. It is no personalised method: where φ | t-1 the received model of round t
+is one for all, in other rounds it has the silo's own slow layers, and its metrics are better for that, not by design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from models.flat import Layout, gather, scatter
+from strategies.base.payload import Model, Number, Payload
+from strategies.base.replies import Update
+from strategies.base.server import Averaging, PersonalizedStrategy, weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class LamaSettings(Averaging):
+    """Settings of FedLAMA."""
+
+    phi: int = setting(2, "the longer interval, in rounds", symbol="φ", minimum=1)
+    wait: int = setting(0, "rounds before the intervals are first adjusted", minimum=0)
+
+
+def flagged(layout: Layout, flags: Number) -> list[slice]:
+    """The parts of the vector of the tensors with a 1 in ``flags``."""
+    pairs = zip(layout.parameters, cast(list[int], flags), strict=True)
+    return [slice(e.start, e.stop) for e, flag in pairs if flag]
+
+
+def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[int]:
+    """τ_l of every tensor from its d_l dim_l."""
+    sizes = [e.stop - e.start for e in layout.parameters]
+    kernels = [k for k, e in enumerate(layout.parameters) if len(e.shape) > 1]
+    all_sizes, all_excess = sum(sizes[k] for k in kernels), sum(excess)
+    intervals, size, differs = [1] * len(sizes), 0, 0.0
+    for k in sorted(kernels, key=lambda k: excess[k] / sizes[k]):
+        intervals[k] = phi
+        size, differs = size + sizes[k], differs + excess[k]
+        if (1 - size / all_sizes) * all_excess < differs:
+            break
+    return intervals
+
+
+class FedLAMAClient(SiloClient):
+    uploads = ("layers",)
+
+    def receive(self) -> Tensor:
+        fresh = flagged(self.model.layout, self.numbers["fresh"])
+        return scatter(self.own(), fresh, self.models[GLOBAL].vector)
+
+    def local_update(self) -> list[Tensor]:
+        self.train()
+        return [gather(self.model.vector, flagged(self.model.layout, self.numbers["due"]))]
+
+
+class FedLAMA(PersonalizedStrategy):
+    name = "fedlama"
+    note = "most rounds send some layers, the last ones since are known"
+    spelling = "FedLAMA"
+    one_model = True
+    title = "Layer-wise adaptive intervals of averaging"
+    paper = "Lee et al., AAAI 2023, arXiv 2110.10302"
+    sends = ("≤ Σ", "≤ Σ")
+    reports = "received"
+    client = FedLAMAClient
+    Settings = LamaSettings
+    settings: LamaSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        super().start_state(initial)
+        count = len(self.layout.parameters)
+        self.state.numbers |= {"intervals": [1] * count, "averaged": [0] * count, "heard": {}}
+
+    def due(self) -> list[int]:
+        """1 for every tensor that is averaged in this round."""
+        return [int(self.round % interval == 0) for interval in self.state.numbers["intervals"]]
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        if name == "layers":
+            return sum(part.stop - part.start for part in flagged(self.layout, self.due()))
+        return super().upload_size(name, silo)
+
+    def begin_round(self) -> None:
+        self._packed: dict[int, Tensor] = {}  # what silos that were last heard of in that round get
+
+    def payload(self, silo: str) -> Payload:
+        heard = self.state.numbers["heard"].get(silo, 0)
+        fresh = [int(server_round >= heard) for server_round in self.state.numbers["averaged"]]
+        if heard not in self._packed:
+            self._packed[heard] = gather(self.state.arrays[GLOBAL], flagged(self.layout, fresh))
+        model = Model(self._packed[heard], round=self.round - 1)
+        return Payload({GLOBAL: model}, {"fresh": fresh, "due": self.due()})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        arrays, numbers, due = self.state.arrays, self.state.numbers, self.due()
+        weights = self.weights(updates)
+        mean = weighted_mean((u.vector for u in updates), weights)
+        arrays[GLOBAL] = scatter(arrays[GLOBAL], flagged(self.layout, due), mean)
+        numbers["averaged"] = [self.round if now else r for now, r in zip(due, numbers["averaged"], strict=True)]
+        numbers["heard"] = {**numbers["heard"], **{u.silo: self.round for u in updates}}
+        # One silo differs from nobody: that says nothing of its layers.
+        if self.round % self.settings.phi == 0 and self.round > self.settings.wait and len(updates) > 1:
+            squares = weighted_mean(((u.vector - mean).square() for u in updates), weights)
+            sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
+            excess = [float(x) / tau for x, tau in zip(sums, numbers["intervals"], strict=True)]
+            numbers["intervals"] = choose_intervals(self.layout, excess, self.settings.phi)

@@ -1,0 +1,94 @@
+"""FedLP: FedAvg in which each silo sends a few layers only, drawn anew every round.
+
+Zhu et al., ICC 2023, the homogeneous scheme. A silo receives and trains the whole w; each layer of its w_i goes up with
+probability p, and the server averages every layer over the silos that sent it:
+
+    w_l <- sum_{i in S_l} w_{i,l} / |S_l|,   S_l the silos of the round that sent layer l;  w_l as it was where none did
+
+Silo and server draw the layers from the run's seed, the silo's name and the round, each for itself, so what was drawn
+need not be sent. ``unit = "layer"`` (paper) are the model's layer blocks; "tensor" (code) tosses for weight and bias
+separately. ``weights = "samples"`` weighs by n_i, where paper and code do not.
+
+Sent: Σ down, up p Σ on average. BatchNorm statistics travel whole. Kept: server w; silo nothing. An absent silo is in
+no S_l. Special cases: p = 1 with weights = "samples" is FedAvg bit for bit; p = 0 keeps w. The heterogeneous scheme,
+whose silos train their first layers only, is not here. (The code's flag for p is called drop rate, and is the share
+kept.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.flat import Block, Entry, Layout, gather
+from models.training import generator
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.settings import Common, setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class LpSettings:
+    """Settings of FedLP; p of its authors' best runs."""
+
+    keep: float = setting(0.7, "probability that a layer is sent", symbol="p", minimum=0, maximum=1)
+    unit: str = setting("layer", "what is sent or not as a whole", choices=("layer", "tensor"))
+    weights: str = setting("uniform", "how silos are weighted", choices=("uniform", "samples"))
+
+
+def sent(layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int) -> list[slice]:
+    """The parts of the vector that this silo sends in this round."""
+    units: Sequence[Block | Entry] = layout.blocks if settings.unit == "layer" else layout.parameters
+    rng = generator(common.seed, silo, server_round, "layers")
+    kept = torch.rand(len(units), generator=rng) < settings.keep
+    return [slice(u.start, u.stop) for u, is_kept in zip(units, kept.tolist(), strict=True) if is_kept]
+
+
+class FedLPClient(SiloClient):
+    settings: LpSettings
+    uploads = ("layers",)
+
+    def local_update(self) -> list[Tensor]:
+        self.train()
+        parts = sent(self.model.layout, self.settings, self.common, self.silo.name, self.round)
+        return [gather(self.model.vector, parts)]
+
+
+class FedLP(PersonalizedStrategy):
+    name = "fedlp"
+    own_model = "layers"
+    note = "over the rounds every layer is sent"
+    spelling = "FedLP"
+    one_model = True
+    title = "Layers sent at random"
+    paper = "Zhu et al., ICC 2023"
+    sends = ("Σ", "p Σ")
+    reports = "received"
+    client = FedLPClient
+    Settings = LpSettings
+    settings: LpSettings
+
+    def sent(self, silo: str) -> list[slice]:
+        return sent(self.layout, self.settings, self.common, silo, self.round)
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        if name == "layers":
+            return sum(part.stop - part.start for part in self.sent(silo))
+        return super().upload_size(name, silo)
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        weights = {u.silo: u.samples if self.settings.weights == "samples" else 1 for u in updates}
+        layers: dict[tuple[int, int], dict[str, Tensor]] = {}  # (start, stop) -> silo -> its parameters
+        for update in updates:
+            parts = self.sent(update.silo)
+            pieces = torch.split(update.vectors["layers"], [part.stop - part.start for part in parts])
+            for part, piece in zip(parts, pieces, strict=True):
+                layers.setdefault((part.start, part.stop), {})[update.silo] = piece
+        w = self.state.arrays[GLOBAL].clone()
+        for (start, stop), pieces_of in layers.items():
+            w[start:stop] = weighted_mean(pieces_of.values(), [weights[silo] for silo in pieces_of])
+        self.state.arrays[GLOBAL] = w

@@ -1,0 +1,213 @@
+"""FedPAC: a shared body with aligned features, and for each silo its own combination of all silos' heads.
+
+Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867. z = φ(x) in R^K are the features. The silo, in this order:
+
+    1  receives the body φ, its mixed head ψ_i and the prototypes c_k (the mean features of each class over all silos)
+    2  with these, p_ik its share of class k:   μ_ik = mean of z over its class k,   H_i[k] = p_ik μ_ik,
+       V_i = (1/n_i) [ sum_k p_ik mean_{y=k} ||z||² - sum_k p_ik² ||μ_ik||² ]
+    3  trains the head, the body held fixed:    CE                                              ``head-epochs``
+    4  trains the body, the head held fixed:    CE + λ (1/K) ||z - t_y||², mean over the batch, t_y = c_y, or its own
+       μ_iy where there is no c_y; no alignment in round 1                                      ``local-epochs``
+    5  sends φ_i, ψ_i, the μ_ik of the trained body, p_ik, H_i, V_i
+
+    server   φ <- the sample-weighted mean of the φ_i,   c_k <- sum_i n_ik μ_ik / sum_i n_ik
+             ψ_i <- sum_j α_ij ψ_j,   α_i = argmin a' P_i a,  a >= 0, sum a = 1;  below 10⁻³ it is 0, and the rest is
+             scaled to 1;   P_i = diag(V) + D_i,   D_i[j, l] = <H_i - H_j, H_i - H_l>
+
+Heads are mixed for the silos of a round, of their heads. Features are taken in evaluation mode.
+
+Sent: Σ + C (K + 1) down (Σ in round 1: no prototypes), Σ + C (K + 1) + CK up, and V_i. Kept: server φ, c, every silo's
+ψ_i; silo nothing. An absent silo's ψ_i stays as it was; a class that nobody of a round has keeps its prototype. The
+server learns every silo's class shares, class means and head: ``min-count`` holds back classes with fewer samples (they
+count as absent). Evaluated: the received body with the mixed head. Special cases: without mixing, with λ = 0 and one
+learning rate it is FedRep with these epochs, bit for bit; equal H: α_j is proportional to 1/V_j; one silo: α = 1.
+
+Defaults are the official code's; its head learning rate of 0.1 is written into it (0: the run's).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.flat import scatter
+from models.training import Optimizer, all_features, feature_gradient
+from strategies.base.payload import Model, Payload, is_number
+from strategies.base.prototypes import (
+    PROTOTYPES,
+    average,
+    check_table,
+    class_sums,
+    make_table,
+    means_of,
+    read_table,
+    table_size,
+)
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+STATISTICS = "statistics"
+LEAST = 1e-3  # coefficients below are 0
+
+
+@dataclass(frozen=True)
+class PacSettings:
+    """Settings of FedPAC."""
+
+    lambda_: float = setting(1.0, "weight of the alignment of features", symbol="λ", minimum=0)
+    head_epochs: int = setting(1, "epochs on the head", minimum=0)
+    head_learning_rate: float = setting(0.1, "learning rate of the head, 0: learning-rate", symbol="η_g", minimum=0)
+    mix: bool = setting(True, "mix the silos' heads")
+    min_count: int = setting(1, "fewest samples of a class that are told of", minimum=1)
+
+
+class FedPACClient(SiloClient):
+    settings: PacSettings
+    uploads = ("model", PROTOTYPES, STATISTICS)
+    sends_numbers = ("variance",)
+
+    def local_update(self) -> list[Tensor]:
+        model, s = self.model, self.settings
+        classes = model.layout.linear_head()[0].shape[0]
+        z, y = all_features(model, self.silo.train), self.silo.train.y
+        sums, counts = class_sums(z, y, classes)
+        told = (counts >= s.min_count).float()
+        shares, means = told * counts / len(y), told[:, None] * means_of(sums, counts)
+        squares = means_of(class_sums(z.square().sum(1)[:, None], y, classes)[0], counts)[:, 0]
+        spread = (shares * squares).sum() - (shares[:, None] * means).square().sum()
+        self.replies["variance"] = float(spread) / len(y)
+        self.targets = means_of(sums, counts)
+        if PROTOTYPES in self.models:
+            prototypes, known = read_table(self.models[PROTOTYPES].vector, classes)
+            self.targets = torch.where(known[:, None] > 0, prototypes, self.targets)
+        self.aligned = False
+        self.train(parts=[model.head], epochs=s.head_epochs, purpose="personal", optimizer_key="personal")
+        if model.head.start:
+            self.aligned = PROTOTYPES in self.models and s.lambda_ > 0
+            self.train(parts=model.layout.outside([model.head]), optimizer_key="shared")
+        sums, counts = class_sums(all_features(model, self.silo.train), y, classes)
+        table = make_table(means_of(sums, counts), shares)
+        return [model.vector.clone(), table, (shares[:, None] * means).flatten()]
+
+    def optimizer(self, key: str = "") -> Optimizer:
+        result = super().optimizer(key)
+        if key.startswith("personal") and self.settings.head_learning_rate:
+            result.lr = self.decayed(self.settings.head_learning_rate)
+        return result
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        if not self.aligned:
+            return super().gradient(x, y)
+        return feature_gradient(self.model, x, y, self.aligned_loss)
+
+    def aligned_loss(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        return self.loss(logits, y) + self.settings.lambda_ * (z - self.targets[y]).square().mean()
+
+
+def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray:
+    """α_i (n,) from G[j, l] = <H_j, H_l> and V: D_i[j, l] = G_ii - G_ij - G_il + G_jl."""
+    own = gram[silo]
+    alpha = on_simplex(np.diag(variance) + own[silo] - own[:, None] - own[None, :] + gram)
+    alpha[alpha < LEAST] = 0
+    return cast(np.ndarray, alpha / alpha.sum())
+
+
+def on_simplex(matrix: np.ndarray) -> np.ndarray:
+    """argmin a' P a over a >= 0, sum a = 1, for a positive semidefinite P, by an active set.
+
+    On the entries that may be positive the optimum is proportional to P⁻¹ 1; one that would turn negative on the way
+    there is fixed at 0. At an optimum, the entry whose grad is lowest becomes free, until none is below a' P a.
+    """
+    n = len(matrix)
+    scale = max(float(np.diag(matrix).max()), np.finfo(float).tiny)
+    p = matrix / scale + 1e-12 * np.eye(n)
+    a = np.zeros(n)
+    a[np.argmin(np.diag(p))] = 1.0
+    free = a > 0
+    for _ in range(100 * n):
+        goal = np.zeros(n)
+        goal[free] = np.linalg.solve(p[np.ix_(free, free)], np.ones(int(free.sum())))
+        goal /= goal.sum()
+        falling = free & (goal < 0)
+        if falling.any():
+            steps = np.where(falling, a / np.where(falling, a - goal, 1.0), math.inf)
+            first = int(np.argmin(steps))
+            a = a + steps[first] * (goal - a)
+            a[first], free[first] = 0.0, False
+            continue
+        a = goal
+        grad = p @ a - a @ p @ a
+        lowest = int(np.argmin(np.where(free, math.inf, grad)))
+        if free.all() or grad[lowest] >= -1e-12:
+            break
+        free[lowest] = True
+    return a
+
+
+class FedPAC(PersonalizedStrategy):
+    name = "fedpac"
+    receives = "mixture"
+    spelling = "FedPAC"
+    title = "Feature alignment and combined heads"
+    paper = "Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867"
+    sends = ("Σ + C (K + 1)", "Σ + C (2K + 1)")
+    per_class = True
+    reports = "received"
+    client = FedPACClient
+    Settings = PacSettings
+    settings: PacSettings
+    takes_ala = False
+
+    @property
+    def classes(self) -> int:
+        return self.layout.linear_head()[0].shape[0]
+
+    @property
+    def last(self) -> slice:
+        return self.layout.blocks[-1].slice
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        super().start_state(initial)
+        for name in self.silos:
+            self.state.arrays[f"head.{name}"] = initial("")[self.last].clone()
+
+    def payload(self, silo: str) -> Payload:
+        arrays, before = self.state.arrays, self.round - 1
+        own = scatter(arrays[GLOBAL], [self.last], arrays[f"head.{silo}"])
+        models = {GLOBAL: Model(own, round=before)}
+        if PROTOTYPES in arrays:
+            models[PROTOTYPES] = Model(arrays[PROTOTYPES], round=before)
+        return Payload(models)
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        sizes = {PROTOTYPES: table_size(self.layout), STATISTICS: table_size(self.layout) - self.classes}
+        return sizes[name] if name in sizes else super().upload_size(name, silo)
+
+    def check(self, update: Update) -> None:
+        check_table(update.vectors[PROTOTYPES], self.classes)
+        variance = update.numbers.get("variance")
+        if not is_number(variance) or cast(float, variance) < -1e-3:
+            raise ValueError(f"'variance' is {variance!r}, not a number of at least 0")
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        arrays, samples = self.state.arrays, [float(u.samples) for u in updates]
+        arrays[GLOBAL] = weighted_mean((u.vectors["model"] for u in updates), samples)
+        tables = [u.vectors[PROTOTYPES] for u in updates]
+        arrays[PROTOTYPES] = average(tables, samples, self.classes, arrays.get(PROTOTYPES))
+        heads = torch.stack([u.vectors["model"][self.last] for u in updates])
+        if not self.settings.mix:
+            arrays |= {f"head.{u.silo}": head.clone() for u, head in zip(updates, heads, strict=True)}
+            return
+        h = torch.stack([u.vectors[STATISTICS] for u in updates]).double()
+        gram = np.array([row.tolist() for row in h @ h.T])
+        variance = np.array([max(cast(float, u.numbers["variance"]), 0.0) for u in updates])
+        for i, update in enumerate(updates):
+            arrays[f"head.{update.silo}"] = weighted_mean(heads, combination(gram, variance, i).tolist())

@@ -1,0 +1,108 @@
+"""FedPHP: a history of the silo's own models, which is its personal one and teaches the model that is trained.
+
+Li, Zhan, Shao, Li and Song, ECML-PKDD 2021. w by FedAvg, but each silo trains its copy w_i by the loss
+
+    (1 - λ) L(w_i) + λ T(w_i, p_i),     p_i <- μ p_i + (1 - μ) w_i after the last step
+
+with its history p_i fixed in training. φ is what the last layer block gets, z its outputs, B a batch:
+
+    T = MMD: mean over B x B of k(φ_w, φ_w') + k(φ_p, φ_p') - 2 k(φ_w, φ_p),
+             k(a, b) = sum over s in {10, 15, 20, 50} of exp(-||a - b||² / 2s)
+    T = distillation: -mean over B of sum_c softmax_c(z_p / 4) log softmax_c(z_w)
+
+μ grows with the silo's own rounds: 0.9 times those before this one over max(1, C T), at most 0.9, with C the
+participation and T the rounds, so that in a silo's first round p_i becomes w_i. (PFLlib: by the number of the round,
+which evaluates w_i besides.) BatchNorm statistics are mixed with the same μ; p_i computes in evaluation mode.
+
+Sent: Σ down, Σ up (w_i). Kept: server w; silo p_i, which starts at the common initial model, and how often it took
+part. An absent silo keeps both. Personal: p_i. Special cases: λ = 0 leaves FedAvg's course of w bit for bit; μ = 0
+besides makes p_i FedAvg's locally trained model.
+
+The paper's text could not be read: all this is from its first author's code, which also clips at norm 100 (``clip``)
+and takes at least five batches a round. With ``vectorize`` the silos' gradients are computed one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from models.metrics import mmd
+from models.training import clip_norm, loss_gradient
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient
+
+TEMPERATURE = 4.0
+
+
+@dataclass(frozen=True)
+class PhpSettings:
+    """Settings of FedPHP; defaults of its first author's code."""
+
+    mu: float = setting(0.9, "largest share of the history in its update", symbol="μ", minimum=0, maximum=1)
+    lambda_: float = setting(0.1, "share of the transfer term in the loss", symbol="λ", minimum=0, maximum=1)
+    transfer: str = setting("mmd", "what the history teaches", choices=("mmd", "distillation"))
+    clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
+
+
+class FedPHPClient(SiloClient):
+    settings: PhpSettings
+
+    def local_update(self) -> list[Tensor]:
+        model, clip = self.model, self.settings.clip
+        buffers = self.state.arrays.get("personal.buffers", model.buffers.clone())
+        self._history, self._history_buffers = self.own(), buffers
+        self._tensors = model.layout.unflatten(self._history, buffers)
+        self.train(correction=(lambda w, g: clip_norm(g, clip)) if clip else None)
+        return [model.vector.clone()]
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        share, model = self.settings.lambda_, self.model
+        if not share:
+            return super().gradient(x, y)
+        found: list[Tensor] = []
+
+        def loss(logits: Tensor, y: Tensor) -> Tensor:
+            transfer = self.term(found[1].flatten(1), logits, found[0].flatten(1), taught)
+            return (1 - share) * self.loss(logits, y) + share * transfer
+
+        hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        try:
+            model.module.eval()
+            with torch.no_grad():
+                taught = functional_call(model.module, self._tensors, (x,))
+            model.module.train()
+            # Of a network of its own, as it were: with ``vectorize`` it cannot be joined with other silos'.
+            return loss_gradient(model, x, y, loss, nn.Sequential(model.module))
+        finally:
+            hook.remove()
+
+    def term(self, features: Tensor, logits: Tensor, old_features: Tensor, old_logits: Tensor) -> Tensor:
+        if self.settings.transfer == "mmd":
+            return mmd(features, old_features)
+        soft = (old_logits / TEMPERATURE).softmax(1)
+        return -(soft * logits.log_softmax(1)).sum(1).mean()
+
+    def personal(self) -> Tensor:
+        numbers, c = self.state.numbers, self.common
+        visits = int(numbers.get("visits", 0))
+        mu = self.settings.mu * min(1.0, visits / max(1, int(c.participation * c.rounds)))
+        numbers["visits"] = visits + 1
+        mixed = torch.lerp(self.model.vector, self._history, mu)
+        self.model.load(mixed, torch.lerp(self.model.buffers, self._history_buffers, mu))
+        return mixed
+
+
+class FedPHP(PersonalizedStrategy):
+    name = "fedphp"
+    own_model = "kept"
+    note = "the own model is a running mean of models that were sent and of received ones"
+    spelling = "FedPHP"
+    title = "Personal models that inherit a silo's history"
+    paper = "Li et al., ECML-PKDD 2021"
+    client = FedPHPClient
+    Settings = PhpSettings

@@ -1,0 +1,189 @@
+"""FedProto: silos share the mean features of their classes, and no model.
+
+Tan et al., AAAI 2022, arXiv 2105.00243. z = φ_i(x) in R^K are the features, the input of the last layer block. Every
+silo has a model of its own and trains it on
+
+    CE(h_i(z), y) + λ (1/K) ||z - C̄_y||²                     mean over the batch; no pull for a y that has no C̄_y
+    C_i^j    mean of z over the silo's samples of class j     (its prototypes)
+    C̄^j <- sum_i n_ij C_i^j / sum_i n_ij                      over the silos that came and have class j
+
+and predicts the class of the nearest prototype, argmin_j ||z - C̄^j||, among its own classes.
+
+Sent: C (K + 1) down and up, a prototype and its share (down: whether there is one) per class; nothing down in round 1.
+The shares tell which classes a silo has. Kept: server C̄; silo its whole model, its own prototypes. An absent silo keeps
+its model; a class that nobody of a round has keeps its prototype. Evaluated: the silo's model with the prototypes that
+just arrived. Before a silo has any prototype it predicts by its head, as always with ``predict = "head"``; a class that
+only it has is predicted by its own prototype.
+
+||z - c||² = ||z||² - (2 c z - ||c||²): the nearest prototype is the largest output of a last layer with weights 2 c and
+biases -||c||², so that model is a plain network, and its probabilities are the softmax of -||z - c||². A class that is
+left out has bias -10⁹. Special cases: λ = 0 with ``predict = "head"`` is Local bit for bit.
+
+Paper and code: both public codes weigh all silos that have a class alike (``weighting = "uniform"``; the silo then
+sends 1 for its share). The official code takes the prototypes' features while it trains, in the last local epoch (the
+default), PFLlib in all epochs; ``features = "trained"`` takes them of the trained model. The paper's regulariser is a
+distance of prototypes, the codes' is of each sample's features, as here. PFLlib predicts among all classes
+(``classes = "all"``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.training import all_features, feature_gradient
+from strategies.base.payload import Model, Payload
+from strategies.base.prototypes import (
+    PROTOTYPES,
+    average,
+    check_table,
+    class_sums,
+    make_table,
+    means_of,
+    members,
+    read_table,
+    table_size,
+)
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient
+
+NEVER = -1e9  # the output of a class that is left out
+
+
+@dataclass(frozen=True)
+class ProtoSettings:
+    """Settings of FedProto."""
+
+    lambda_: float = setting(1.0, "weight of the distance to the prototypes", symbol="λ", minimum=0)
+    weighting: str = setting(
+        "samples", "of the silos in a class's mean, by their samples of it", choices=("samples", "uniform")
+    )
+    features: str = setting(
+        "last-epoch",
+        "what prototypes are the mean of: features during training, or of the trained model",
+        choices=("last-epoch", "all-epochs", "trained"),
+    )
+    predict: str = setting("prototypes", "nearest prototype, or the head", choices=("prototypes", "head"))
+    classes: str = setting("own", "among which the nearest is searched", choices=("own", "all"))
+
+
+class FedProtoClient(SiloClient):
+    settings: ProtoSettings
+    uploads = (PROTOTYPES,)
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()
+
+    def receive(self) -> Tensor:
+        classes, features = self.model.layout.linear_head()[0].shape
+        present = members(self.silo.train.y, classes).sum(0) > 0
+        self.own_classes = present.float()
+        nothing = torch.zeros(classes * (features + 1), device=self.model.device)
+        self.received = self.models[PROTOTYPES].vector if PROTOTYPES in self.models else nothing
+        self.targets, self.known = read_table(self.received, classes)
+        self.sums, self.counts = torch.zeros_like(self.targets), torch.zeros_like(self.known)
+        return self.predictor()
+
+    def local_update(self) -> list[Tensor]:
+        arrays, s = self.state.arrays, self.settings
+        self.model.load(self.weights())
+        self.epoch_ended = False
+        self.train(until=self.at_the_end_of_an_epoch)
+        arrays["model"] = self.model.vector.clone()
+        if s.features == "trained" or not self.common.local_epochs:
+            z = all_features(self.model, self.silo.train)
+            self.sums, self.counts = class_sums(z, self.silo.train.y, len(self.known))
+        means = means_of(self.sums, self.counts)
+        shares = self.counts / self.counts.sum()
+        arrays[PROTOTYPES] = make_table(means, shares if s.weighting == "samples" else self.own_classes)
+        return [arrays[PROTOTYPES]]
+
+    def personal(self) -> Tensor:
+        return self.predictor()
+
+    def weights(self) -> Tensor:
+        """The model that the silo trains (Σ,)."""
+        kept = self.state.arrays.get("model")
+        return self.silo.initial("") if kept is None else kept
+
+    def at_the_end_of_an_epoch(self) -> bool:
+        self.epoch_ended = True
+        return False
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.epoch_ended and self.settings.features == "last-epoch":
+            self.sums, self.counts = torch.zeros_like(self.sums), torch.zeros_like(self.counts)
+        self.epoch_ended = False
+        return feature_gradient(self.model, x, y, self.loss_near_prototypes)
+
+    def loss_near_prototypes(self, logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        sums, counts = class_sums(z.detach(), y, len(self.known))
+        self.sums, self.counts = self.sums + sums, self.counts + counts
+        loss = self.loss(logits, y)
+        if not self.settings.lambda_ or PROTOTYPES not in self.models:
+            return loss
+        pull = (z - self.targets[y]).square() * self.known[y][:, None]
+        return loss + self.settings.lambda_ * pull.mean()
+
+    def predictor(self) -> Tensor:
+        """The silo's model with a last layer that finds the nearest prototype."""
+        vector, classes = self.weights(), len(self.known)
+        own, own_marks = read_table(self.state.arrays.get(PROTOTYPES, 0 * self.received), classes)
+        centres = torch.where(self.known[:, None] > 0, self.targets, own)
+        chosen = (self.known + own_marks) > 0
+        if self.settings.classes == "own":
+            chosen &= self.own_classes > 0
+        if self.settings.predict == "head" or not bool(chosen.any()):
+            return vector
+        weight, bias = self.model.layout.linear_head()
+        vector = vector.clone()
+        vector[weight.start : weight.stop] = (2 * centres * chosen[:, None]).flatten()
+        vector[bias.start : bias.stop] = torch.where(chosen, -centres.square().sum(1), NEVER)
+        return vector
+
+
+class FedProto(PersonalizedStrategy):
+    name = "fedproto"
+    own_model = "kept"
+    spelling = "FedProto"
+    title = "Prototypes of classes instead of models"
+    paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
+    sends = ("C (K + 1)", "C (K + 1)")
+    whole = False
+    per_class = True
+    reports = "received"
+    client = FedProtoClient
+    Settings = ProtoSettings
+    settings: ProtoSettings
+    takes_ala = False
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        table_size(self.layout)  # refuses a network without a linear head before anything is trained
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        return table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
+
+    def payload(self, silo: str) -> Payload:
+        table = self.state.arrays.get(PROTOTYPES)
+        return Payload() if table is None else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
+
+    def check(self, update: Update) -> None:
+        check_table(update.vector, self.classes)
+
+    @property
+    def classes(self) -> int:
+        return self.layout.linear_head()[0].shape[0]
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        by_samples = self.settings.weighting == "samples"
+        weights = [float(u.samples) if by_samples else 1.0 for u in updates]
+        before = self.state.arrays.get(PROTOTYPES)
+        self.state.arrays[PROTOTYPES] = average([u.vector for u in updates], weights, self.classes, before)

@@ -1,0 +1,110 @@
+"""FedRoD: one body with two heads, a generic one trained on a balanced loss and a personal one on what it leaves open.
+
+Chen and Chao, ICLR 2022, arXiv 2107.00778. z = φ(x) are the features, G the generic head, P the silo's own. Per batch,
+both from one forward pass, the features and G's outputs being those of before the step:
+
+    φ, G   step on CE(G z + γ log n_i, y)           balanced softmax: n_ic the silo's training samples of class c
+    P      step on CE([G z] + P [z], y)             [.] held fixed
+
+Server: the sample-weighted mean of (φ, G), FedAvg's. The silo predicts with G z + P z, or by G alone
+(``predict = "generic"``).
+
+Sent: Σ down, Σ up. Kept: server φ, G; silo P. An absent silo keeps P. Evaluated: the received φ, G with the silo's own
+P. Two linear heads on the same features are one with the sum of their weights: that model is a plain network. P starts
+as a copy of the initial head (PFLlib; the first prediction is then twice the head's) or at 0. A class that a silo lacks
+gets log 0 = -∞, which takes it out of the loss. The logarithms are of n_ic / max n_ic, which makes the same loss.
+
+Special cases: equal counts, or γ = 0, are FedAvg bit for bit for φ, G; with P at 0 the first prediction is G's. The
+run's optimiser steps P too. Not here: P made by a hypernetwork (Hyper-FedRoD), other balanced losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.training import feature_gradient
+from strategies.base.prototypes import members
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class RodSettings:
+    """Settings of FedRoD."""
+
+    gamma: float = setting(1.0, "exponent of the class counts in the balanced loss", symbol="γ", minimum=0)
+    start: str = setting("copy", "the personal head starts as the generic one, or at 0", choices=("copy", "zeros"))
+    predict: str = setting("personal", "both heads together, or the generic one alone", choices=("personal", "generic"))
+
+
+class FedRoDClient(SiloClient):
+    settings: RodSettings
+
+    def receive(self) -> Tensor:
+        return self.predictor(self.models[GLOBAL].vector)
+
+    def local_update(self) -> list[Tensor]:
+        model, s = self.model, self.settings
+        model.load(self.models[GLOBAL].vector)
+        own, own_step = self.head().clone(), self.optimizer("personal")
+        counts = members(self.silo.train.y, model.layout.linear_head()[1].shape[0]).sum(0)
+        offset = s.gamma * (counts / counts.max()).log() if s.gamma else torch.zeros_like(counts)
+
+        def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:
+            self.own_grad = self.head_gradient(own, logits.detach(), z.detach(), y)
+            return self.loss(logits + offset, y)
+
+        self.balanced = loss
+        self.train(correction=lambda w, g: own_step.step(own, self.own_grad))
+        self.keep_optimizer(own_step, "personal")
+        self.state.arrays["head"] = own
+        return [model.vector.clone()]
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        return feature_gradient(self.model, x, y, self.balanced)
+
+    def head_gradient(self, own: Tensor, generic: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        """The gradient of CE(generic + P z, y) with respect to P."""
+        weight = self.model.layout.linear_head()[0]
+        head = own.detach().requires_grad_()
+        split = weight.stop - weight.start
+        logits = generic + F.linear(z, head[:split].view(weight.shape), head[split:])
+        (grad,) = torch.autograd.grad(self.loss(logits, y), head)
+        return grad
+
+    def head(self) -> Tensor:
+        """P: weights row by row, biases."""
+        kept = self.state.arrays.get("head")
+        if kept is not None:
+            return kept
+        initial = self.silo.initial("")[self.model.head]
+        return initial if self.settings.start == "copy" else torch.zeros_like(initial)
+
+    def predictor(self, vector: Tensor) -> Tensor:
+        """(φ, G + P)."""
+        if self.settings.predict == "generic":
+            return vector
+        vector = vector.clone()
+        vector[self.model.head] += self.head()
+        return vector
+
+    def personal(self) -> Tensor:
+        return self.predictor(self.model.vector)
+
+
+class FedRoD(PersonalizedStrategy):
+    name = "fedrod"
+    own_model = "layers"
+    spelling = "FedRoD"
+    keeps = ("its personal head",)
+    title = "A generic and a personal head"
+    paper = "Chen and Chao, ICLR 2022, arXiv 2107.00778"
+    reports = "received"
+    client = FedRoDClient
+    Settings = RodSettings
+    takes_ala = False

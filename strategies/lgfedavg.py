@@ -1,0 +1,115 @@
+"""LG-FedAvg: every silo has lower layers of its own, its representation; the layers above are averaged.
+
+Liang et al. 2020, arXiv 2001.01523. A model is w = (v, u): v the lower (local) layers, u the higher (global) ones.
+
+    silo     (v_i, u_i): E epochs of joint SGD on f_i, from its own v_i and the received u
+    server   u <- sum_{i in S} n_i u_i / sum_{i in S} n_i
+
+Sent: Σ_s down, Σ_s up, with Σ_s the size of u. Kept: server u; silo v_i. An absent silo keeps its v_i.
+Evaluated: the averaged u above the silo's own v_i, before local training.
+Special cases: FedSim with input personalisation bit for bit; all layers global is FedAvg, none is Local.
+
+The official code does not start from random layers: it reads a model that FedAvg trained (for some 400 rounds on
+MNIST, 1200 on CIFAR-10), gives it to every silo, and goes on for 200 rounds. ``pretrain`` rounds of FedAvg do that
+here: Σ down and up; then a silo gets the averaged model whole, until a reply of its own has come, and v_i is its own
+from there on. One that is away at that time gets it when it comes. Running statistics below u go on from the silo's
+own. The code averages alike whatever the n_i (``average = "silos"``), and reports every silo's best round by test
+accuracy, which is comparable with nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+
+from flwr.common import log
+from torch import Tensor
+
+from models.flat import Layout, gather, scatter
+from strategies.base.partial import PartialClient, PartialStrategy, split_parts
+from strategies.base.payload import Model, Payload
+from strategies.base.replies import Update
+from strategies.base.server import Averaging, weighted_mean
+from strategies.base.settings import setting
+from strategies.base.silo import BUFFERS, GLOBAL
+
+
+@dataclass(frozen=True)
+class LgSettings(Averaging):
+    """Settings of LG-FedAvg; default of its official CNN runs."""
+
+    layers: int = setting(2, "how many of the highest blocks are averaged, the rest stay", minimum=0)
+    pretrain: int = setting(0, "rounds of FedAvg at the start", minimum=0)
+
+
+def parts_of(layout: Layout, settings: LgSettings, server_round: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The shared and the personal parts of the vector in this round."""
+    count = 0 if server_round <= settings.pretrain else max(len(layout.blocks) - settings.layers, 0)
+    return split_parts(layout, [b.name for b in layout.blocks[:count]])
+
+
+class LGFedAvgClient(PartialClient):
+    settings: LgSettings
+
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        return parts_of(self.model.layout, self.settings, self.round)
+
+    def receive(self) -> Tensor:
+        received = self.models[GLOBAL].vector
+        if len(received) < self.model.layout.size:
+            return super().receive()
+        self.shared, self.private = self.parts()
+        return received
+
+
+class LGFedAvg(PartialStrategy):
+    name = "lg-fedavg"
+    note = "with `lg-fedavg.pretrain` the first rounds send the whole model"
+    spelling = "LG-FedAvg"
+    title = "Personal lower layers"
+    paper = "Liang et al. 2020, arXiv 2001.01523"
+    reports = "received"
+    whole = True  # in the rounds of ``pretrain``, and where the network has no more layers than are averaged
+    client = LGFedAvgClient
+    Settings = LgSettings
+    settings: LgSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        if self.settings.layers >= len(self.layout.blocks):
+            log(
+                WARNING,
+                "lg-fedavg.layers = %d: the network has %d, nothing is personal and this is FedAvg",
+                self.settings.layers,
+                len(self.layout.blocks),
+            )
+        self.state.arrays[GLOBAL] = initial("")  # whole: v is what a silo that comes later starts from
+        self.state.numbers["own"] = []  # silos whose lower layers are their own
+
+    def shared_parts(self) -> tuple[slice, ...]:
+        return parts_of(self.layout, self.settings, self.round)[0]
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        if name == "shared":
+            return sum(part.stop - part.start for part in self.shared_parts())
+        return super().upload_size(name, silo)
+
+    def begin_round(self) -> None:
+        self._shared = gather(self.state.arrays[GLOBAL], self.shared_parts())
+
+    def payload(self, silo: str) -> Payload:
+        whole = self.settings.pretrain and silo not in self.state.numbers["own"]
+        vector = self.state.arrays[GLOBAL] if whole else self._shared
+        return Payload({GLOBAL: Model(vector, round=self.round - 1)})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        arrays, numbers, pretrain = self.state.arrays, self.state.numbers, self.settings.pretrain
+        mean = weighted_mean((u.vector for u in updates), self.weights(updates))
+        arrays[GLOBAL] = scatter(arrays[GLOBAL], self.shared_parts(), mean)
+        if self.round > pretrain > 0:
+            numbers["own"] = sorted({*numbers["own"], *(u.silo for u in updates)})
+        if self.round == pretrain and BUFFERS in arrays:
+            buffers = arrays.pop(BUFFERS)
+            above = self.layout.buffer_parts(parts_of(self.layout, self.settings, self.round + 1)[0])
+            if above:
+                arrays[BUFFERS] = gather(buffers, above)

@@ -1,0 +1,138 @@
+"""lp-proj: personal models that agree in a few random directions only; what travels is a handful of numbers.
+
+Lin, Han, Li and Zhang, NeurIPS 2022. min_w sum_i min_θ f_i(θ) + λ R(P θ, w), with a reference w of d numbers and a
+random projection P (d, Σ) that stays as it is. With e = w_i - P θ_i, in the silo, from the received w_i = w:
+
+    θ_i <- θ_i - η (∇f_i(θ_i; batch) - λ Pᵀ s(e))     K times, a batch each
+    w_i <- w_i - η_w λ s(e)                           after every K batches, and after the last of a round
+    server   w <- (1 - β) w + (β/|S|) sum_{i in S} w_i
+
+s(e) = ∇R: of ||e||_p, sign(e) (|e| / ||e||_p)^(p-1), for p = 1 sign(e); ``distance = "squared"`` is the paper's square
+regulariser, R = ||e||²/2, s(e) = e. P has Gaussian rows of length 1, or orthogonal ones; every silo draws it from the
+run's seed, for P is larger than what it saves. θ takes the run's optimiser and learning-rate, and η_w falls with
+lr-decay.
+
+Sent: d numbers down, d up. Kept: server w, which starts at 0; silo θ_i, which goes on from round to round. An absent
+silo keeps its θ_i and is left out of the mean. BatchNorm statistics stay in the silo, as its model does.
+Special cases: λ = 0 is Local bit for bit. P = 1, squared: pFedMe whose θ is not set back to w.
+
+Paper and code: the code fixes 5 K batches a round, here local-epochs does (all silos have their whole data seen); its
+defaults are λ 15, d 10, K 20, η = η_w = 0.1. For 1 < p it leaves out ||e||_p in the step of θ, not in that of w
+(``distance = "unscaled"``: in both). It clips ∇f_i at norm 60 (``clip``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from models.training import clip_norm, generator
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.settings import UserError, setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class ProjSettings:
+    """Settings of lp-proj; defaults of its official code."""
+
+    lambda_: float = setting(15.0, "weight of the distance to the reference", symbol="λ", minimum=0)
+    dimension: int = setting(10, "numbers that travel", symbol="d", minimum=1)
+    distance: str = setting(
+        "norm", "p-norm, its p-th power over p, or half the square", choices=("norm", "unscaled", "squared")
+    )
+    p: float = setting(1.0, "which norm", symbol="p", minimum=1)
+    projection: str = setting("gaussian", "rows of P", choices=("gaussian", "orthogonal"))
+    inner_steps: int = setting(20, "batches per step of the reference", symbol="K", minimum=1)
+    reference_learning_rate: float = setting(0.1, "learning rate of the reference", symbol="η_w", above=0)
+    beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
+    clip: float = setting(0.0, "largest norm of the loss's gradient, 0: any", minimum=0)
+
+
+@lru_cache(maxsize=2)
+def projection(seed: int, kind: str, rows: int, size: int, device: torch.device) -> Tensor:
+    """P (d, Σ), the same in every silo of a run; rows have length 1."""
+    random = torch.randn(rows, size, generator=generator(seed, "projection"))
+    if kind == "orthogonal":  # Gram-Schmidt, whose signs QR leaves open
+        q, r = torch.linalg.qr(random.T)
+        random = (q * r.diagonal().sign()).T
+    return torch.nn.functional.normalize(random, dim=1).to(device)
+
+
+class LpProjClient(SiloClient):
+    settings: ProjSettings
+    uploads = ("projection",)
+
+    def receive(self) -> Tensor:
+        return self.own()
+
+    def received_blocks(self) -> list[str]:
+        return []
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()
+
+    def local_update(self) -> list[Tensor]:
+        s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
+        matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
+        step = self.decayed(s.reference_learning_rate) * s.lambda_
+        steps = 0
+
+        def correct(theta: Tensor, g: Tensor) -> None:
+            nonlocal w, steps
+            if steps and steps % s.inner_steps == 0:
+                w = w - step * self.grad(w - matrix @ theta)
+            steps += 1
+            if s.clip:
+                clip_norm(g, s.clip)
+            g.addmv_(matrix.T, self.grad(w - matrix @ theta), alpha=-s.lambda_)
+
+        self.train(correction=correct if s.lambda_ else None)
+        return [w - step * self.grad(w - matrix @ theta) if steps else w.clone()]
+
+    def grad(self, e: Tensor) -> Tensor:
+        """∇R at e."""
+        s = self.settings
+        if s.distance == "squared":
+            return e
+        length = e.abs()
+        if s.distance == "norm":
+            length = length / torch.linalg.vector_norm(e, s.p).clamp(min=1e-12)
+        return e.sign() * length ** (s.p - 1)
+
+
+class LpProj(PersonalizedStrategy):
+    name = "lp-proj"
+    own_model = "kept"
+    spelling = "lp-proj"
+    title = "Agreement in a low-dimensional random projection"
+    paper = "Lin et al., NeurIPS 2022"
+    sends = ("d", "d")
+    whole = False
+    client = LpProjClient
+    Settings = ProjSettings
+    takes_ala = False
+    settings: ProjSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        if self.settings.dimension > self.layout.size:
+            raise UserError(
+                f"lp-proj.dimension = {self.settings.dimension}: the model has {self.layout.size} parameters only"
+            )
+        self.state.arrays[GLOBAL] = torch.zeros(self.settings.dimension)
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return ()
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        return self.settings.dimension if name == "projection" else super().upload_size(name, silo)
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        w, beta = self.state.arrays[GLOBAL], self.settings.beta
+        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        self.state.arrays[GLOBAL] = mean if beta == 1 else w + beta * (mean - w)

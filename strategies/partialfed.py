@@ -1,0 +1,90 @@
+"""PartialFed-Fix: a silo loads some layers of the global model and goes on from its own in the others.
+
+Sun, Huo, Yang and Bai, NeurIPS 2021. A round is FedAvg's but for where local training starts:
+
+    silo     w_i <- received w in the loaded layers, its own last w_i in the others; E epochs of SGD on f_i; sends w_i
+    server   w <- sum_{i in S} n_i w_i / sum_{i in S} n_i, of all layers
+
+Which layers are not loaded is fixed for all silos and rounds: the highest blocks (the paper's bottom-up loading), the
+lowest (top-down), a list, or batch normalisation with its statistics (``personal = "norm"``). Against FedPer, LG-FedAvg
+and FedBN, the whole model is sent: the server holds an average of the personal layers too, which a silo that takes part
+for the first time loads, as it has none of its own.
+
+Sent: Σ down, Σ up. Kept: server w; silo w_i. An absent silo keeps its w_i and is left out of the mean. Special cases:
+every layer loaded is FedAvg bit for bit, none is Local; with all silos present the silos' models are FedSim's with the
+same personal layers bit for bit.
+
+Not built: PartialFed-Adaptive, in which a silo learns its binary choice per layer by Gumbel-softmax, f_m = 8
+mini-batches for the weights and f_s = 2 for the choice in turn, temperature 5 times 0.965 per step. No code is public,
+and what could be read leaves open what one needs to know: what the choice is trained on between two models that both
+change, whether it is drawn or taken as it is at the start of a round, and how the temperature's steps count. Which
+snapshot the paper evaluates could not be read either: here the trained model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from models.flat import Layout, gather, scatter, write
+from strategies.base.partial import PartialClient, PartialSettings, norm_parts, personal_blocks, split_parts
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, SiloClient
+
+
+@dataclass(frozen=True)
+class PartialFedSettings(PartialSettings):
+    """Settings of PartialFed-Fix."""
+
+    personal: str = setting(
+        "output", "what is not loaded: output, input, norm, all, none, or block names with commas", symbol="v"
+    )
+
+
+def loaded_parts(layout: Layout, settings: PartialFedSettings) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The loaded parts of the vector and the others. Raises UserError where the model does not have them."""
+    if settings.personal == "norm":
+        return norm_parts(layout, "partialfed.personal = norm")
+    return split_parts(layout, personal_blocks(layout, settings))
+
+
+class PartialFedClient(PartialClient):
+    uploads = ("model",)
+    settings: PartialFedSettings
+
+    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        return loaded_parts(self.model.layout, self.settings)
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        return SiloClient.shared_buffers(self)  # all are sent, as all layers are
+
+    def receive(self) -> Tensor:
+        self.shared, self.private = self.parts()
+        received = self.models[GLOBAL].vector
+        if self.previous is None:
+            return received
+        if self.shares_buffers:
+            layout, norm = self.model.layout, self.settings.personal == "norm"
+            own = layout.norm_buffers() if norm else layout.buffer_parts(self.private)
+            write(self.model.buffers, own, gather(self.state.arrays["personal.buffers"], own))
+        return scatter(received, self.private, gather(self.previous, self.private))
+
+    def local_update(self) -> list[Tensor]:
+        self.train()
+        return [self.model.vector.clone()]
+
+
+class PartialFed(PersonalizedStrategy):
+    name = "partialfed"
+    spelling = "PartialFed"
+    title = "Partial loading of the global model, fixed"
+    paper = "Sun et al., NeurIPS 2021"
+    client = PartialFedClient
+    Settings = PartialFedSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        loaded_parts(self.layout, self.settings)
+        super().start_state(initial)

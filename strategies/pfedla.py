@@ -1,0 +1,122 @@
+"""pFedLA: a hypernetwork per silo, on the server, learns how much of every silo's model its own takes, layer by layer.
+
+Ma, Zhang, Guo and Xu, CVPR 2022, arXiv 2205.03993. The server keeps all models θ_j; silo i's hypernetwork, with the
+parameters φ_i = (v_i, V, c, U, d), v_i an embedding, gives a weight for every silo j and layer block l:
+
+    s = U relu(V v_i + c) + d,   α_lj = relu(s_lj) / sum_m relu(s_lm)             (1/N where no s_lm is above 0)
+    θ̄_i^l = θ_i^l + sum_j α_lj (θ_j^l - θ_i^l)                                     = sum_j α_lj θ_j^l
+    silo   θ_i: E epochs of SGD on f_i from θ̄_i
+    server φ_i <- φ_i - η_hn (∂θ̄_i/∂φ_i)ᵀ (θ̄_i - θ_i),   then θ_i is what the silo sent
+
+θ̄_i - θ_i, received less trained, is what the loss's gradient with respect to θ̄_i points along: descending on it lets α
+grow for silos towards whose models the training moved. (Two public versions have the sign the other way round, and so
+ascend.) With G_lj = <θ_j^l - θ_i^l, (θ̄_i - θ_i)^l> for ∂/∂α, of the θ_j that made θ̄_i. With differences from the
+silo's own model, equal models mix to themselves exactly.
+
+Sent: Σ down, Σ up (the paper's silo sends the difference, of the same size). Kept: server all θ_j, which start from the
+common initial model, and φ_i; silo nothing. Absent silos: their θ_i and φ_i stay, and the others go on mixing that θ_i.
+Special cases: α that is 1 for the silo's own is Local; equal α start everybody from the unweighted mean; η_hn = 0 keeps
+the random mixture of the start. No official code was found; sizes and η_hn are FL-bench's. The φ_i start as torch's
+linear layers do. Not built: HeurpFedLA, which keeps the layers of the highest own weights in the silo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.training import generator
+from strategies.base.payload import Model, Payload
+from strategies.base.replies import Update
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import GLOBAL, model_of
+
+
+@dataclass(frozen=True)
+class LaSettings:
+    """Settings of pFedLA."""
+
+    embedding: int = setting(100, "size of a silo's embedding", minimum=1)
+    hidden: int = setting(100, "hidden units of a hypernetwork", minimum=1)
+    hyper_learning_rate: float = setting(0.005, "learning rate of the hypernetworks", symbol="η_hn", minimum=0)
+
+
+def shapes(settings: LaSettings, layers: int, silos: int) -> list[tuple[int, ...]]:
+    """Of v, V, c, U and d."""
+    size, hidden, out = settings.embedding, settings.hidden, layers * silos
+    return [(size,), (hidden, size), (hidden,), (out, hidden), (out,)]
+
+
+def first_hypernetwork(settings: LaSettings, layers: int, silos: int, rng: torch.Generator) -> Tensor:
+    """φ as one vector: v standard normal, the layers' weights and biases uniform within 1/√inputs."""
+    size, *sizes = [math.prod(shape) for shape in shapes(settings, layers, silos)]
+    inputs = (settings.embedding, settings.embedding, settings.hidden, settings.hidden)
+    parts = [torch.randn(size, generator=rng)]
+    for size, n in zip(sizes, inputs, strict=True):
+        parts.append((2 * torch.rand(size, generator=rng) - 1) / math.sqrt(n))
+    return torch.cat(parts)
+
+
+def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) -> Tensor:
+    """α (layers, silos) from φ."""
+    wanted = shapes(settings, layers, silos)
+    pieces = torch.split(phi, [math.prod(shape) for shape in wanted])
+    v, weight, bias, out, out_bias = (p.view(shape) for p, shape in zip(pieces, wanted, strict=True))
+    scores = (out @ (weight @ v + bias).relu() + out_bias).view(layers, silos).relu()
+    total = scores.sum(1, keepdim=True)
+    return torch.where(total > 0, scores / total.clamp(min=1e-12), 1 / silos)
+
+
+class PFedLA(PersonalizedStrategy):
+    name = "pfedla"
+    receives = "mixture"
+    spelling = "pFedLA"
+    title = "Layer-wise mixtures by hypernetworks"
+    paper = "Ma et al., CVPR 2022, arXiv 2205.03993"
+    Settings = LaSettings
+    settings: LaSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        start = initial("")
+        for name in self.silos:
+            rng = generator(self.common.seed, "hypernetwork", name)
+            phi = first_hypernetwork(self.settings, len(self.layout.blocks), len(self.silos), rng)
+            self.state.arrays |= {model_of(name): start, f"hyper.{name}": phi}
+
+    def alphas(self, phi: Tensor) -> Tensor:
+        return layer_weights(phi, self.settings, len(self.layout.blocks), len(self.silos))
+
+    def differences(self, silo: str) -> Tensor:
+        """θ_j - θ_i (silos, Σ)."""
+        models = torch.stack([self.state.arrays[model_of(name)] for name in self.silos])
+        return models - self.state.arrays[model_of(silo)]
+
+    def mixture(self, silo: str, alphas: Tensor, differences: Tensor) -> Tensor:
+        """θ̄_i (Σ,)."""
+        mixed = self.state.arrays[model_of(silo)].clone()
+        for alpha, block in zip(alphas, self.layout.blocks, strict=True):
+            mixed[block.slice] += alpha @ differences[:, block.slice]
+        return mixed
+
+    def payload(self, silo: str) -> Payload:
+        alphas = self.alphas(self.state.arrays[f"hyper.{silo}"])
+        mixed = self.mixture(silo, alphas, self.differences(silo))
+        return Payload({GLOBAL: Model(mixed, silo, self.round - 1)})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        learned = {f"hyper.{u.silo}": self.learn(u.silo, u.vector) for u in updates}
+        self.state.arrays |= learned | {model_of(u.silo): u.vector for u in updates}
+
+    def learn(self, silo: str, trained: Tensor) -> Tensor:
+        """φ_i after this round's step, by the models that this round's mixture was made of."""
+        phi = self.state.arrays[f"hyper.{silo}"].clone().requires_grad_()
+        alphas, differences = self.alphas(phi), self.differences(silo)
+        moved = self.mixture(silo, alphas.detach(), differences) - trained
+        grads = torch.stack([differences[:, b.slice] @ moved[b.slice] for b in self.layout.blocks])
+        (gradient,) = torch.autograd.grad(alphas, phi, grads)
+        return phi.detach() - self.settings.hyper_learning_rate * gradient

@@ -1,0 +1,142 @@
+"""SCAFFOLD: control variates take out of each local step what is this silo's alone.
+
+Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1. min_x (1/N) sum_i f_i(x), every silo of the same weight.
+In the silo, from y = x, for each mini-batch, with c and c_i as they were when the round began:
+
+    y    <- y - η (g_i(y) + c - c_i)
+    c_i⁺  = ∇f_i(x) over all training samples                                                        (option I)
+    c_i⁺  = c_i - c + (x - y) / (K η) after K steps                                                   (option II)
+    server   x <- x + (η_g / |S|) sum_{i in S} (y_i - x),   c <- c + (1/N) sum_{i in S} (c_i⁺ - c_i)
+
+Option II, the default as in the paper's experiments, is the mean of the K gradients g_i(y), and is computed as that:
+with momentum or Adam, which the paper has not, the quotient would no longer be a gradient. Weight decay is part of g.
+
+Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (x - y_i) / (K η) - c, which the server can
+compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server
+x, c; silo c_i, which starts at 0 and is taken over once the server has counted it (strategies/confirmed.py). Invariant
+with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both sums are over
+the replies that came. Option I costs one more pass over the data.
+
+Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
+and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
+starts c_i at the received parameters, a slip; FedDyn's authors weigh c by n_i, which the paper does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
+from strategies.base.payload import Model, Payload
+from strategies.base.replies import Update
+from strategies.base.server import weighted_mean
+from strategies.base.settings import UserError, setting
+from strategies.base.silo import GLOBAL
+
+
+@dataclass(frozen=True)
+class ScaffoldSettings:
+    """Settings of SCAFFOLD."""
+
+    option: str = setting(
+        "II", "new control variate: the gradient at the received model, or the steps' mean", choices=("I", "II")
+    )
+    server_learning_rate: float = setting(1.0, "the server's step", symbol="η_g", above=0)
+    up: str = setting("both", "what a silo sends: model and control variate, or the model", choices=("both", "model"))
+
+
+class ScaffoldClient(ConfirmedClient):
+    settings: ScaffoldSettings
+    uploads = ("model", "control")
+    sends_numbers = ("steps",)
+
+    def upload_names(self) -> tuple[str, ...]:
+        return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
+
+    def local_update(self) -> list[Tensor]:
+        decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
+        own = self.state.arrays.get("control", total.clone())
+        drift = self.models["control"].vector - own
+        at_received = self.full_gradient() if self.settings.option == "I" else None
+
+        def correct(y: Tensor, g: Tensor) -> None:
+            nonlocal steps
+            total.add_(g).add_(y, alpha=decay)
+            steps += 1
+            g.add_(drift)
+
+        self.train(correction=correct)
+        new = at_received if at_received is not None else total / steps if steps else own
+        self.propose(control=new)
+        if self.settings.up == "model":
+            self.replies["steps"] = steps
+            return [self.model.vector.clone()]
+        return [self.model.vector.clone(), new - own]
+
+    def full_gradient(self) -> Tensor:
+        """∇f_i at the model as it stands, over all training samples."""
+        model, n = self.model, len(self.silo.train)
+        total, buffers = model.vector * self.common.weight_decay, model.buffers.clone()
+        for x, y in self.batches(1, "control"):
+            self.gradient(x, y)
+            total.add_(model.gradient, alpha=len(y) / n)
+        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they came
+        return total
+
+
+class Scaffold(ConfirmedStrategy):
+    name = "scaffold"
+    spelling = "SCAFFOLD"
+    one_model = True
+    title = "Stochastic controlled averaging"
+    paper = "Karimireddy et al., ICML 2020, arXiv 1910.06378"
+    sends = ("2 Σ", "2 Σ")
+    reports = "received"
+    client = ScaffoldClient
+    Settings = ScaffoldSettings
+    settings: ScaffoldSettings
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        c = self.common
+        plain = c.optimizer == "sgd" and c.momentum == 0 and c.wire_dtype == "float32" and not c.ala
+        if self.settings.up == "model" and (not plain or self.settings.option == "I"):
+            raise UserError(
+                "scaffold.up = model: the server can tell the control variates of plain SGD only: it needs "
+                "optimizer = sgd, momentum = 0, wire-dtype = float32, ala = false and scaffold.option = II"
+            )
+        super().start_state(initial)
+        self.state.arrays["control"] = torch.zeros_like(self.state.arrays[GLOBAL])
+
+    def upload_names(self) -> tuple[str, ...]:
+        return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
+
+    def payload(self, silo: str) -> Payload:
+        payload = super().payload(silo)
+        control = Model(self.state.arrays["control"], round=self.round - 1)
+        return Payload({**payload.models, "control": control}, payload.numbers)
+
+    def check(self, update: Update) -> None:
+        steps = update.numbers.get("steps")
+        if self.settings.up == "model" and not (isinstance(steps, int) and steps >= 0):
+            raise ValueError(f"'steps' is {steps!r}, not a number of steps")
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        self.count(updates)
+        x, c, equal = self.state.arrays[GLOBAL], self.state.arrays["control"], [1.0] * len(updates)
+        changes = [u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates]
+        mean, step = weighted_mean((u.vector for u in updates), equal), self.settings.server_learning_rate
+        self.state.arrays[GLOBAL] = mean if step == 1 else x + step * (mean - x)
+        share = len(updates) / len(self.silos)
+        self.state.arrays["control"] = c + share * weighted_mean(changes, equal)
+
+    def change(self, update: Update) -> Tensor:
+        """c_i⁺ - c_i of a silo that sent its model and K alone."""
+        x, c = self.state.arrays[GLOBAL], self.state.arrays["control"]
+        steps = cast(int, update.numbers["steps"])
+        rate = self.common.learning_rate * self.common.lr_decay ** (self.round - 1)
+        return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

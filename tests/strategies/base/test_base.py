@@ -1,0 +1,332 @@
+"""What all methods stand on: the mean, participation, what leaves a silo, Flower's own loop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from tiny import (
+    METHODS,
+    Files,
+    TinyGrid,
+    client_of,
+    comparable,
+    federate,
+    forget_models,
+    initial,
+    random_silos,
+    rows_of,
+    same,
+    settings_of,
+    train_replies,
+    write_silo,
+)
+
+from client.outgoing import release, release_card
+from client.site.policy import PUBLIC, read_policy
+from server.run.engine import flower_identity
+from server.run.loop import RoundLoop
+from strategies.base.payload import decode, tensor_of
+from strategies.base.server import SiloInfo, check_cards, weighted_mean
+from strategies.base.settings import UserError
+from strategies.base.silo import SiloClient
+
+# ---- The weighted mean ---------------------------------------------------------------------------------------------
+
+
+def test_weighted_mean_by_hand() -> None:
+    """(1 · (2, 4) + 3 · (6, 0)) / 4 = (5, 1); the vectors stay as they are."""
+    vectors = [torch.tensor([2.0, 4.0]), torch.tensor([6.0, 0.0])]
+    assert weighted_mean(vectors, [1, 3]).tolist() == [5, 1]
+    assert [v.tolist() for v in vectors] == [[2, 4], [6, 0]]
+    assert weighted_mean([vectors[0]], [7]).tolist() == [2, 4]
+    with pytest.raises(ValueError, match="no vectors"):
+        weighted_mean([], [])
+    with pytest.raises(ValueError):
+        weighted_mean(vectors, [1])
+
+
+def test_weighted_mean_adds_in_the_given_order() -> None:
+    """float32 holds 2^24 + 1 as 2^24. Weights 1/4 of (2^26, 4, -2^26, 4): ((2^24 + 1) - 2^24) + 1 = 1, and
+    ((2^24 - 2^24) + 1) + 1 = 2 in the other order: why updates are sorted.
+    """
+    big, one = torch.tensor([2.0**26]), torch.tensor([4.0])
+    assert float(weighted_mean([big, one, -big, one], [1, 1, 1, 1])) == 1
+    assert float(weighted_mean([big, -big, one, one], [1, 1, 1, 1])) == 2
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apple"])
+def test_the_order_of_arrival_does_not_matter(three: Files, method: str) -> None:
+    def backwards(grid: TinyGrid) -> None:
+        pull = grid.pull_messages
+        grid.pull_messages = lambda message_ids: list(pull(message_ids))[::-1]  # type: ignore[method-assign]
+
+    runs = [federate(three, strategy=method, rounds=3, batch_size=4, prepare=p) for p in (None, backwards)]
+    assert comparable(runs[0].rows) == comparable(runs[1].rows)
+
+
+def test_silos_are_sorted_by_name_whatever_their_node(three: Files) -> None:
+    mixed = {name: three[name] for name in ("c", "a", "b")}
+    runs = [federate(files, strategy="fedavg", rounds=3, batch_size=4) for files in (three, mixed)]
+    assert list(runs[1].strategy.silos) == ["a", "b", "c"]
+    assert comparable(runs[0].rows) == comparable(runs[1].rows)
+
+
+# ---- Participation -------------------------------------------------------------------------------------------------
+
+
+def drawn(share: float, silos: int, seed: int = 7, rounds: int = 40) -> list[list[str]]:
+    settings = settings_of({}, silos=1, strategy="local", participation=share, seed=seed)
+    strategy = settings.strategy(settings.common, settings.method, None)  # type: ignore[arg-type]
+    strategy.initialise([SiloInfo(f"s{i:02d}", i, 1) for i in range(silos)], lambda purpose: torch.zeros(1))
+    result = []
+    for strategy.round in range(1, rounds + 1):
+        result.append(strategy.participants())
+    return result
+
+
+@pytest.mark.parametrize("share, silos, size", [(1.0, 5, 5), (0.5, 5, 2), (0.3, 10, 3), (0.01, 5, 1), (0.99, 5, 4)])
+def test_the_share_of_silos_that_train(share: float, silos: int, size: int) -> None:
+    """max(int(ρ N), 1) different silos, sorted."""
+    for names in drawn(share, silos):
+        assert len(names) == len(set(names)) == size
+        assert names == sorted(names)
+
+
+def test_participants_follow_seed_and_round() -> None:
+    assert drawn(0.5, 8) == drawn(0.5, 8)
+    assert drawn(0.5, 8) != drawn(0.5, 8, seed=8)
+    assert len({tuple(names) for names in drawn(0.5, 8)}) > 10
+    # Every silo gets its turn: 40 rounds of 4 of 8; 20 each, within 4.5 standard errors of sqrt(40 / 4) = 3.2.
+    counts = [sum(f"s{i:02d}" in names for names in drawn(0.5, 8)) for i in range(8)]
+    assert all(abs(count - 20) < 14.3 for count in counts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_absent_silos_are_evaluated(three: Files, method: str) -> None:
+    """Who does not train is still measured on both snapshots; its personal model is that of its last round."""
+    run = federate(three, strategy=method, rounds=4, participation=0.4, fedala__max_epochs=2)
+    for r in range(1, 5):
+        for snapshot in ("received", "personal"):
+            rows = [row for row in run.rows if (row.round, row.snapshot, row.split) == (r, snapshot, "test")]
+            assert {row.silo for row in rows} == {"a", "b", "c"}
+    trained = [key for key, _ in train_replies(run.grid)]
+    assert [r for _, r in trained] == [1, 2, 3, 4]
+    for silo in three:
+        own = [r for s, r in trained if s == silo]
+        losses = run.values("loss", silo, "personal")
+        for r in range(2, 5):
+            if r not in own and r - 1 not in own:
+                assert losses[r - 1] == losses[r - 2]
+
+
+def test_rounds_between_evaluations_have_no_metrics(two: Files) -> None:
+    run = federate(two, strategy="fedavg", rounds=5, evaluate_every=2)
+    assert {r.round for r in run.rows if r.split == "test"} == {2, 4, 5, 6}
+    assert len(run.values("bytes_up")) == 6
+    never = federate(two, strategy="fedavg", rounds=3, evaluate_every=0)
+    assert not [r for r in never.rows if r.split == "test"]
+    assert len(never.values("bytes_up")) == 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_empty_round(two: Files, method: str) -> None:
+    """No local epochs and no evaluation: everything stays where it began."""
+    options: dict[str, Any] = {"fedavg-ft.epochs": 0, "fedprox-ft.epochs": 0, "apple.common-init": True}
+    run = federate(two, strategy=method, rounds=2, local_epochs=0, evaluate_every=0, **options)
+    for silo in two:
+        torch.testing.assert_close(run.personal(silo), initial(run.settings, 3, 3), rtol=0, atol=1e-6)
+
+
+# ---- What leaves a silo --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("least, withheld", [(1, set()), (7, {"a"}), (9, {"a", "c"}), (0, {"a", "c"})])
+def test_metrics_over_few_samples_are_withheld(three: Files, least: int, withheld: set[str]) -> None:
+    """a, b, c have 6, 10 and 8 rows in every split; 0 means 10 for silos with files of their own.
+
+    Nothing of a withheld split is in the reply; the history has one empty value per snapshot, so that it is seen.
+    """
+    run = federate(three, strategy="fedavg", rounds=1, min_metric_samples=least)
+    for message, reply in run.grid.traffic:
+        if message.metadata.message_type in ("train", "evaluate"):
+            names = set(reply.content["metrics"]) - {"seconds.train", "seconds.evaluate"}
+            assert bool(names) == (run.grid.key_of(message)[0] not in withheld)
+    for silo in three:
+        rows = [r for r in run.rows if r.silo == silo and r.split in ("val", "test")]
+        empty = [r for r in rows if math.isnan(r.value) and r.metric != "auc"]
+        assert bool(empty) == (silo in withheld)
+        if silo in withheld:
+            assert len(empty) == len(rows) > 0
+            assert {r.metric for r in rows} == {"accuracy"}
+            assert all(r.cells()[7] == "" for r in rows)
+
+
+def silo_half(files: Files, **changes: Any) -> SiloClient:
+    from client.silo import open_silo
+
+    forget_models()
+    settings = settings_of(files, **changes)
+    grid = TinyGrid(files, settings)
+    return client_of(settings, open_silo(settings, grid.contexts[1], {"classes": 3}))
+
+
+def test_only_what_is_declared_leaves(two: Files) -> None:
+    client = silo_half(two, strategy="fedavg")
+    vector = torch.zeros(12)
+    records = release(client, [vector], {"personal.test.loss": 0.5}, min_samples=1, policy=read_policy(PUBLIC))
+    assert set(records) == {"model.model", "config", "metrics"}
+    for name in ("dr", "personal.test.labels", "personal.cards.loss", "secret"):
+        with pytest.raises(ValueError, match=f"metric '{name}' is not on the list"):
+            release(client, [vector], {name: 1.0}, min_samples=1, policy=read_policy(PUBLIC))
+    with pytest.raises(ValueError):
+        release(client, [vector, vector], {}, min_samples=1, policy=read_policy(PUBLIC))
+    client.replies = {"dr": [0.5, 0.5]}
+    with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
+        release(client, [vector], {}, min_samples=1, policy=read_policy(PUBLIC))
+
+
+def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
+    caplog.set_level("INFO", logger="flwr")
+    federate(two, strategy="fedavg", rounds=1, normalization="agreed")
+    lines = [r.getMessage() for r in caplog.records if "sent its data card" in r.getMessage()]
+    assert [line.split()[0] for line in lines] == list(two)
+    assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
+    with pytest.raises(ValueError, match="labels: not on the list"):
+        release_card({"name": "a", "labels": [1, 2]})
+
+
+# ---- Silos that do not fit -----------------------------------------------------------------------------------------
+
+
+def test_silos_of_one_name_are_refused(two: Files) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        grid.contexts[2].node_config["name"] = "a"
+
+    with pytest.raises(UserError, match="two silos are called 'a'"):
+        federate(two, strategy="fedavg", rounds=1, prepare=prepare)
+
+
+def test_silos_of_different_shape_are_refused(two: Files, tmp_path: Path) -> None:
+    files = {**two, "odd": random_silos(tmp_path, {"odd": 5}, columns=4)["odd"]}
+    with pytest.raises(UserError, match=r"odd has samples of shape \(4,\), a of \(3,\)"):
+        federate(files, strategy="fedavg", rounds=1)
+
+
+def test_cards_that_fit(two: Files) -> None:
+    check_cards([{"name": "a", "shape": [3]}, {"name": "b", "shape": [3]}])
+
+
+def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
+    """One silo knows 2 classes, the other 5: the model has 5 outputs, Σ = 5 · 3 + 5."""
+    files = {
+        "few": write_silo(tmp_path / "few.npz", np.eye(3), [0, 1, 0], classes=2),
+        "many": write_silo(tmp_path / "many.npz", np.eye(3), [0, 1, 4], classes=5),
+    }
+    run = federate(files, strategy="fedavg", rounds=1)
+    assert run.strategy.layout.size == 20
+
+
+# ---- Flower's own loop ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_flowers_own_start_runs_our_strategies(three: Files, method: str) -> None:
+    """``Strategy.start`` knows nothing of our round loop; two rounds of it end where two of ours end."""
+    options: dict[str, Any] = {"strategy": method, "rounds": 2, "batch_size": 4, "fedala__max_epochs": 3}
+    ours = federate(three, **options)
+    forget_models()
+    settings = settings_of(three, **options)
+    grid = TinyGrid(three, settings)
+    layout = ours.strategy.layout
+    silos = [SiloInfo(n, i, len(rows_of(f)[1])) for i, (n, f) in enumerate(three.items(), start=1)]
+    strategy = settings.strategy(settings.common, settings.method, layout)
+    strategy.initialise(silos, lambda purpose: initial(settings, 3, 3, purpose))
+    with flower_identity():
+        strategy.start(grid, ArrayRecord(), num_rounds=2)
+    assert strategy.state.arrays.keys() == ours.strategy.state.arrays.keys()
+    for name, vector in ours.strategy.state.arrays.items():
+        assert same(strategy.state.arrays[name], vector)
+    for silo in three:
+        assert same(tensor_of(grid_state(grid, silo)["personal"]), ours.personal(silo))
+
+
+def grid_state(grid: TinyGrid, silo: str) -> ArrayRecord:
+    record = next(c.state["arrays"] for c in grid.contexts.values() if c.node_config["name"] == silo)
+    assert isinstance(record, ArrayRecord)
+    return record
+
+
+def test_configure_train_gives_a_list(two: Files) -> None:
+    """The deployment's grid goes over it twice; a generator would send nothing there."""
+    run = federate(two, strategy="fedavg", rounds=1)
+    with flower_identity():
+        messages = run.strategy.configure_train(1, ArrayRecord(), ConfigRecord({"save": False}), run.grid)
+    assert isinstance(messages, list) and len(messages) == 2
+    assert all(m.metadata.ttl == run.settings.common.round_timeout for m in messages)
+
+
+def test_a_card_says_no_labels(two: Files) -> None:
+    run = federate(two, strategy="fedavg", rounds=1)
+    cards = [dict(r.content["card"]) for m, r in run.grid.traffic if m.metadata.message_type == "query"]
+    assert [c["name"] for c in cards] == ["a", "b"]
+    for card in cards:
+        assert set(card) <= {
+            "name",
+            "n_train",
+            "n_val",
+            "n_test",
+            "shape",
+            "classes",
+            "own_file",
+            "simulated",
+            "device",
+            "threads",
+            "versions",
+        }
+        assert (card["shape"], card["classes"]) == ([3], 3)
+
+
+def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: Path) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"not an archive")
+    with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
+        federate({**two, "x": tmp_path / "broken.npz"}, strategy="fedavg", rounds=1)
+
+
+def test_federations_do_not_share_state(two: Files) -> None:
+    """A second run with the same grid starts afresh: the silos' states carry the id of the run that made them."""
+    settings = settings_of(two, strategy="local", rounds=2)
+    forget_models()
+    grid = TinyGrid(two, settings)
+    rows = []
+    for _ in range(2):
+        with flower_identity():
+            federation = RoundLoop(grid, settings)
+            federation.run()
+        rows.append(comparable(federation.history.rows))
+    assert rows[0] == rows[1]
+
+
+def test_messages_hold_what_the_engine_needs(two: Files) -> None:
+    run = federate(two, strategy="fedavg", rounds=1)
+    content = next(m.content for m, _ in run.grid.traffic if m.metadata.message_type == "train")
+    assert isinstance(content, RecordDict)
+    config = decode(content)[1]
+    assert config["round"] == 1 and config["classes"] == 3 and config["evaluate"] is True
+
+
+@pytest.mark.parametrize("method", ["apple", "fedfomo", "fedamp", "fedavg"])
+def test_no_silo_name_is_forbidden(method: str, two: Files, tmp_path: Path, tiny_bn: None) -> None:
+    """A silo's name is no key of the method's own: silos called as those are get what silos a and b get."""
+    options: dict[str, Any] = {"strategy": method, "rounds": 3, "model": "tiny-bn"}
+    renamed = federate({"buffers": two["a"], "global": two["b"]}, **options, seed=7)
+    assert renamed.strategy.rejected == {}
+    assert not same(renamed.personal("buffers"), renamed.personal("global"))
+    plain = federate(two, **options, seed=7)
+    assert renamed.values("bytes_down") == plain.values("bytes_down")

@@ -1,0 +1,193 @@
+"""What holds for every method that is registered: bytes, what leaves a silo, what is never written to, resume, absence.
+
+A method that is added must be entered in CASES (``tests/helpers/cases.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import BODY, CASES, FULL, HEAD, OPTIONS, PAC, POLICY, TABLE, VALVE, WITH_ALA, Flow, K
+from flwr.app import Context, Message
+from resuming import assert_equal, crash_after, interrupted
+from tiny import Files, TinyGrid, federate, round_of, same
+from torch import Tensor
+from two_layers import DEEP, replies_of, rounds_trained
+
+from strategies import strategies
+from strategies.base.metrics_and_cards import allowed_metrics
+from strategies.base.payload import array_record, tensor_of
+
+# What a word of ``sends`` may come to here, from round 2 on; either layer of the two can be the shared one.
+UNITS: Mapping[str, set[int]] = {
+    "Σ": {FULL},
+    "M Σ": {2 * FULL},
+    "2 Σ": {2 * FULL},
+    "Σ_s": {BODY, HEAD},
+    "0": {0},
+    "≤ Σ": set(range(FULL + 1)),
+    "p Σ": set(range(FULL + 1)),
+    "Σ + Σ/8": {FULL + 4},
+    "d": {5},
+    "Σ - Σ_bn": {FULL},
+    "C (K + 1)": {TABLE},
+    "Σ + K": {FULL + K},
+    "Σ + 2K² + 6K": {POLICY},
+    "Σ + C (K + 1)": {FULL + TABLE},
+    "Σ + C (2K + 1)": {PAC},
+    "Σ_s + CK + 2K² + 6K": {VALVE},
+}
+
+
+def flows(flow: Flow, silo: str) -> tuple[int, ...]:
+    return flow[silo] if isinstance(flow, Mapping) else flow
+
+
+def scalars(flow: Flow, silo: str, server_round: int) -> int:
+    """What flows to or from this silo in this round."""
+    own = flows(flow, silo)
+    return own[min(server_round, len(own)) - 1]
+
+
+def rounds_of(*both: Flow) -> int:
+    """Three, or as many as the numbers say."""
+    return max(3, *(len(flow) - 1 for flow in both if not isinstance(flow, Mapping)))
+
+
+def every(cases: Mapping[str, Any]) -> Any:
+    return pytest.mark.parametrize("name", cases)
+
+
+def test_every_method_is_here() -> None:
+    assert {settings["strategy"] for settings, _, _ in CASES.values()} == {
+        name for name, method in strategies().items() if not method.pooled
+    }
+
+
+@every(CASES)
+def test_bytes_are_the_stated_units(three: Files, name: str, tiny_bn: None) -> None:
+    """Four bytes a scalar for each of three silos, every round and in the closing exchange; as ``sends`` declares."""
+    settings, down, up = CASES[name]
+    rounds = rounds_of(down, up)
+    run = federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds)
+    for way, flow, last in (("down", down, rounds + 1), ("up", up, rounds)):
+        expected = [4 * sum(scalars(flow, silo, r) for silo in three) for r in range(1, last + 1)]
+        assert run.values(f"bytes_{way}") == expected + [0] * (rounds + 1 - last)
+        if name == settings["strategy"]:
+            unit = UNITS[run.strategy.sends[way == "up"]]
+            assert all(set(own[1:] or own) <= unit for own in (flows(flow, silo) for silo in three))
+
+
+@every(CASES | WITH_ALA)
+def test_only_what_is_declared_leaves_a_silo(three: Files, name: str, tiny_bn: None) -> None:
+    """The declared vectors of the stated size, numbers and metrics, and nothing else."""
+    settings, down, up = (CASES | WITH_ALA)[name]
+    rounds = rounds_of(down, up)
+    run = federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds)
+    client = run.strategy.client
+    replies = replies_of(run)
+    assert len(replies) == 3 * rounds
+    for server_round, silo, payload, reply in replies:
+        assert list(payload.models) == list(client.uploads)
+        assert sum(m.vector.numel() for m in payload.models.values()) == scalars(up, silo, server_round)
+        assert set(payload.numbers) <= set(client.sends_numbers)
+        assert set(reply.content["config"]) == {
+            "manifest",
+            "round",
+            "silo",
+            "samples",
+            *(f"number.{k}" for k in payload.numbers),
+        }
+        assert set(reply.content) == {*(f"model.{n}" for n in client.uploads), "config", "metrics"}
+        assert set(reply.content["metrics"]) <= allowed_metrics()
+
+
+def test_the_hospital_is_told_whose_models_travel(three: Files, tiny_bn: None) -> None:
+    """docs/hospital.md names the methods whose personal model is what the silo sent, and those alone."""
+    sent = set()  # with other local epochs than fedavg-ft's, whose fine-tuning would else be the local training
+    for settings, _, _ in CASES.values():
+        run = federate(three, **settings, **{**DEEP, **OPTIONS, "local_epochs": 3}, rounds=2)
+        own = run.personal("a")
+        if any(same(m.vector, own) for _, _, payload, _ in replies_of(run, "a") for m in payload.models.values()):
+            sent.add(settings["strategy"])
+    text = (Path(__file__).parents[3] / "docs" / "hospital.md").read_text()
+    told = text.split("Whether anyone else has this model")[1].split("it is what the silo sent")[0]
+    assert set(re.findall(r"`([a-z-]+)`", told)) == sent
+
+
+@every(CASES | WITH_ALA)
+def test_nothing_that_goes_by_is_written_to(three: Files, name: str, tiny_bn: None) -> None:
+    """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state.
+
+    Every tensor of a message, a reply, a silo's state and the server's is remembered with its values.
+    """
+    remembered: list[tuple[Tensor, Tensor, int]] = []
+
+    def remember(*records: Any) -> None:
+        for tensor in (tensor_of(array) for record in records for array in record.values()):
+            remembered.append((tensor, tensor.clone(), tensor._version))
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        remember(*message.content.array_records.values())
+        if "arrays" in context.state:
+            remember(context.state["arrays"])
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        remember(*reply.content.array_records.values())
+        return reply
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.before, grid.after = before, after
+
+    settings = {**(CASES | WITH_ALA)[name][0], **OPTIONS, "model": "tiny-bn", "participation": 0.7}
+    run = federate(three, **settings, rounds=4, prepare=prepare)
+    remember(array_record(run.strategy.state.arrays))
+    assert len(remembered) > 20
+    for tensor, values, version in remembered:
+        assert torch.equal(tensor, values)
+        assert tensor._version == version
+
+
+@every(CASES | WITH_ALA)
+def test_a_resumed_run_is_an_uninterrupted_one(three: Files, tmp_path: Path, name: str, tiny_bn: None) -> None:
+    """Stopped after round 3 of 5, resumed from files: history, server's state and silos' states bit for bit.
+
+    With BatchNorm, momentum that is kept over rounds, and two of three silos a round. Whoever does not take part
+    keeps its personal model, and reports it as it was.
+    """
+    settings = {**(CASES | WITH_ALA)[name][0], **OPTIONS, "model": "tiny-bn", "participation": 0.7, "rounds": 5}
+    whole = federate(three, directory=tmp_path / "whole", **settings)
+    interrupted(three, tmp_path / "parts", watch=crash_after(3), **settings)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **settings)
+    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 4, 5, 6}
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+    absences = 0
+    for silo in three:
+        trained = rounds_trained(whole, silo)
+        losses = {
+            r.round: r.value
+            for r in whole.rows
+            if (r.silo, r.snapshot, r.split, r.metric) == (silo, "personal", "val", "loss")
+        }
+        for server_round in range(2, 6):
+            if server_round not in trained:
+                assert losses[server_round] == losses[server_round - 1]
+                absences += 1
+    assert absences > 2
+
+
+@every(CASES)
+def test_the_personal_model_is_kept_and_another_for_every_silo(three: Files, name: str, tiny_bn: None) -> None:
+    """Each silo ends with a model of its own, finite, which its metrics are of; with equal seeds the same again."""
+    settings = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}
+    first, second = (federate(three, **settings) for _ in range(2))
+    models = [first.personal(silo) for silo in three]
+    assert all(bool(torch.isfinite(model).all()) for model in models)
+    assert not any(same(models[i], models[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert all(same(first.personal(silo), second.personal(silo)) for silo in three)

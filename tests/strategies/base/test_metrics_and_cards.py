@@ -1,0 +1,312 @@
+"""What the server takes from silos: nothing that one of them sends stops the others or spoils what is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, MetricRecord
+from flwr.common.constant import ErrorCode
+from tiny import Files, Run, TinyGrid, federate, round_of, same
+from torch import Tensor
+
+from server.run.loop import Progress
+from strategies.base.metrics_and_cards import CARD, SUMS, WITHHELD, read_card, read_metrics, reason_of
+from strategies.base.payload import array_record
+
+Spoil = Callable[[Message], object]
+
+
+def spoilt(
+    files: Files, spoil: Spoil, when: int = 2, kind: str = "train", **changes: Any
+) -> tuple[Run, list[Progress]]:
+    """A run of three rounds in which c's reply of one round is spoilt."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message), message.metadata.message_type) == ("c", when, kind):
+            spoil(reply)
+        return reply
+
+    seen: list[Progress] = []
+    given = {"strategy": "fedavg", "rounds": 3, **changes}
+    run = federate(files, prepare=lambda grid: setattr(grid, "after", after), watch=seen.append, **given)
+    return run, seen
+
+
+# ---- Metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metric(name: str, value: Any) -> Spoil:
+    def spoil(reply: Message) -> None:
+        reply.content["metrics"][name] = value
+
+    return spoil
+
+
+def no_numbers(reply: Message) -> None:
+    reply.content["metrics"] = ConfigRecord({"received.test.accuracy": "high"})
+
+
+def none_at_all(reply: Message) -> None:
+    del reply.content["metrics"]
+
+
+METRICS: dict[str, tuple[Spoil, str]] = {
+    "an unknown name": (
+        metric("received.foo.accuracy", 0.5),
+        "'received.foo.accuracy' is no metric that is known here",
+    ),
+    "a list": (metric("received.test.accuracy", [0.5]), r"the metric 'received.test.accuracy' is [0.5]"),
+    "above one": (metric("personal.test.accuracy", 1000.0), "the metric 'personal.test.accuracy' is 1000.0"),
+    "infinite": (metric("personal.val.auc", math.inf), "the metric 'personal.val.auc' is inf"),
+    "negative": (metric("received.val.macro_f1", -0.5), "the metric 'received.val.macro_f1' is -0.5"),
+    "no time": (metric("seconds.train", math.nan), "the metric 'seconds.train' is nan"),
+    "no numbers": (no_numbers, "the reply carries no metrics"),
+    "none": (none_at_all, "the reply carries no metrics"),
+}
+
+
+@pytest.mark.parametrize("fault", METRICS)
+def test_a_reply_with_wrong_metrics_is_left_out(three: Files, fault: str) -> None:
+    """Whole, with one line; none of its metrics is written down; round 3 has the silo again."""
+    spoil, reason = METRICS[fault]
+    run, seen = spoilt(three, spoil)
+    assert [p.rejected for p in seen] == [{}, {"c": reason}, {}]
+    assert {r.round for r in run.rows if r.silo == "c" and r.split} == {1, 3, 4}
+
+
+@pytest.mark.parametrize("fault", METRICS)
+def test_the_closing_evaluation_too(three: Files, fault: str) -> None:
+    spoil, _ = METRICS[fault]
+    run, _ = spoilt(three, spoil, when=4, kind="evaluate")
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(4, "c")]
+    assert {r.silo for r in run.rows if r.round == 4 and r.split} == {"a", "b"}
+
+
+def test_what_a_metric_may_be() -> None:
+    """Unknown (nan: one class only) and, of a loss, anything: a model may be that bad, a training loss below 0."""
+    given: dict[str, Any] = {
+        "personal.train.loss": -0.5,
+        "received.test.loss": math.inf,
+        "personal.test.auc": math.nan,
+        "seconds.train": 0.0,
+        "personal.val.accuracy": 1.0,
+    }
+    assert str(read_metrics(MetricRecord(given))) == str(given)
+
+
+def test_the_metrics_of_a_rejected_reply_are_not_written_down(three: Files) -> None:
+    """It names another round, and so its numbers are not this round's."""
+
+    def another_round(reply: Message) -> None:
+        config: Any = reply.content["config"]
+        config["round"] = 1
+
+    run, seen = spoilt(three, another_round)
+    assert list(seen[1].rejected) == ["c"]
+    assert {r.silo for r in run.rows if r.round == 2 and r.split} == {"a", "b"}
+
+
+def test_a_withheld_accuracy_is_not_in_the_mean(three: Files) -> None:
+    """c's 8 test rows are below the 9 that are asked for; the mean is that of a silo that has as many, b (10 rows)."""
+    seen: list[Progress] = []
+    run = federate(three, strategy="fedavg", rounds=1, min_metric_samples=9, watch=seen.append)
+    assert seen[0].accuracy == run.values("accuracy", "b", "received")[0]
+
+
+# ---- Vectors ---------------------------------------------------------------------------------------------------------
+
+
+def model(vector: Tensor, name: str = "model") -> Spoil:
+    def spoil(reply: Message) -> None:
+        reply.content[f"model.{name}"] = array_record({"vector": vector})
+
+    return spoil
+
+
+def extra_first(reply: Message) -> None:
+    """An empty vector of another name before the model."""
+    config: Any = reply.content["config"]
+    entry = {"name": "buffers", "silo": "c", "round": 2, "samples": 8, "dtype": "float32"}
+    config["manifest"] = json.dumps([entry, *json.loads(config["manifest"])])
+    model(torch.empty(0), "buffers")(reply)
+
+
+def test_vectors_that_a_method_does_not_send(three: Files) -> None:
+    _, seen = spoilt(three, extra_first)
+    assert [p.rejected for p in seen] == [{}, {"c": "the reply holds buffers, which fedavg does not send"}, {}]
+
+
+def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -> None:
+    def turned(reply: Message) -> None:
+        config: Any = reply.content["config"]
+        config["manifest"] = json.dumps(json.loads(config["manifest"])[::-1])
+
+    options: dict[str, Any] = {"model": "tiny-bn", "learning_rate": 0.1}
+    (one, seen), (other, _) = spoilt(three, turned, **options), spoilt(three, lambda reply: None, **options)
+    assert not seen[1].rejected
+    assert same(one.strategy.state.arrays["global"], other.strategy.state.arrays["global"])
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(1e6, "'buffers' exploded: its norm 2.83e+06"), (-1e-3, "'buffers' holds a variance below 0")]
+)
+def test_statistics_out_of_all_proportion_are_left_out(three: Files, tiny_bn: None, value: float, reason: str) -> None:
+    """They would spoil every silo's model, for good."""
+    run, seen = spoilt(three, model(torch.full((8,), value), "buffers"), model="tiny-bn", learning_rate=0.1)
+    assert list(seen[1].rejected) == ["c"] and seen[1].rejected["c"].startswith(reason)
+    assert all(math.isfinite(v) for silo in three for v in run.values("loss", silo, "personal"))
+
+
+def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
+    """Two norms have no middle; the model that was sent is the third."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("b", 2):
+            model(torch.full((12,), 1e20))(reply)
+        return reply
+
+    seen: list[Progress] = []
+    federate(two, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    assert [list(p.rejected) for p in seen] == [[], ["b"], []]
+    assert "exploded" in seen[1].rejected["b"]
+
+
+def test_a_shape_that_is_only_said_counts_for_nothing(three: Files) -> None:
+    """A silo that says that its array has 2^1860 numbers has sent what it has sent: 12."""
+
+    def boast(reply: Message) -> None:
+        array = reply.content["model.model"]["vector"]
+        array.__dict__["shape"] = (2**31 - 1,) * 60
+
+    run, seen = spoilt(three, boast)
+    assert not seen[1].rejected
+    assert run.values("bytes_up") == [144, 144, 144, 0]
+
+
+# ---- Data cards ------------------------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "name": "c",
+    "n_train": 8,
+    "n_val": 8,
+    "n_test": 8,
+    "shape": [3],
+    "classes": 3,
+    "own_file": True,
+    "simulated": False,
+    "device": "cpu",
+    "threads": 1,
+    "versions": "",
+    "sum": [0.0] * 3,
+    "square_sum": [1.0] * 3,
+}
+CARDS: dict[str, tuple[dict[str, Any], str]] = {
+    "no name": ({"name": None}, "lacks name"),
+    "a list of names": ({"name": ["c"]}, "its name is"),
+    "a name with a control character": ({"name": "c\n"}, "its name is"),
+    "a path": ({"name": "../c"}, "its name is"),
+    "an empty name": ({"name": ""}, "its name is"),
+    "no training samples": ({"n_train": 0}, "n_train = 0"),
+    "a negative number": ({"n_test": -1}, "n_test = -1"),
+    "far too many": ({"n_train": 10**12}, "n_train = 1000000000000"),
+    "a broken number": ({"n_train": math.nan}, "n_train = nan"),
+    "no thread": ({"threads": 0}, "threads = 0"),
+    "text for a number": ({"n_val": "8"}, "n_val = '8'"),
+    "no shape": ({"shape": []}, r"shape = \[\]"),
+    "a shape of nothing": ({"shape": [3, 0]}, r"shape = \[3, 0\]"),
+    "a thousand million classes": ({"classes": 10**9}, "classes = 1000000000"),
+    "a broken sum": ({"sum": [math.nan, 0.0, 0.0]}, "no sum of 3 finite numbers"),
+    "too few sums": ({"square_sum": [1.0]}, "no square_sum of 3 finite numbers"),
+    "a reason of two lines": ({WITHHELD: "a\nb"}, "no line of at most 300 characters as sums_withheld"),
+    "half of the sums": ({"square_sum": None}, "no square_sum of 3 finite numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", CARDS)
+def test_a_wrong_data_card_is_refused(fault: str) -> None:
+    changes, reason = CARDS[fault]
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_card(ConfigRecord({k: v for k, v in {**GOOD, **changes}.items() if v is not None}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_right_data_card() -> None:
+    assert {*GOOD, WITHHELD} == set(CARD)
+    without = {key: value for key, value in GOOD.items() if key not in SUMS} | {WITHHELD: "its policy has sums = false"}
+    assert read_card(ConfigRecord(without)) == without
+    assert read_card(ConfigRecord(GOOD)) == GOOD
+    with pytest.raises(ValueError, match="no data card"):
+        read_card(None)
+
+
+def test_the_others_go_on_without_a_silo_whose_card_is_wrong(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, message.metadata.message_type) == ("c", "query"):
+            card: Any = reply.content["card"]
+            card["n_train"] = math.nan
+        return reply
+
+    run = federate(three, strategy="fedavg", rounds=1, min_silos=2, prepare=lambda g: setattr(g, "after", after))
+    assert list(run.strategy.silos) == ["a", "b"]
+    assert "cannot take part: c's data card says n_train = nan" in caplog.text
+
+
+# ---- Who answers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_superlinks_own_errors_name_the_silo(three: Files) -> None:
+    """Where a node is away, the SuperLink answers in its place, under a number and a type of its own."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("c", 2):
+            reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=message)
+            reply.metadata.__dict__.update(_src_node_id=10**6, _message_type="system")
+        return reply
+
+    seen: list[Progress] = []
+    federate(three, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    assert [p.rejected for p in seen] == [{}, {"c": "Node Unavailable"}, {}]
+
+
+def test_a_silo_that_was_removed_is_not_waited_for(three: Files) -> None:
+    """The SuperLink takes no message for it; the round does not wait for its time to be up."""
+
+    def prepare(grid: TinyGrid) -> None:
+        push = grid.push_messages
+
+        def pushed(messages: Any) -> list[str]:
+            sent = list(messages)
+            ids = list(push(sent))
+            return ["" if grid.key_of(m) in {("c", 2), ("c", 3)} else i for i, m in zip(ids, sent, strict=True)]
+
+        grid.push_messages = pushed  # type: ignore[method-assign]
+
+    seen: list[Progress] = []
+    federate(three, strategy="fedavg", rounds=2, round_timeout=600, prepare=prepare, watch=seen.append)
+    assert seen[1].rejected == {"c": "the server does not know it any more"}
+
+
+def test_a_quorum_starts_when_the_time_is_up(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """One of three silos never says who it is; with min-silos = 2 the others begin, and it is named."""
+
+    def prepare(grid: TinyGrid) -> None:
+        nodes = list(grid.contexts)
+        grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
+
+    run = federate(three, strategy="fedavg", rounds=1, min_silos=2, round_timeout=0.1, prepare=prepare)
+    assert list(run.strategy.silos) == ["a", "b"]
+    assert "goes on with 2 of 3 silos" in caplog.text
+    with pytest.raises(RuntimeError, match="here are 2: a, b"):
+        federate(three, strategy="fedavg", rounds=1, round_timeout=0.1, prepare=prepare)
+
+
+def test_a_reason_is_the_silos_own_words() -> None:
+    """Flower wraps what is raised before the app runs."""
+    assert reason_of("<class 'silofl_site.policy.PolicyRefusedError'>:<'a refuses: b'>") == "a refuses: b"
+    assert reason_of("no such column") == "no such column"
+    assert reason_of(None) == reason_of("") == "failed without a reason"

@@ -1,0 +1,79 @@
+"""ALA as a module: the same mixing before any method that starts from a received model (FedALA, table 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import STILL, Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
+from two_layers import deep_gradient, replies_of
+
+from strategies import strategies
+from strategies.base.settings import UserError
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
+ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
+
+
+def test_fedavg_with_ala_is_fedala(three: Files) -> None:
+    """FedALA's table 4: the row of FedAvg + ALA is FedALA's own."""
+    module = federate(three, strategy="fedavg", ala=True, **OPTIONS, **ALA)
+    method = federate(three, strategy="fedala", **OPTIONS, **ALA)
+    assert comparable(module.rows) == comparable(method.rows)
+    assert same(module.strategy.state.arrays["global"], method.strategy.state.arrays["global"])
+
+
+@pytest.mark.parametrize("name", sorted(n for n, s in strategies().items() if s.takes_ala))
+def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn: None) -> None:
+    """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
+    needed = {"diversifed": {"diversifed__start": "received"}, "fedbn": {"model": "tiny-bn"}}
+    extra: dict[str, Any] = needed.get(name, {})
+    plain = federate(three, strategy=name, **OPTIONS, **ALA, **extra)
+    mixed = federate(three, strategy=name, ala=True, **OPTIONS, **ALA, **extra)
+    losses = [r.values("loss", "a", "received") for r in (plain, mixed)]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0] != losses[1]
+
+
+def test_a_partial_method_mixes_what_it_receives(three: Files) -> None:
+    """FedPer shares fc1 alone (3 · 4 + 4 = 16 scalars): with p = 1 the weights are fc1's, not those of the head."""
+    run = federate(three, strategy="fedper", ala=True, **OPTIONS, **ALA)
+    assert run.grid.state("a").arrays["weights"].shape == (16,)
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl"])
+def test_a_method_with_two_models_mixes_its_copy_of_the_global_one(three: Files, name: str) -> None:
+    """W = 0: a silo goes on from that copy and hears nothing of the others: what it sends is Local's model."""
+    alone = federate(three, strategy="local", **OPTIONS)
+    run = federate(three, strategy=name, ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **OPTIONS)
+    for silo in three:
+        sent = replies_of(run, silo)[-1][2].models["model"].vector
+        assert same(sent, alone.personal(silo))
+        assert not same(sent, run.personal(silo))
+
+
+def test_the_proximal_centre_is_the_received_model(three: Files) -> None:
+    """FedProx with W = 0, one step in round 2 from the silo's own w_i: w_i - η (∇f(w_i) + μ (w_i - w))."""
+    options: dict[str, Any] = {"rounds": 2, "learning_rate": 0.3, "mlp__hidden": "4", "fedprox__mu": 2.0}
+    first = federate(three, strategy="fedprox", **{**options, "rounds": 1})
+    run = federate(three, strategy="fedprox", ala=True, prepare=keep_weights_at(0.0, 31), **STILL, **options)
+    for silo, file in three.items():
+        own = first.personal(silo).double().numpy()
+        w = run.sent_to(silo, 2)["global"].vector.double().numpy()
+        expected = own - 0.3 * (deep_gradient(own, *rows_of(file)) + 2 * (own - w))
+        assert run.personal(silo).numpy() == pytest.approx(expected, abs=1e-5)
+        assert np.abs(own - w).max() > 1e-3
+
+
+def test_what_starts_from_its_own_model_refuses_it(three: Files) -> None:
+    """DiversiFed's default: nothing received would be mixed."""
+    with pytest.raises(UserError, match=r"diversifed\.start = received"):
+        settings_of(three, strategy="diversifed", ala=True)
+    settings_of(three, strategy="diversifed", ala=True, diversifed__start="received")
+
+
+@pytest.mark.parametrize("name", ["local", "apple", "fedfomo", "fedala"])
+def test_methods_without_a_received_model_refuse_it(three: Files, name: str) -> None:
+    with pytest.raises(UserError, match="ala = true"):
+        settings_of(three, strategy=name, ala=True)

@@ -1,0 +1,238 @@
+"""APFL: two silos by hand, a run in numpy, the limits of α, parameters and logits (B6)."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, Run, comparable, federate, gradient, initial, rows_of, same
+from two_layers import replies_of, rounds_trained
+
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+    "lr_decay": 0.9,
+    "learning_rate": 0.3,
+    "mlp__hidden": "4",
+}
+
+
+def rows(run: Run, snapshot: str, *, without_training: bool = False) -> list[list[str]]:
+    return comparable([r for r in run.rows if r.snapshot == snapshot and not (without_training and r.split == "train")])
+
+
+def alpha_of(run: Run, silo: str) -> float:
+    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == silo)
+    return float(json.loads(str(context.state["numbers"]["json"]))["alpha"])
+
+
+# ---- By hand and in numpy --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+    """η = 1/4, α = 1/2, one step a round; weights (u, -u), biases (v, -v), all of them 0 at first.
+
+    Round 1: w_a = (1/4, 1/8), w_b = (-1/8, -1/8), mean (-1/32, -1/16); the private ones take half a step:
+    a (1/8, 1/16), b (-1/16, -1/16). v - w is 0, so α stays.
+    Round 2, a: v̄ = (1/8 - 1/32, 1/16 - 1/16) / 2 = (3/64, 0), logit 2 · 2 · 3/64, q = 1 / (1 + e^(3/16)).
+    v - w = (5/32, 1/8) and ∇f = -(2 q, q), each twice: α = 1/2 + (1/4) (2) (2 · 5/32 + 1/8) q = 1/2 + 7 q / 32.
+    v = (1/8 + q/4, 1/16 + q/8), with the α from before. w has the logit -2 (1/16 + 1/16), p = 1 / (1 + e^(-1/4)):
+    w = (-1/32 + p/2, -1/16 + p/4). Personal: α v + (1 - α) w with the new α.
+    """
+    run = federate(pair, strategy="apfl", rounds=2, learning_rate=0.25)
+    q, p = 1 / (1 + math.exp(3 / 16)), 1 / (1 + math.exp(-1 / 4))
+    alpha = 0.5 + 7 * q / 32
+    assert alpha_of(run, "a") == pytest.approx(alpha, abs=1e-6)
+    private = run.grid.state("a").arrays["private"]
+    u, v = 1 / 8 + q / 4, 1 / 16 + q / 8
+    assert private.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    u, v = alpha * u + (1 - alpha) * (-1 / 32 + p / 2), alpha * v + (1 - alpha) * (-1 / 16 + p / 4)
+    assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+@pytest.mark.parametrize("adapt", ["round", "batch", "never"])
+def test_rounds_of_several_steps_in_numpy(two: Files, adapt: str) -> None:
+    """Three rounds of three steps in float64, momentum on both; α moves once a round, at every step, or never."""
+    eta = 0.6
+    run = federate(
+        two,
+        strategy="apfl",
+        rounds=3,
+        local_epochs=3,
+        learning_rate=eta,
+        momentum=0.5,
+        lr_decay=0.9,
+        apfl__alpha=0.3,
+        apfl__adapt=adapt,
+    )
+    w = initial(run.settings, 3, 3).double().numpy()
+    private, alphas, mixed = dict.fromkeys(two, w), dict.fromkeys(two, 0.3), {}
+    for r in range(3):
+        step, total = eta * 0.9**r, np.zeros_like(w)
+        for silo, file in two.items():
+            x, y = rows_of(file)
+            local, v, alpha = w.copy(), private[silo].copy(), alphas[silo]
+            speed_w, speed_v = np.zeros_like(w), np.zeros_like(w)
+            for k in range(3):
+                g = gradient(alpha * v + (1 - alpha) * local, x, y)
+                speed_w = 0.5 * speed_w + gradient(local, x, y)
+                speed_v = 0.5 * speed_v + alpha * g
+                if adapt == "batch" or (adapt == "round" and k == 0):
+                    alpha = float(np.clip(alpha - step * (v - local) @ g, 0, 1))
+                local, v = local - step * speed_w, v - step * speed_v
+            private[silo], alphas[silo], mixed[silo] = v, alpha, alpha * v + (1 - alpha) * local
+            total += len(y) / 16 * local
+        w = total
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    for silo in two:
+        assert alpha_of(run, silo) == pytest.approx(alphas[silo], abs=1e-5)
+        assert (alphas[silo] == 0.3) == (adapt == "never")
+        assert run.personal(silo).numpy() == pytest.approx(mixed[silo], abs=1e-5)
+
+
+# ---- Limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"apfl__alpha": 1.0, "apfl__adapt": "batch"},
+        {"apfl__mix": "logits"},
+        {"participation": 0.7},
+        {"optimizer": "adam", "optimizer_state": "keep", "learning_rate": 0.01},
+    ],
+)
+def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
+    """Whatever v and α do: bit for bit, in every metric of the received model and in bytes."""
+    options = {**OPTIONS, **changes}
+    plain = federate(three, strategy="fedavg", **{k: v for k, v in options.items() if "apfl" not in k})
+    run = federate(three, strategy="apfl", **options)
+    assert rows(plain, "received") == rows(run, "received")
+    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+    for direction in ("bytes_down", "bytes_up"):
+        assert plain.values(direction) == run.values(direction)
+
+
+@pytest.mark.parametrize("mix", ["parameters", "logits"])
+def test_alpha_zero_is_the_local_copy_of_fedavg(three: Files, mix: str) -> None:
+    """Fixed at 0, v̄ = w_i bit for bit, and v stays the initial model."""
+    plain = federate(three, strategy="fedavg", **OPTIONS)
+    run = federate(three, strategy="apfl", apfl__alpha=0.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS)
+    logits = mix == "logits"  # its loss is taken of outputs that were added up
+    assert rows(plain, "personal", without_training=logits) == rows(run, "personal", without_training=logits)
+    for silo in three:
+        assert same(run.grid.state(silo).arrays["private"], initial(run.settings, 3, 3))
+
+
+@pytest.mark.parametrize("mix", ["parameters", "logits"])
+def test_alpha_one_is_local(three: Files, mix: str) -> None:
+    """Fixed at 1, v̄ = v: bit for bit for parameters, up to rounding where logits are mixed."""
+    plain = federate(three, strategy="local", **OPTIONS)
+    run = federate(three, strategy="apfl", apfl__alpha=1.0, apfl__adapt="never", apfl__mix=mix, **OPTIONS)
+    if mix == "parameters":
+        assert rows(plain, "personal") == rows(run, "personal")
+    for silo in three:
+        torch.testing.assert_close(plain.personal(silo), run.personal(silo), rtol=0, atol=1e-6)
+
+
+def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
+    """w's passes alone move the statistics that travel, v̄'s those that stay: FedAvg's, and at α = 1 Local's."""
+    options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
+    fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
+    for mix in ("parameters", "logits"):
+        run = federate(three, strategy="apfl", apfl__alpha=1.0, apfl__adapt="never", apfl__mix=mix, **options)
+        assert rows(fedavg, "received") == rows(run, "received")
+        assert same(fedavg.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
+        if mix == "parameters":
+            assert rows(local, "personal") == rows(run, "personal")
+        for silo in three:
+            ours, theirs = (r.grid.state(silo).arrays["personal.buffers"] for r in (run, local))
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mix", ["parameters", "logits"])
+def test_alpha_is_clipped(three: Files, mix: str) -> None:
+    """However large the step: 0 or 1 after the first steps of a huge one."""
+    options = {**OPTIONS, "learning_rate": 50.0, "momentum": 0.0, "rounds": 2}
+    run = federate(three, strategy="apfl", apfl__adapt="batch", apfl__mix=mix, **options)
+    alphas = [alpha_of(run, silo) for silo in three]
+    assert all(0 <= alpha <= 1 for alpha in alphas)
+    assert {0.0, 1.0} & set(alphas)
+
+
+# ---- Parameters and logits -------------------------------------------------------------------------------------------
+
+
+def test_for_a_linear_model_both_mixtures_are_one(three: Files) -> None:
+    """Outputs of α v + (1 - α) w are α times v's and 1 - α times w's; so are all gradients, and α's course."""
+    options = {**OPTIONS, "mlp__hidden": "", "apfl__adapt": "batch", "rounds": 4}
+    one, other = (federate(three, strategy="apfl", apfl__mix=mix, **options) for mix in ("parameters", "logits"))
+    for silo in three:
+        assert alpha_of(one, silo) == pytest.approx(alpha_of(other, silo), abs=1e-5)
+        assert alpha_of(one, silo) != 0.5
+        ours, theirs = (run.grid.state(silo).arrays["private"] for run in (one, other))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+        for split in ("test", "train"):
+            losses = [run.values("loss", silo, "personal", split) for run in (one, other)]
+            assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_for_a_deep_model_they_are_two(three: Files) -> None:
+    one, other = (federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS) for mix in ("parameters", "logits"))
+    assert one.values("loss", "a", "personal") != pytest.approx(other.values("loss", "a", "personal"), abs=1e-5)
+
+
+def test_mixed_logits_are_those_of_both_networks(three: Files) -> None:
+    """The personal metrics by numpy, from v, w_i and α as the silo keeps them."""
+    run = federate(three, strategy="apfl", apfl__mix="logits", apfl__adapt="batch", **OPTIONS)
+    for silo, file in three.items():
+        x, y = rows_of(file)
+        kept, alpha = run.grid.state(silo).arrays, alpha_of(run, silo)
+
+        def outputs(w: Any, x: Any = x) -> Any:
+            w = w.double().numpy()
+            return np.maximum(x @ w[:12].reshape(4, 3).T + w[12:16], 0) @ w[16:28].reshape(3, 4).T + w[28:]
+
+        z = alpha * outputs(kept["private"]) + (1 - alpha) * outputs(kept["shared"])
+        loss = float(np.mean(np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]))
+        assert run.values("loss", silo, "personal")[-1] == pytest.approx(loss, abs=1e-5)
+        assert same(run.personal(silo), kept["private"])
+
+
+# ---- Absent silos, what leaves ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mix", ["parameters", "logits"])
+def test_an_absent_silo_keeps_both(three: Files, mix: str) -> None:
+    """One of three silos a round: whoever is not drawn reports its last personal model, mixture and all."""
+    run = federate(three, strategy="apfl", apfl__mix=mix, **{**OPTIONS, "rounds": 5}, participation=0.5)
+    waited = 0
+    for silo in three:
+        trained = rounds_trained(run, silo)
+        losses = {
+            r.round: r.value
+            for r in run.rows
+            if (r.silo, r.snapshot, r.split, r.metric) == (silo, "personal", "test", "loss")
+        }
+        for server_round in range(2, 6):
+            if server_round not in trained:
+                assert losses[server_round] == losses[server_round - 1]
+                waited += bool(trained) and server_round > trained[0]
+    assert waited > 0
+
+
+@pytest.mark.parametrize("mix", ["parameters", "logits"])
+def test_only_w_leaves_a_silo(three: Files, mix: str) -> None:
+    run = federate(three, strategy="apfl", apfl__mix=mix, **OPTIONS)
+    plain = federate(three, strategy="fedavg", **OPTIONS)
+    for (_, _, payload, _), (_, _, fedavgs, _) in zip(replies_of(run), replies_of(plain), strict=True):
+        assert list(payload.models) == ["model"] and not payload.numbers
+        assert same(payload.models["model"].vector, fedavgs.models["model"].vector)

@@ -1,0 +1,163 @@
+"""Ditto: two silos by hand, a run in numpy, the courses of w and v, the limits of λ (B16)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, comparable, federate, gradient, initial, rows_of, same
+from two_layers import replies_of, rounds_trained
+
+OPTIONS: dict[str, Any] = {
+    "rounds": 3,
+    "local_epochs": 2,
+    "batch_size": 4,
+    "momentum": 0.9,
+    "lr_decay": 0.9,
+    "learning_rate": 0.3,
+    "mlp__hidden": "4",
+}
+
+
+def rows(run: Any, snapshot: str) -> list[list[str]]:
+    """What the history says of this snapshot, but for the training loss."""
+    return comparable([r for r in run.rows if r.snapshot == snapshot])
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_two_rounds_by_hand(pair: Files) -> None:
+    """Weights (u, -u), biases (v, -v), η = 1, λ = 1/2; w is FedAvg's: (-1/8, -1/4) after round 1 (see test_fedavg).
+
+    The personal models start at the centre 0, so round 1 is a plain step: a = (1, 1/2), b = (-1/2, -1/2).
+    Round 2: a has the logit 5, q = 1 / (1 + e^5); b has -2, r = 1 / (1 + e²); each goes half way to the received w:
+    a: u = 1 + 2 q - (1 + 1/8) / 2, v = 1/2 + q - (1/2 + 1/4) / 2; b: u = -1/2 - r + 3/16, v = -1/2 - r + 1/8.
+    """
+    run = federate(pair, strategy="ditto", rounds=2, ditto__lambda=0.5)
+    q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
+    u, v = 1 + 2 * q - 9 / 16, 0.5 + q - 3 / 8
+    assert run.personal("a").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    u, v = -0.5 - r + 3 / 16, -0.5 - r + 1 / 8
+    assert run.personal("b").tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    q_a, q_b = 1 / (1 + math.e), 1 / (1 + math.exp(0.75))
+    u = -1 / 8 + (2 * (1 - q_a) - 3 * q_b) / 4
+    assert run.strategy.state.arrays["global"][0].item() == pytest.approx(u, abs=1e-6)
+
+
+@pytest.mark.parametrize("epochs", [0, 3])
+def test_rounds_of_several_steps_in_numpy(two: Files, epochs: int) -> None:
+    """Three rounds in float64, momentum that starts afresh, 2 epochs on w and s on v (0: as many)."""
+    lambda_, eta = 0.4, 0.5
+    run = federate(
+        two,
+        strategy="ditto",
+        rounds=3,
+        local_epochs=2,
+        learning_rate=eta,
+        momentum=0.5,
+        lr_decay=0.9,
+        ditto__lambda=lambda_,
+        ditto__personal_epochs=epochs,
+    )
+    w = initial(run.settings, 3, 3).double().numpy()
+    own = dict.fromkeys(two, w)
+    for r in range(3):
+        total = np.zeros_like(w)
+        for silo, file in two.items():
+            x, y = rows_of(file)
+            local, velocity = w.copy(), np.zeros_like(w)
+            for _ in range(2):
+                velocity = 0.5 * velocity + gradient(local, x, y)
+                local -= eta * 0.9**r * velocity
+            total += len(y) / 16 * local
+            v, velocity = own[silo].copy(), np.zeros_like(w)
+            for _ in range(epochs or 2):
+                velocity = 0.5 * velocity + gradient(v, x, y) + lambda_ * (v - w)
+                v -= eta * 0.9**r * velocity
+            own[silo] = v
+        w = total
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    for silo in two:
+        assert run.personal(silo).numpy() == pytest.approx(own[silo], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ditto__lambda": 3.0},
+        {"ditto__lambda": 0.0, "ditto__personal_epochs": 5},
+        {"mlp__dropout": 0.5},
+        {"optimizer": "adam", "optimizer_state": "keep", "learning_rate": 0.01},
+        {"participation": 0.7},
+    ],
+)
+def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
+    """Whatever the personal models do: bit for bit, in every metric of the received model and in bytes."""
+    options = {**OPTIONS, **changes}
+    plain = federate(three, strategy="fedavg", **{k: v for k, v in options.items() if "ditto" not in k})
+    run = federate(three, strategy="ditto", **options)
+    assert rows(plain, "received") == rows(run, "received")
+    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+    for direction in ("bytes_down", "bytes_up"):
+        assert plain.values(direction) == run.values(direction)
+
+
+@pytest.mark.parametrize("changes", [{}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01}])
+def test_without_the_term_v_is_local(three: Files, changes: dict[str, Any]) -> None:
+    """λ = 0: bit for bit, in every metric of the personal model, the training loss too."""
+    options = {**OPTIONS, **changes}
+    plain = federate(three, strategy="local", **options)
+    run = federate(three, strategy="ditto", ditto__lambda=0.0, **options)
+    assert rows(plain, "personal") == rows(run, "personal")
+    for silo in three:
+        assert same(plain.personal(silo), run.personal(silo))
+
+
+def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
+    """v's running statistics are the silo's own, those of w are averaged: w is still FedAvg's, v at λ = 0 Local's."""
+    options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
+    fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
+    run = federate(three, strategy="ditto", ditto__lambda=0.0, **options)
+    assert rows(fedavg, "received") == rows(run, "received")
+    assert rows(local, "personal") == rows(run, "personal")
+    assert same(fedavg.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
+    for silo in three:
+        kept = run.grid.state(silo).arrays["personal.buffers"]
+        assert same(kept, local.grid.state(silo).arrays["personal.buffers"])
+        assert not same(kept, run.strategy.state.arrays["buffers"])
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.25])
+def test_a_full_pull_starts_from_w(three: Files, eta: float) -> None:
+    """η λ = 1, one step: v - η (∇f(v) + λ (v - w)) = w - η ∇f(v)."""
+    run = federate(three, strategy="ditto", rounds=2, learning_rate=eta, ditto__lambda=1 / eta)
+    first = federate(three, strategy="ditto", rounds=1, learning_rate=eta, ditto__lambda=1 / eta)
+    for silo, file in three.items():
+        w = run.sent_to(silo, 2)["global"].vector.double().numpy()
+        expected = w - eta * gradient(first.personal(silo).double().numpy(), *rows_of(file))
+        assert run.personal(silo).numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_an_absent_silo_keeps_its_personal_model(three: Files) -> None:
+    """c misses rounds 2 and 3: its v of round 1 is evaluated meanwhile, and is where round 4 starts."""
+    options = {"strategy": "ditto", "rounds": 4, "ditto__lambda": 0.7}
+    run = federate(three, **options, prepare=lambda grid: grid.absent.update({("c", 2), ("c", 3)}))
+    assert rounds_trained(run, "c") == [1, 4]
+    first = federate(three, **{**options, "rounds": 1}).personal("c").double().numpy()
+    w = run.sent_to("c", 4)["global"].vector.double().numpy()
+    expected = first - gradient(first, *rows_of(three["c"])) - 0.7 * (first - w)
+    assert run.personal("c").numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_w_leaves_a_silo(three: Files) -> None:
+    run = federate(three, strategy="ditto", **OPTIONS)
+    plain = federate(three, strategy="fedavg", **OPTIONS)
+    sent, expected = replies_of(run), replies_of(plain)
+    assert len(sent) == len(expected) == 9
+    for (_, silo, payload, _), (_, _, fedavgs, _) in zip(sent, expected, strict=True):
+        assert list(payload.models) == ["model"] and not payload.numbers
+        assert same(payload.models["model"].vector, fedavgs.models["model"].vector)
+        assert not torch.equal(payload.models["model"].vector, run.personal(silo))

@@ -1,0 +1,149 @@
+"""FedADMM: two silos by hand, rounds in numpy with absent silos, what its special cases equal (B23)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resuming import assert_equal, crash_after, interrupted
+from tiny import Files, federate, gradient, initial, rows_of, same
+from two_layers import confirmed, losing, replies_of
+
+OPTIONS: dict[str, Any] = {"rounds": 5, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """Two rounds of one full-batch step, learning rate 1, ρ = 1/2, η = 1, from 0; weights (u, -u), biases (v, -v).
+
+    Round 1: w_a = (1, 1/2), w_b = -(1/2, 1/2), y_i = w_i/2, Δ_i = w_i + 2 y_i = 2 w_i, so θ = (1/2, 0). Round 2 starts
+    there, a: logit 2, q = 1 / (1 + e²), w_a = (1/2 + 2 q - 1/2, q - 1/4) = (2 q, q - 1/4), for y_a = (1/2, 1/4);
+    b: logit 1, r = 1 / (1 + 1/e), w_b = (3/4 - r, 1/4 - r). y_i grows by (w_i - θ)/2, and
+    Δ_i = (w_i - its last) + (w_i - θ) = 2 w_i - θ - last.
+    """
+    run = federate(pair, strategy="fedadmm", rounds=2, fedadmm__rho=0.5)
+    q, r = 1 / (1 + math.exp(2)), 1 / (1 + math.exp(-1))
+    a, b = (2 * q, q - 0.25), (0.75 - r, 0.25 - r)
+    change_a = (2 * a[0] - 1.5, 2 * a[1] - 0.5)
+    change_b = (2 * b[0], 2 * b[1] + 0.5)
+    theta = (0.5 + (change_a[0] + change_b[0]) / 2, (change_a[1] + change_b[1]) / 2)
+    dual = (0.5 + (a[0] - 0.5) / 2, 0.25 + a[1] / 2)
+    for (u, v), vector in (
+        (a, run.personal("a")),
+        (b, run.personal("b")),
+        (theta, run.strategy.state.arrays["global"]),
+        (change_a, replies_of(run, "a")[1][2].models["change"].vector),
+        (dual, confirmed(run, "a", "dual")),
+    ):
+        assert vector.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+@pytest.mark.parametrize("since", ["own", "received"])
+@pytest.mark.parametrize("start", ["own", "received"])
+def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) -> None:
+    """Five rounds of three full-batch steps, η = 0.8 and from round 4 on 0.3; b is away in round 2, a's reply of
+    round 3 is left out: its w and y are those of round 2 in round 4."""
+    rho, eta = 0.4, 0.3
+    lose = losing(("a", 3))
+
+    def prepare(grid: Any) -> None:
+        lose(grid)
+        grid.absent.add(("b", 2))
+
+    run = federate(
+        three,
+        strategy="fedadmm",
+        rounds=5,
+        local_epochs=3,
+        learning_rate=eta,
+        fedadmm__rho=rho,
+        fedadmm__eta=0.8,
+        fedadmm__later=0.3,
+        fedadmm__later_from=4,
+        fedadmm__start=start,
+        fedadmm__since=since,
+        prepare=prepare,
+    )
+    theta = initial(run.settings, 3, 3).double().numpy()
+    own, duals = dict.fromkeys(three, theta), {silo: np.zeros_like(theta) for silo in three}
+    for r in range(1, 6):
+        came, changes = [s for s in three if (s, r) not in (("b", 2), ("a", 3))], []
+        for silo in came:
+            w = (own[silo] if start == "own" else theta).copy()
+            for _ in range(3):
+                w = w - eta * (gradient(w, *rows_of(three[silo])) + duals[silo] + rho * (w - theta))
+            dual = duals[silo] + rho * (w - theta)
+            before = own[silo] if since == "own" else theta
+            changes.append(w + dual / rho - before - duals[silo] / rho)
+            own[silo], duals[silo] = w, dual
+        theta = theta + (0.3 if r >= 4 else 0.8) * np.mean(changes, axis=0)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta, abs=1e-6)
+    for silo in three:
+        assert confirmed(run, silo, "dual").numpy() == pytest.approx(duals[silo], abs=1e-6)
+        assert confirmed(run, silo, "primal").numpy() == pytest.approx(own[silo], abs=1e-6)
+
+
+def test_a_full_average_is_fedapm_with_nothing_personal(three: Files) -> None:
+    """η = |S|/N, with absent silos and mini-batches: the server's θ is the mean of all z_i = w_i + y_i/ρ."""
+    apart = {**OPTIONS, "rounds": 9, "participation": 0.7}  # every silo comes at least once
+    ours = federate(three, strategy="fedadmm", fedadmm__rho=0.6, fedadmm__eta=0.0, **apart)
+    apm = federate(
+        three, strategy="fedapm", fedapm__personal="none", fedapm__rho=0.2, **{**apart, "learning_rate": 0.3}
+    )
+    mean = ours.strategy.state.arrays["global"]
+    torch.testing.assert_close(mean, apm.strategy.state.arrays["global"], rtol=0, atol=2e-6)
+    z = [confirmed(ours, silo, "primal") + confirmed(ours, silo, "dual") / 0.6 for silo in three]
+    torch.testing.assert_close(mean, torch.stack(z).mean(0), rtol=0, atol=2e-6)
+    for silo in three:
+        torch.testing.assert_close(ours.personal(silo), apm.personal(silo), rtol=0, atol=2e-6)
+
+
+def test_a_lost_reply_stays_out_of_the_average(three: Files) -> None:
+    """η = |S|/N: θ is the mean of all silos' counted z_i, which a reply that was left out does not move."""
+    run = federate(
+        three, strategy="fedadmm", fedadmm__rho=0.6, fedadmm__eta=0.0, **OPTIONS, prepare=losing(("b", 2), ("c", 5))
+    )
+    z = [confirmed(run, silo, "primal") + confirmed(run, silo, "dual") / 0.6 for silo in three]
+    torch.testing.assert_close(run.strategy.state.arrays["global"], torch.stack(z).mean(0), rtol=0, atol=2e-6)
+    assert not same(confirmed(run, "c", "primal"), run.personal("c"))
+
+
+def test_measured_from_the_received_model_half_a_step_is_the_mean(three: Files) -> None:
+    """Δ_i = 2 (w_i - θ) for any ρ, so with η = 1/2 the server's θ is the plain mean of the w_i."""
+    run = federate(three, strategy="fedadmm", fedadmm__rho=0.7, fedadmm__eta=0.5, fedadmm__since="received", **OPTIONS)
+    for server_round, silo, payload, _ in replies_of(run):
+        if server_round == 5:
+            theta = run.sent_to(silo, 5)["global"].vector
+            expected = 2 * (run.personal(silo) - theta)
+            torch.testing.assert_close(payload.models["change"].vector, expected, rtol=0, atol=2e-6)
+    mean = torch.stack([run.personal(silo) for silo in three]).mean(0)
+    torch.testing.assert_close(run.strategy.state.arrays["global"], mean, rtol=0, atol=2e-6)
+
+
+def test_epochs_are_drawn(three: Files) -> None:
+    """With full batches an epoch is a step: from 1 to 4 of them, not the same in all silos."""
+    run = federate(three, strategy="fedadmm", rounds=1, local_epochs=4, learning_rate=0.1, fedadmm__random_epochs=True)
+    seen = set()
+    for silo in three:  # round 1, where y = 0 and Δ = 2 (w - θ): which of the four is w?
+        w = theta = run.sent_to(silo, 1)["global"].vector.double().numpy()
+        sent = replies_of(run, silo)[0][2].models["change"].vector.numpy() / 2 + theta
+        distances = []
+        for _ in range(4):
+            w = w - 0.1 * (gradient(w, *rows_of(three[silo])) + 0.01 * (w - theta))
+            distances.append(np.abs(sent - w).max())
+        assert min(distances) < 1e-6
+        seen.add(int(np.argmin(distances)))
+    assert len(seen) > 1
+
+
+def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
+    """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
+    options = {**OPTIONS, "strategy": "fedadmm", "fedadmm__rho": 0.2, "prepare": losing(("c", 3))}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))

@@ -1,0 +1,151 @@
+"""FedDyn: two silos by hand, rounds in numpy, its invariant and its optimum, ADMM by other names (B5)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resuming import assert_equal, crash_after, interrupted
+from tiny import Files, federate, gradient, initial, rows_of
+from two_layers import confirmed, losing
+
+OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """Two rounds of one full-batch step, η = 1, α = 1/2, from 0; weights (u, -u), biases (v, -v).
+
+    Round 1, as FedAvg: θ_a = (1, 1/2), θ_b = (-1/2, -1/2), mean (1/4, 0). g_i = -θ_i/2, h = -(1/8, 0), and θ is the
+    mean less h/α: (1/2, 0), twice as far. Round 2, a: logit 2, q = 1 / (1 + e²): θ_a = θ + (2 q, q) + g_a
+    = (2 q, q - 1/4); b: logit 1, r = 1 / (1 + 1/e): θ_b = (3/4 - r, 1/4 - r). With their mean m, h = -(1/8, 0) -
+    (m - θ)/2 and the next θ is m - 2 h = 2 m - (1/4, 0).
+    """
+    run = federate(pair, strategy="feddyn", rounds=2, feddyn__alpha=0.5)
+    q, r = 1 / (1 + math.exp(2)), 1 / (1 + math.exp(-1))
+    a, b = (2 * q, q - 0.25), (0.75 - r, 0.25 - r)
+    m = [(a[k] + b[k]) / 2 for k in (0, 1)]
+    h = (-0.125 - (m[0] - 0.5) / 2, -m[1] / 2)
+    g_a = (-0.5 - (a[0] - 0.5) / 2, -0.25 - a[1] / 2)
+    arrays = run.strategy.state.arrays
+    for (u, v), vector in (
+        (a, run.personal("a")),
+        (b, run.personal("b")),
+        ((2 * m[0] - 0.25, 2 * m[1]), arrays["global"]),
+        (h, arrays["h"]),
+        (g_a, confirmed(run, "a", "dual")),
+    ):
+        assert vector.tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+@pytest.mark.parametrize(("weights", "clip"), [("uniform", 0.0), ("samples", 0.0), ("uniform", 0.3)])
+def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: float) -> None:
+    """Five rounds of three full-batch steps; b is away in round 2, the server leaves out a's reply of round 3.
+
+    α_i = α or α n/(N n_i); the whole gradient is shortened to ``clip``.
+    """
+    alpha, eta = 0.4, 0.3
+    lose = losing(("a", 3))
+
+    def prepare(grid: Any) -> None:
+        lose(grid)
+        grid.absent.add(("b", 2))
+
+    run = federate(
+        three,
+        strategy="feddyn",
+        rounds=5,
+        local_epochs=3,
+        learning_rate=eta,
+        feddyn__alpha=alpha,
+        feddyn__weights=weights,
+        feddyn__clip=clip,
+        prepare=prepare,
+    )
+    theta = initial(run.settings, 3, 3).double().numpy()
+    h, duals = np.zeros_like(theta), {silo: np.zeros_like(theta) for silo in three}
+    shortened = 0
+    for r in range(5):
+        came = [s for s in three if (s, r + 1) not in (("b", 2), ("a", 3))]
+        moves = []
+        for silo in came:
+            x, y = rows_of(three[silo])
+            own = alpha * (8 / len(y) if weights == "samples" else 1)  # 24 rows over 3 silos
+            w = theta.copy()
+            for _ in range(3):
+                g = gradient(w, x, y) - duals[silo] + own * (w - theta)
+                norm = np.linalg.norm(g)
+                if clip and norm > clip:
+                    g, shortened = g * clip / norm, shortened + 1
+                w = w - eta * g
+            duals[silo] = duals[silo] - own * (w - theta)
+            moves.append(w - theta)
+        h = h - alpha / 3 * sum(moves)
+        theta = theta + sum(moves) / len(came) - h / alpha
+    assert bool(shortened) == bool(clip) and shortened < 39
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(theta, abs=1e-6)
+    assert run.strategy.state.arrays["h"].numpy() == pytest.approx(h, abs=1e-6)
+    for silo in three:
+        assert confirmed(run, silo, "dual").numpy() == pytest.approx(duals[silo], abs=1e-6)
+
+
+def test_h_is_the_mean_of_the_silos_duals(three: Files) -> None:
+    """With mini-batches and momentum, and whoever's reply is left out counts with the dual of before."""
+    run = federate(
+        three, strategy="feddyn", feddyn__alpha=0.3, momentum=0.9, **OPTIONS, prepare=losing(("b", 2), ("c", 4))
+    )
+    mean = torch.stack([confirmed(run, silo, "dual") for silo in three]).mean(0)
+    torch.testing.assert_close(run.strategy.state.arrays["h"], mean, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 2.0])
+def test_round_one_goes_on_beyond_the_mean(three: Files, alpha: float) -> None:
+    """By 1 + |S|/N of the way, for any α: here two of three silos come."""
+    run = federate(
+        three,
+        strategy="feddyn",
+        feddyn__alpha=alpha,
+        **{**OPTIONS, "rounds": 1},
+        prepare=lambda grid: grid.absent.add(("b", 1)),
+    )
+    start = initial(run.settings, 3, 3)
+    mean = (run.personal("a") + run.personal("c")) / 2
+    expected = start + (1 + 2 / 3) * (mean - start)
+    torch.testing.assert_close(run.strategy.state.arrays["global"], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_it_comes_to_rest_where_the_weighted_gradients_cancel(three: Files, weights: str) -> None:
+    """With several local steps, where FedAvg does not: sum_i k_i ∇f_i(θ) = 0 with k_i = 1/N or n_i/n (decay 0.1)."""
+    options = {"rounds": 60, "local_epochs": 5, "learning_rate": 0.3, "weight_decay": 0.1, "evaluate_every": 0}
+    left = []
+    for strategy in ("feddyn", "fedavg"):
+        run = federate(three, strategy=strategy, **{"feddyn.alpha": 0.5, "feddyn.weights": weights}, **options)
+        w = run.strategy.state.arrays["global"].double().numpy()
+        grads = [(len(rows_of(f)[1]), gradient(w, *rows_of(f)) + 0.1 * w) for f in three.values()]
+        left.append(np.linalg.norm(sum((n / 24 if weights == "samples" else 1 / 3) * g for n, g in grads)))
+    assert left[0] < 1e-4 < 1e-2 < left[1]
+
+
+def test_it_is_admm_with_all_silos_present(three: Files) -> None:
+    """FedAPM with nothing personal, ρ = α/3 and three times η, for inexact steps as well; FedADMM with ρ = α."""
+    options: dict[str, Any] = {"rounds": 4, "local_epochs": 3, "batch_size": 4}
+    ours = federate(three, strategy="feddyn", feddyn__alpha=0.6, learning_rate=0.1, **options)
+    apm = federate(three, strategy="fedapm", fedapm__personal="none", fedapm__rho=0.2, learning_rate=0.3, **options)
+    admm = federate(three, strategy="fedadmm", fedadmm__rho=0.6, learning_rate=0.1, **options)
+    for run in (apm, admm):
+        for silo in three:
+            torch.testing.assert_close(ours.personal(silo), run.personal(silo), rtol=0, atol=2e-6)
+
+
+def test_a_resumed_run_knows_what_was_counted(three: Files, tmp_path: Path) -> None:
+    """c's reply of round 3, after which the run breaks off, was left out: resumed, c trains with its round 2."""
+    options = {**OPTIONS, "strategy": "feddyn", "feddyn__alpha": 0.2, "rounds": 5, "prepare": losing(("c", 3))}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))

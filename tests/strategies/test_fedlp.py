@@ -1,0 +1,142 @@
+"""FedLP: two silos by hand, rounds in numpy with the draw as it was, FedAvg and standing still as limits (B26)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from tiny import Files, TinyGrid, comparable, federate, initial, random_silos, rows_of, same
+from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
+
+import strategies.fedlp
+from models.flat import Block, Layout
+from server.run.loop import Progress
+from strategies.base.payload import array_record
+from strategies.base.settings import Common
+from strategies.fedlp import LpSettings, sent
+
+Draws = dict[tuple[str, int], list[slice]]
+WHOLE: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+
+
+def draw(monkeypatch: pytest.MonkeyPatch, draws: Draws) -> None:
+    def fixed(layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int) -> list[slice]:
+        return draws[silo, server_round]
+
+    monkeypatch.setattr(strategies.fedlp, "sent", fixed)
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step of FedAvg from 0: w_a = (1, -1, 1/2, -1/2), w_b = (-1, 1, -1, 1)/2. a sends its weights, b its weights
+    and biases: the weights are a mean with equal weights, the biases b's. Nobody sends anything in round 2."""
+    weights, biases = slice(0, 2), slice(2, 4)
+    draws: Draws = {("a", 1): [weights], ("b", 1): [weights, biases], ("a", 2): [], ("b", 2): []}
+    draw(monkeypatch, draws)
+    run = federate(pair, strategy="fedlp", rounds=2)
+    assert [p.models["layers"].vector.tolist() for r, _, p, _ in replies_of(run) if r == 1] == [
+        [1.0, -1.0],
+        [-0.5, 0.5, -0.5, 0.5],
+    ]
+    assert run.strategy.state.arrays["global"].tolist() == [0.25, -0.25, -0.5, 0.5]
+    assert run.values("bytes_up") == [(2 + 4) * 4, 0, 0]
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+def test_rounds_in_numpy(three: Files, weights: str) -> None:
+    """Five rounds of three full-batch steps of a network of two layers, p = 1/2; b is away in round 2.
+
+    Which layers came is read off the lengths of the replies: 16 is the first, 15 the second, 31 both.
+    """
+    run = federate(
+        three,
+        strategy="fedlp",
+        rounds=5,
+        local_epochs=3,
+        fedlp__keep=0.5,
+        fedlp__weights=weights,
+        **DEEP,
+        prepare=lambda grid: grid.absent.add(("b", 2)),
+    )
+    lengths = {(s, r): p.models["layers"].vector.numel() for r, s, p, _ in replies_of(run)}
+    assert set(lengths.values()) == {0, 15, 16, 31} and ("b", 2) not in lengths
+    w = run.sent_to("a", 1)["global"].vector.double().numpy()
+    for r in range(1, 6):
+        after = w.copy()
+        ends = {}
+        for silo, file in three.items():
+            ends[silo] = w.copy()
+            for _ in range(3):
+                ends[silo] -= 0.3 * deep_gradient(ends[silo], *rows_of(file))
+        for part, with_it in ((FC1, (16, 31)), (FC2, (15, 31))):
+            came = [s for s in three if lengths.get((s, r)) in with_it]
+            counts = [len(rows_of(three[s])[1]) if weights == "samples" else 1 for s in came]
+            if came:
+                after[part] = np.average([ends[s][part] for s in came], axis=0, weights=counts)
+        w = after
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=2e-6)
+
+
+def test_everything_sent_is_fedavg(three: Files, tmp_path: Path) -> None:
+    """p = 1, bit for bit: weighted by samples; for silos of equal size, unweighted too."""
+    deep = federate(three, strategy="fedavg", momentum=0.9, **DEEP | WHOLE)
+    for unit in ("layer", "tensor"):
+        run = federate(
+            three,
+            strategy="fedlp",
+            momentum=0.9,
+            fedlp__keep=1.0,
+            fedlp__weights="samples",
+            fedlp__unit=unit,
+            **DEEP | WHOLE,
+        )
+        assert comparable(run.rows) == comparable(deep.rows)
+        assert same(run.strategy.state.arrays["global"], deep.strategy.state.arrays["global"])
+    equal = random_silos(tmp_path, {"x": 8, "y": 8})
+    ours, plain = (federate(equal, strategy=s, fedlp__keep=1.0, **WHOLE) for s in ("fedlp", "fedavg"))
+    assert same(ours.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+
+
+def test_nothing_sent_keeps_w(three: Files) -> None:
+    run = federate(three, strategy="fedlp", fedlp__keep=0.0, **WHOLE)
+    assert same(run.strategy.state.arrays["global"], initial(run.settings, 3, 3))
+    assert run.values("bytes_up") == [0, 0, 0, 0]
+    assert not same(run.personal("a"), initial(run.settings, 3, 3))
+
+
+def test_the_draw() -> None:
+    """p of all layers in the long run, others for every silo and round, the same for the same."""
+    layout = Layout((), (), tuple(Block(f"block{i}", i, i + 1) for i in range(50)))
+    settings, common = LpSettings(keep=0.3), Common(seed=5)
+    draws = [sent(layout, settings, common, silo, r) for silo in ("a", "b") for r in range(1, 101)]
+    assert abs(sum(map(len, draws)) / (200 * 50) - 0.3) < 0.02
+    assert len({tuple(part.start for part in d) for d in draws}) == 200
+    assert sent(layout, settings, common, "a", 1) == draws[0]
+    assert sent(layout, settings, Common(seed=6), "a", 1) != draws[0]
+
+
+def test_other_layers_than_were_drawn_are_left_out(three: Files) -> None:
+    """A reply of another length than the draw's is refused, and named."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "c" and message.metadata.message_type == "train":
+            reply.content["model.layers"] = array_record({"vector": torch.zeros(5)})
+        return reply
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.after = after
+
+    seen: list[Progress] = []
+    federate(three, strategy="fedlp", fedlp__keep=1.0, rounds=1, prepare=prepare, watch=seen.append)
+    assert "shape (5,), not float32 of (12,)" in seen[0].rejected["c"]
+
+
+def test_statistics_travel_whole(three: Files, tiny_bn: None) -> None:
+    """8 buffer scalars with every reply, whatever layers it has; 39 parameters in three blocks."""
+    run = federate(three, strategy="fedlp", model="tiny-bn", fedlp__keep=0.0, **WHOLE)
+    assert run.values("bytes_up") == [3 * 8 * 4] * 3 + [0]
+    assert run.values("bytes_down") == [3 * 39 * 4, *[3 * 47 * 4] * 3]

@@ -1,0 +1,138 @@
+"""FedPHP: two silos by hand, its loss by double-precision autograd over rounds, μ by a silo's own rounds (B17)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tiny import Files, comparable, federate, rows_of, same
+from torch import Tensor
+from two_layers import DEEP, replies_of
+
+from models.metrics import mmd
+
+OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """Two rounds of one step, distillation with λ = 1/2, η = 1, μ = 1/2; weights (u, -u), biases (v, -v).
+
+    Round 1: both networks say 1/2, so the transfer term has no grad and the step is half of FedAvg's: w_a = (1/2,
+    1/4), w_b = -(1/4, 1/4). μ is 0, p = w. Mean with weights 1/4, 3/4: (-1/16, -1/8). Round 2, a: logit d = 2 (2 u
+    + v) = -1/2, of p: 2 (1 + 1/4) = 5/2, over 4: 5/8. Slope of the loss along the logit of class 0, with σ(t) =
+    1/(1 + e^-t): (σ(d) - 1)/2 + (σ(d) - σ(5/8))/2 =: s_a; b: d = 2 (u + v) = -3/8, of p: -1, over 4: -1/4, label 1:
+    s_b = σ(d)/2 + (σ(d) - σ(-1/4))/2. Then w_a = (-1/16 - 2 s_a, -1/8 - s_a), w_b = (-1/16 - s_b, -1/8 - s_b), and
+    with one of two rounds done μ is 1/2 · 1/2: p = w + (p - w)/4.
+    """
+    run = federate(
+        pair, strategy="fedphp", rounds=2, fedphp__lambda=0.5, fedphp__mu=0.5, fedphp__transfer="distillation"
+    )
+    s = [1 / (1 + math.exp(-t)) for t in (-1 / 2, 5 / 8, -3 / 8, -1 / 4)]
+    s_a, s_b = (s[0] - 1) / 2 + (s[0] - s[1]) / 2, s[2] / 2 + (s[2] - s[3]) / 2
+    ends = {"a": (-1 / 16 - 2 * s_a, -1 / 8 - s_a), "b": (-1 / 16 - s_b, -1 / 8 - s_b)}
+    before = {"a": (1 / 2, 1 / 4), "b": (-1 / 4, -1 / 4)}
+    for silo in pair:
+        u, v = (end + (old - end) / 4 for end, old in zip(ends[silo], before[silo], strict=True))
+        assert run.personal(silo).tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+    sent = {(r, silo): p.models["model"].vector.tolist() for r, silo, p, _ in replies_of(run)}
+    for silo in pair:
+        for r, (u, v) in ((1, before[silo]), (2, ends[silo])):
+            assert sent[r, silo] == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+def network(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden features and logits of the two layers of ``two_layers.py``."""
+    h = torch.relu(x @ w[:12].view(4, 3).T + w[12:16])
+    return h, h @ w[16:28].view(3, 4).T + w[28:]
+
+
+def transfer_term(kind: str, w: Tensor, p: Tensor, x: Tensor) -> Tensor:
+    (h, z), (g, y) = network(w, x), network(p, x)
+    if kind == "distillation":
+        return -(torch.softmax(y / 4, 1) * torch.log_softmax(z, 1)).sum() / len(x)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        d = ((a[:, None] - b[None]) ** 2).sum(2)
+        return sum((torch.exp(-d / (2 * s)) for s in (10, 15, 20, 50)), torch.zeros(()))
+
+    return (kernel(h, h) + kernel(g, g) - 2 * kernel(h, g)).mean()
+
+
+@pytest.mark.parametrize("transfer", ["mmd", "distillation"])
+def test_rounds_in_double_precision(three: Files, transfer: str) -> None:
+    """Five rounds of three full-batch steps, with a steep λ; b is away in rounds 2 and 4, which its μ remembers."""
+    share, mu, eta = 0.8, 0.7, 0.3
+    run = federate(
+        three,
+        strategy="fedphp",
+        rounds=5,
+        local_epochs=3,
+        fedphp__lambda=share,
+        fedphp__mu=mu,
+        fedphp__transfer=transfer,
+        **DEEP,
+        prepare=lambda grid: grid.absent.update({("b", 2), ("b", 4)}),
+    )
+    w = run.sent_to("a", 1)["global"].vector.double()
+    history, visits = dict.fromkeys(three, w), dict.fromkeys(three, 0)
+    for r in range(1, 6):
+        came = [s for s in three if s != "b" or r % 2]
+        ends = {}
+        for silo in came:
+            x, y = (torch.from_numpy(part) for part in rows_of(three[silo]))
+            own = w.clone()
+            for _ in range(3):
+                own.requires_grad_()
+                loss = (1 - share) * torch.nn.functional.cross_entropy(network(own, x)[1], y)
+                loss = loss + share * transfer_term(transfer, own, history[silo], x)
+                own = own.detach() - eta * torch.autograd.grad(loss, own)[0]
+            ends[silo] = own
+            m = mu * visits[silo] / 5
+            history[silo] = m * history[silo] + (1 - m) * own
+            visits[silo] += 1
+        n = {silo: len(rows_of(three[silo])[1]) for silo in came}
+        w = sum((n[s] * ends[s] for s in came), torch.zeros(31, dtype=torch.float64)) / sum(n.values())
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w.numpy(), abs=1e-6)
+    for silo in three:
+        assert run.personal(silo).numpy() == pytest.approx(history[silo].numpy(), abs=1e-6)
+
+
+def test_mmd_by_hand() -> None:
+    """One sample each, at distance² 20: 2 · 4 - 2 sum_s exp(-10/s); equal batches: 0, with no grad."""
+    a, b = torch.tensor([[0.0, 2.0]]), torch.tensor([[4.0, 0.0]])
+    expected = 8 - 2 * sum(math.exp(-10 / s) for s in (10, 15, 20, 50))
+    assert float(mmd(a, b)) == pytest.approx(expected, abs=1e-5)
+    same_features = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    value = mmd(same_features, same_features.detach())
+    (grad,) = torch.autograd.grad(value, same_features)
+    assert abs(float(value.detach())) < 1e-5 and float(grad.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.9])
+def test_without_the_term_the_training_is_fedavgs(three: Files, mu: float) -> None:
+    """λ = 0, bit for bit; with μ = 0 the personal model too, with μ > 0 in a silo's first round only."""
+    options = {**OPTIONS, "momentum": 0.9}
+    plain = federate(three, strategy="fedavg", **options)
+    run = federate(three, strategy="fedphp", fedphp__lambda=0.0, fedphp__mu=mu, **options)
+    assert same(run.strategy.state.arrays["global"], plain.strategy.state.arrays["global"])
+    if mu == 0:
+        assert comparable(run.rows) == comparable(plain.rows)
+    else:
+        for r, equal in ((1, True), (2, False)):
+            ours, theirs = ([x for x in y.rows if x.round == r and x.snapshot == "personal"] for y in (run, plain))
+            assert (comparable(ours) == comparable(theirs)) == equal
+
+
+def test_statistics_are_mixed_like_the_model(three: Files, tiny_bn: None) -> None:
+    """What the silo keeps as its own statistics is μ of its last own and 1 - μ of those that training left."""
+    run = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 2})
+    first = federate(three, strategy="fedphp", model="tiny-bn", **{**OPTIONS, "rounds": 1})
+    for silo in three:
+        # μ = 0.9 · 1/2 in round 2 of 2; in round 1 it is 0, whatever T is.
+        old = first.grid.state(silo).arrays["personal.buffers"]
+        trained = next(p.models["buffers"].vector for r, s, p, _ in replies_of(run) if (r, s) == (2, silo))
+        mixed = run.grid.state(silo).arrays["personal.buffers"]
+        torch.testing.assert_close(mixed, 0.45 * old + 0.55 * trained)

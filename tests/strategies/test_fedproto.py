@@ -1,0 +1,202 @@
+"""FedProto: two silos by hand, rounds in numpy, absent classes and silos, what is exported (B19)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from predictions import read_csv
+from tiny import Files, Numbers, Run, comparable, federate, initial, random_silos, rows_of, same, write_silo
+from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
+
+from client.export import export_model, predict_file
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+
+
+def table(run: Run) -> Numbers:
+    return run.strategy.state.arrays["prototypes"].double().numpy().reshape(-1, HIDDEN + 1)
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """Without hidden layers the features are the columns: a's prototype of class 0 is 2, b's of class 1 is 1.
+
+    After round 1 the nearest of both is found by (4 x - 4, 2 x - 1), the border being 3/2; among its own class alone
+    every row of a silo is right. In round 1 there is no prototype: the head, at 0, calls everything class 0.
+    """
+    run = federate(pair, strategy="fedproto", rounds=1, fedproto__classes="all")
+    assert run.strategy.state.arrays["prototypes"].tolist() == [2, 1, 1, 1]
+    assert replies_of(run, "a")[0][2].models["prototypes"].vector.tolist() == [2, 1, 0, 0]
+    assert run.values("accuracy", "a", "received") == [1, 1]
+    assert run.values("accuracy", "b", "received") == [0, 1]
+    assert run.personal("a").tolist() == [4, 0, -4, -1e9]  # in round 1 it knows its own class only
+    # softmax of (4 - 4, 2 - 1) at x = 1
+    assert run.values("loss", "b", "received")[1] == pytest.approx(np.log(1 + np.exp(-1)))
+
+
+def features(w: Numbers, x: Numbers) -> Numbers:
+    return np.maximum(x @ w[FC1][: 3 * HIDDEN].reshape(HIDDEN, 3).T + w[FC1][3 * HIDDEN :], 0)
+
+
+def pulled_gradient(
+    w: Numbers, x: Numbers, y: npt.NDArray[np.int64], centres: dict[int, Numbers], weight: float
+) -> Numbers:
+    """deep_gradient, and that of λ mean (z - c_y)²: dL/dz = 2 λ (z - c_y) / (B K) where c_y is known, z > 0."""
+    z = features(w, x)
+    dz = np.array([2 * weight * (row - centres.get(int(c), row)) / z.size for row, c in zip(z, y, strict=True)])
+    dz *= z > 0
+    return deep_gradient(w, x, y) + np.concatenate([(dz.T @ x).ravel(), dz.sum(0), np.zeros(FC2.stop - FC2.start)])
+
+
+def averaged(
+    tables: list[dict[int, tuple[Numbers, int]]], uniform: bool, before: dict[int, Numbers]
+) -> dict[int, Numbers]:
+    result = dict(before)
+    for c in range(3):
+        having = [t[c] for t in tables if c in t]
+        weights = [1 if uniform else count for _, count in having]
+        if having:
+            total = sum(w * mean for w, (mean, _) in zip(weights, having, strict=True))
+            result[c] = np.asarray(total / sum(weights))
+    return result
+
+
+@pytest.fixture
+def lopsided(tmp_path: Path) -> Files:
+    """Classes: a has 0 and 1, b has 1 and 2 with other numbers, c has 0 alone."""
+    rng = np.random.default_rng(4)
+    labels = {"a": [0, 0, 1, 0, 1], "b": [1, 2, 2, 1, 2, 1, 1], "c": [0, 0, 0]}
+    return {
+        name: write_silo(tmp_path / f"{name}.npz", rng.normal(size=(len(y), 3)), y, 3) for name, y in labels.items()
+    }
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("which", ["last-epoch", "all-epochs", "trained"])
+def test_rounds_in_numpy(lopsided: Files, weighting: str, which: str) -> None:
+    """Four rounds of two full-batch steps in float64: features of the last step's model, of both steps', or after."""
+    run = federate(
+        lopsided,
+        strategy="fedproto",
+        rounds=4,
+        local_epochs=2,
+        **DEEP,
+        fedproto__lambda=0.7,
+        fedproto__weighting=weighting,
+        fedproto__features=which,
+    )
+    models = dict.fromkeys(lopsided, initial(run.settings, 3, 3).double().numpy())
+    centres: dict[int, Numbers] = {}
+    for _ in range(4):
+        tables = []
+        for silo, file in lopsided.items():
+            x, y = rows_of(file)
+            w, seen = models[silo], []
+            for _ in range(2):
+                seen.append(features(w, x))
+                w = w - 0.3 * pulled_gradient(w, x, y, centres, 0.7)
+            z = {"last-epoch": seen[-1], "all-epochs": (seen[0] + seen[1]) / 2, "trained": features(w, x)}[which]
+            models[silo] = w
+            tables.append({int(c): (z[y == c].mean(0), int((y == c).sum())) for c in np.unique(y)})
+        centres = averaged(tables, weighting == "uniform", centres)
+    for c in range(3):
+        assert table(run)[c] == pytest.approx(np.append(centres[c], 1), abs=1e-6)
+    for silo in lopsided:
+        kept = run.grid.state(silo).arrays["model"].numpy()
+        assert kept == pytest.approx(models[silo], abs=1e-6)
+
+
+def test_the_share_is_one_where_silos_count_alike(lopsided: Files) -> None:
+    run = federate(lopsided, strategy="fedproto", rounds=1, **DEEP, fedproto__weighting="uniform")
+    plain = federate(lopsided, strategy="fedproto", rounds=1, **DEEP)
+    for one, expected in ((run, [1, 1, 0]), (plain, [0.6, 0.4, 0])):
+        sent = replies_of(one, "a")[0][2].models["prototypes"].vector.view(3, -1)
+        assert sent[:, -1].tolist() == pytest.approx(expected)
+        assert not sent[2].any()
+
+
+def test_without_the_term_the_head_is_local(three: Files) -> None:
+    run = federate(three, strategy="fedproto", fedproto__lambda=0.0, fedproto__predict="head", **DEEP | OPTIONS)
+    local = federate(three, strategy="local", **DEEP | OPTIONS)
+    for silo in three:
+        assert same(run.personal(silo), local.personal(silo))
+    bytes_ = ("round_seconds", "bytes_up", "bytes_down")
+    assert comparable(run.rows, without=bytes_) == comparable(local.rows, without=bytes_)
+
+
+def test_how_it_predicts_leaves_the_training_as_it_is(three: Files) -> None:
+    runs = [
+        federate(three, strategy="fedproto", fedproto__predict=predict, fedproto__classes=classes, **DEEP | OPTIONS)
+        for predict, classes in (("head", "own"), ("prototypes", "own"), ("prototypes", "all"))
+    ]
+    for other in runs[1:]:
+        assert same(*(run.strategy.state.arrays["prototypes"] for run in (runs[0], other)))
+    head, nearest = (run.personal("a") for run in runs[:2])
+    assert same(head[FC1], nearest[FC1]) and not same(head[FC2], nearest[FC2])
+
+
+def test_a_class_that_nobody_brings_keeps_its_prototype(lopsided: Files) -> None:
+    """b alone has class 2 and is away in round 2; a and c move the others on, and a fails in round 1."""
+    runs = [
+        federate(
+            lopsided,
+            strategy="fedproto",
+            rounds=rounds,
+            **DEEP,
+            prepare=lambda grid: grid.absent.update({("b", 2), ("a", 1)}),
+        )
+        for rounds in (1, 2)
+    ]
+    one, two = (table(run) for run in runs)
+    assert one[2] == pytest.approx(two[2], abs=0) and one[2].any()
+    assert not np.allclose(one[1], two[1]) and not np.allclose(one[0], two[0])
+    assert same(runs[0].grid.state("b").arrays["model"], runs[1].grid.state("b").arrays["model"])
+    sent = {(r, silo): p.models["prototypes"].vector.view(3, -1) for r, silo, p, _ in replies_of(runs[1])}
+    assert set(sent) == {(1, "b"), (1, "c"), (2, "a"), (2, "c")}
+    expected = (5 * 0.6 * sent[2, "a"][0] + 3 * sent[2, "c"][0]) / 6
+    assert two[0][:-1] == pytest.approx(expected[:-1].numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("classes", ["own", "all"])
+def test_the_export_finds_the_nearest_prototype(lopsided: Files, tmp_path: Path, classes: str) -> None:
+    """Probabilities are the softmax of -||z - c||², by hand from the prototypes that arrived in the last round."""
+    run = federate(
+        lopsided, strategy="fedproto", directory=tmp_path / "run", fedproto__classes=classes, **DEEP | OPTIONS
+    )
+    export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
+    x = np.random.default_rng(0).normal(size=(50, 3))
+    centres = run.sent_to("a", 3)["prototypes"].vector.double().numpy().reshape(3, -1)[:, :-1]
+    z = features(run.grid.state("a").arrays["model"].double().numpy(), x.astype(np.float32))
+    p = np.exp(-np.square(z[:, None] - centres).sum(2))
+    if classes == "own":
+        p[:, 2] = 0
+    p /= p.sum(1, keepdims=True)
+    data = write_silo(tmp_path / "x.npz", x, [0] * 50, 3)
+    _, label, given = read_csv(predict_file(tmp_path / "a.safetensors", data))
+    assert np.allclose(given, p, atol=1e-5) and label == p.argmax(1).tolist()
+    assert (2 in label) == (classes == "all")
+
+
+def test_running_statistics_stay(tiny_bn: None, two: Files) -> None:
+    run = federate(two, strategy="fedproto", rounds=2, model="tiny-bn")
+    assert run.values("bytes_up") == [2 * 15 * 4, 2 * 15 * 4, 0]
+    assert run.values("bytes_down") == [0, 2 * 15 * 4, 2 * 15 * 4]
+
+
+def test_a_table_that_is_none_is_left_out(tmp_path: Path) -> None:
+    """Shares beyond 1 would outweigh everybody: that silo is left out, the others go on."""
+    files = random_silos(tmp_path, {"a": 6, "b": 10})
+
+    def spoil(silo: str, message: Any, reply: Any) -> Any:
+        if silo == "a" and "model.prototypes" in reply.content:
+            replies = reply.content["model.prototypes"]["vector"].tensor
+            replies.view(3, -1)[0, -1] = 50.0
+        return reply
+
+    run = federate(files, strategy="fedproto", rounds=1, prepare=lambda grid: setattr(grid, "after", spoil))
+    assert list(run.strategy.rejected) == []  # the closing exchange starts afresh
+    assert [r.silo for r in run.rows if r.metric == "rejected"] == ["a"]

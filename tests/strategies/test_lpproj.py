@@ -1,0 +1,183 @@
+"""lp-proj: two silos by hand, rounds in numpy for every distance, the projection, Local and pFedMe as limits (B24)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, Numbers, comparable, federate, gradient, initial, random_silos, rows_of, same
+from two_layers import replies_of
+
+import strategies.lpproj
+from strategies.base.settings import UserError
+from strategies.lpproj import projection
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+CPU = torch.device("cpu")
+
+
+def project_by(monkeypatch: pytest.MonkeyPatch, matrix: list[list[float]] | Numbers) -> None:
+    monkeypatch.setattr(strategies.lpproj, "projection", lambda *_: torch.tensor(matrix, dtype=torch.float32))
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two full-batch steps from θ = 0, w = 0, p = 1; P reads the first weight. η = 1, λ = 1/4, η_w = 1/2, K = 2.
+
+    Step 1: e = 0, so plain: a's first row is (1, 1/2) with the second its negative, b's -(1/2, 1/2). Step 2, a: e = -1,
+    s = -1, which takes λ off the first weight alone: with 1/q = 1 + e^5 it is 1 + 2 q - 1/4. b: e = 1/2, so +1/4.
+    Then e is negative in a, positive in b: w_a = 0 + η_w λ, w_b = -η_w λ, their mean 0.
+    """
+    project_by(monkeypatch, [[1, 0, 0, 0]])
+    run = federate(
+        pair,
+        strategy="lp-proj",
+        rounds=1,
+        local_epochs=2,
+        **{
+            "lp-proj.dimension": 1,
+            "lp-proj.lambda": 0.25,
+            "lp-proj.inner-steps": 2,
+            "lp-proj.reference-learning-rate": 0.5,
+        },
+    )
+    q, r = 1 / (1 + np.exp(5)), 1 / (1 + np.exp(2))
+    assert run.personal("a").tolist() == pytest.approx([0.75 + 2 * q, -1 - 2 * q, 0.5 + q, -0.5 - q], abs=1e-6)
+    assert run.personal("b").tolist() == pytest.approx([-0.25 - r, 0.5 + r, -0.5 - r, 0.5 + r], abs=1e-6)
+    sent = {silo: p.models["projection"].vector.tolist() for _, silo, p, _ in replies_of(run)}
+    assert sent == {"a": [0.125], "b": [-0.125]}
+    assert run.strategy.state.arrays["global"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("distance", "p", "beta", "clip"),
+    [
+        ("norm", 1.0, 1.0, 0.0),
+        ("norm", 2.0, 0.5, 0.0),
+        ("norm", 3.0, 1.0, 0.1),
+        ("unscaled", 1.5, 1.0, 0.0),
+        ("squared", 1.0, 1.5, 0.0),
+    ],
+)
+def test_rounds_of_several_steps_in_numpy(two: Files, distance: str, p: float, beta: float, clip: float) -> None:
+    """Four rounds of five full-batch steps, w_i moves after the 2nd, 4th and 5th; a falling η; a is away in round 3."""
+    lam, eta, eta_w = 0.1, 0.4, 0.2
+    run = federate(
+        two,
+        strategy="lp-proj",
+        rounds=4,
+        local_epochs=5,
+        learning_rate=eta,
+        lr_decay=0.9,
+        prepare=lambda grid: grid.absent.add(("a", 3)),
+        **{
+            "lp-proj.dimension": 4,
+            "lp-proj.lambda": lam,
+            "lp-proj.inner-steps": 2,
+            "lp-proj.distance": distance,
+            "lp-proj.reference-learning-rate": eta_w,
+            "lp-proj.p": p,
+            "lp-proj.beta": beta,
+            "lp-proj.clip": clip,
+        },
+    )
+    matrix = projection(7, "gaussian", 4, 12, CPU).double().numpy()
+
+    def grad(e: Numbers) -> Numbers:
+        if distance == "squared":
+            return e
+        length = np.abs(e) / (np.sum(np.abs(e) ** p) ** (1 / p) if distance == "norm" else 1)
+        return np.asarray(np.sign(e) * length ** (p - 1))
+
+    start = initial(run.settings, 3, 3).double().numpy()
+    w, thetas = np.zeros(4), dict.fromkeys(two, start)
+    for r in range(4):
+        sent = []
+        for silo in [s for s in two if (s, r) != ("a", 2)]:
+            theta, own = thetas[silo].copy(), w.copy()
+            for k in range(1, 6):
+                g = gradient(theta, *rows_of(two[silo]))
+                g = g * min(1.0, clip / float(np.linalg.norm(g))) if clip else g
+                theta = theta - eta * 0.9**r * (g - lam * matrix.T @ grad(own - matrix @ theta))
+                if k in (2, 4, 5):
+                    own = own - eta_w * 0.9**r * lam * grad(own - matrix @ theta)
+            thetas[silo] = theta
+            sent.append(own)
+        w = (1 - beta) * w + beta * np.mean(sent, axis=0)
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-6)
+    for silo in two:
+        assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=2e-6)
+
+
+def test_the_projection() -> None:
+    """The run's seed alone decides it; rows of length 1; orthogonal ones span the same, row by row (Gram-Schmidt)."""
+    plain, orthogonal = (projection(3, kind, 4, 9, CPU) for kind in ("gaussian", "orthogonal"))
+    torch.testing.assert_close(plain.norm(dim=1), torch.ones(4))
+    torch.testing.assert_close(orthogonal @ orthogonal.T, torch.eye(4), rtol=0, atol=1e-6)
+    products = orthogonal @ plain.T  # triangular: row k of P lies in the span of the first k orthogonal ones
+    torch.testing.assert_close(products.tril(-1), torch.zeros(4, 4), rtol=0, atol=1e-6)
+    assert bool((products.diagonal() > 0).all())
+    strategies.lpproj.projection.cache_clear()
+    assert same(projection(3, "gaussian", 4, 9, CPU), plain)
+    assert not same(projection(4, "gaussian", 4, 9, CPU), plain)
+
+
+def test_without_the_term_it_is_local(three: Files) -> None:
+    """λ = 0: θ is Local's bit for bit, momentum and all, and w stays 0."""
+    options = {**OPTIONS, "momentum": 0.9, "optimizer_state": "keep", "weight_decay": 0.01}
+    local = federate(three, strategy="local", **options)
+    run = federate(three, strategy="lp-proj", **{"lp-proj.lambda": 0.0}, **options)
+    without = ("round_seconds", "bytes_up", "bytes_down")
+    assert comparable(local.rows, without=without) == comparable(run.rows, without=without)
+    assert not bool(run.strategy.state.arrays["global"].any())
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_in_full_dimension_it_is_pfedme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P = 1 and the square, from θ = w = 0: round 1 of three steps and one of w, for full batches and equal silos."""
+    equal = random_silos(tmp_path, {"a": 8, "b": 8})
+    project_by(monkeypatch, np.eye(12))
+    run = federate(
+        equal,
+        strategy="lp-proj",
+        rounds=1,
+        local_epochs=3,
+        learning_rate=0.2,
+        **{
+            "lp-proj.dimension": 12,
+            "lp-proj.distance": "squared",
+            "lp-proj.lambda": 2.0,
+            "lp-proj.inner-steps": 3,
+            "lp-proj.reference-learning-rate": 0.1,
+        },
+    )
+    other = federate(
+        equal,
+        strategy="pfedme",
+        rounds=1,
+        learning_rate=0.1,
+        pfedme__lambda=2.0,
+        pfedme__mu=0.0,
+        pfedme__inner_steps=3,
+        pfedme__personal_learning_rate=0.2,
+    )
+    ours, theirs = (r.strategy.state.arrays["global"] for r in (run, other))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    for silo in equal:
+        torch.testing.assert_close(run.personal(silo), other.personal(silo), rtol=0, atol=1e-6)
+
+
+def test_statistics_stay_with_the_model(three: Files, tiny_bn: None) -> None:
+    """Five numbers travel, though the network has BatchNorm and ``buffers = "shared"``."""
+    run = federate(three, strategy="lp-proj", model="tiny-bn", **{"lp-proj.dimension": 5}, **OPTIONS)
+    assert run.values("bytes_up") == [3 * 5 * 4] * 3 + [0]
+    assert run.values("bytes_down") == [3 * 5 * 4] * 4
+    assert "buffers" not in run.strategy.state.arrays
+
+
+def test_more_numbers_than_the_model_has_are_refused(three: Files) -> None:
+    with pytest.raises(UserError, match="13: the model has 12 parameters only"):
+        federate(three, strategy="lp-proj", **{"lp-proj.dimension": 13})

@@ -1,0 +1,161 @@
+"""pFedMe: two silos by hand, a run in numpy, the limits of β and λ (B15)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
+from two_layers import replies_of
+
+OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
+
+
+@pytest.mark.usefixtures("zero_start")
+def test_two_silos_by_hand(pair: Files) -> None:
+    """One batch, K = 2 steps of η_p = 1 from 0, λ = 1/2, μ = 1/4, η = 1; weights (u, -u), biases (v, -v).
+
+    θ after the first step: a (1, 1/2), b (-1/2, -1/2), for both terms are 0 at 0. The second, a: logit 5,
+    q = 1 / (1 + e^5), and -(λ + μ) θ: (1/4 + 2 q, 1/8 + q); b: r = 1 / (1 + e²): -1/8 - r twice.
+    w_i = w - η λ (w - θ) = θ/2, the mean has weights 1/4 and 3/4, and β = 1/2 goes half way to it.
+    """
+    run = federate(
+        pair,
+        strategy="pfedme",
+        rounds=1,
+        pfedme__lambda=0.5,
+        pfedme__inner_steps=2,
+        pfedme__mu=0.25,
+        pfedme__personal_learning_rate=1.0,
+        pfedme__beta=0.5,
+    )
+    q, r = 1 / (1 + math.exp(5)), 1 / (1 + math.exp(2))
+    a, b = (0.25 + 2 * q, 0.125 + q), (-0.125 - r, -0.125 - r)
+    for silo, (u, v) in (("a", a), ("b", b)):
+        assert run.personal(silo).tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+        sent = replies_of(run, silo)[0][2].models["model"].vector
+        assert sent.tolist() == pytest.approx([u / 2, -u / 2, v / 2, -v / 2], abs=1e-6)
+    u, v = ((a[k] + 3 * b[k]) / 4 / 2 / 2 for k in (0, 1))
+    assert run.strategy.state.arrays["global"].tolist() == pytest.approx([u, -u, v, -v], abs=1e-6)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.4, 2.0])
+def test_rounds_of_several_steps_in_numpy(two: Files, beta: float) -> None:
+    """Three rounds of two batches with K = 3 in float64; θ goes on from batch to batch and starts each round at w."""
+    lambda_, mu, eta, inner = 2.0, 0.1, 0.3, 0.2
+    run = federate(
+        two,
+        strategy="pfedme",
+        rounds=3,
+        local_epochs=2,
+        learning_rate=eta,
+        lr_decay=0.8,
+        pfedme__lambda=lambda_,
+        pfedme__inner_steps=3,
+        pfedme__mu=mu,
+        pfedme__personal_learning_rate=inner,
+        pfedme__beta=beta,
+    )
+    w, thetas = initial(run.settings, 3, 3).double().numpy(), {}
+    for r in range(3):
+        mean = np.zeros_like(w)
+        for silo, file in two.items():
+            x, y = rows_of(file)
+            theta, own = w.copy(), w.copy()
+            for _ in range(2):
+                for _ in range(3):
+                    theta = theta - inner * 0.8**r * (gradient(theta, x, y) + lambda_ * (theta - own) + mu * theta)
+                own = own - eta * 0.8**r * lambda_ * (own - theta)
+            thetas[silo] = theta
+            mean += len(y) / 16 * own
+        w = (1 - beta) * w + beta * mean
+    assert run.strategy.state.arrays["global"].numpy() == pytest.approx(w, abs=1e-5)
+    for silo in two:
+        assert run.personal(silo).numpy() == pytest.approx(thetas[silo], abs=1e-5)
+
+
+def test_beta_zero_keeps_w(three: Files) -> None:
+    """Bit for bit: every round starts from the initial model."""
+    run = federate(three, strategy="pfedme", pfedme__beta=0.0, **OPTIONS)
+    assert same(run.strategy.state.arrays["global"], initial(run.settings, 3, 3))
+    for silo in three:
+        assert len(set(run.values("loss", silo, "received"))) == 1
+        assert len(set(run.values("loss", silo, "personal"))) > 1  # other batches every round
+
+
+def test_lambda_zero_is_sgd_from_w(tmp_path: Path) -> None:
+    """θ is plain local SGD with η_p from w, bit for bit FedAvg's local model of round 1, and w stays.
+
+    Two silos of equal size, for a mean of equal vectors with weights 1/2 is exact.
+    """
+    equal = random_silos(tmp_path, {"a": 8, "b": 8})
+    plain = federate(equal, strategy="fedavg", **{**OPTIONS, "rounds": 1, "learning_rate": 0.3})
+    run = federate(
+        equal,
+        strategy="pfedme",
+        pfedme__lambda=0.0,
+        pfedme__mu=0.0,
+        pfedme__inner_steps=1,
+        pfedme__personal_learning_rate=0.3,
+        **OPTIONS,
+    )
+    start = initial(run.settings, 3, 3)
+    assert same(run.strategy.state.arrays["global"], start)
+    for silo in equal:
+        assert all(same(p.models["model"].vector, start) for _, _, p, _ in replies_of(run, silo))
+        first = [r for r in run.rows if (r.silo, r.snapshot, r.round) == (silo, "personal", 1)]
+        assert comparable(first) == comparable([r for r in plain.rows if (r.silo, r.snapshot) == (silo, "personal")])
+
+
+def test_a_full_step_takes_theta_over(three: Files) -> None:
+    """η λ = 1: w_i = θ after each batch. With K = 1, μ = 0 every step then starts at its centre: FedAvg with η_p."""
+    options = {**OPTIONS, "learning_rate": 0.25, "pfedme__lambda": 4.0}
+    run = federate(three, strategy="pfedme", **options)
+    for silo in three:
+        last = replies_of(run, silo)[-1][2].models["model"].vector
+        torch.testing.assert_close(last, run.personal(silo), rtol=0, atol=1e-6)
+    run = federate(
+        three, strategy="pfedme", pfedme__inner_steps=1, pfedme__mu=0.0, pfedme__personal_learning_rate=0.3, **options
+    )
+    plain = federate(three, strategy="fedavg", **{**OPTIONS, "learning_rate": 0.3})
+    ours, theirs = (r.strategy.state.arrays["global"] for r in (run, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+    for silo in three:
+        torch.testing.assert_close(run.personal(silo), plain.personal(silo), rtol=0, atol=2e-6)
+
+
+def test_the_steps_are_plain(three: Files) -> None:
+    """The run's optimiser, momentum and weight decay have no part in them."""
+    plain = federate(three, strategy="pfedme", **OPTIONS)
+    other = federate(three, strategy="pfedme", optimizer="adam", momentum=0.9, weight_decay=0.1, **OPTIONS)
+    assert comparable(plain.rows) == comparable(other.rows)
+
+
+def test_bytes_and_what_leaves(three: Files) -> None:
+    """Σ = 12 both ways: w_i, and not θ."""
+    run = federate(three, strategy="pfedme", **OPTIONS)
+    assert run.values("bytes_up") == [144, 144, 144, 0]
+    assert run.values("bytes_down") == [144] * 4
+    for server_round, silo, payload, _ in replies_of(run):
+        assert list(payload.models) == ["model"] and not payload.numbers
+        assert server_round < 3 or not same(payload.models["model"].vector, run.personal(silo))
+
+
+def test_absent_silos_are_left_out(three: Files) -> None:
+    """The mean is over who came, and β moves w from where it was."""
+    run = federate(
+        three,
+        strategy="pfedme",
+        pfedme__beta=0.5,
+        **{**OPTIONS, "rounds": 1},
+        prepare=lambda grid: grid.absent.add(("b", 1)),
+    )
+    sent = {silo: p.models["model"].vector for _, silo, p, _ in replies_of(run)}
+    assert set(sent) == {"a", "c"}
+    mean = 6 / 14 * sent["a"] + 8 / 14 * sent["c"]
+    expected = (initial(run.settings, 3, 3) + mean) / 2
+    torch.testing.assert_close(run.strategy.state.arrays["global"], expected)

@@ -1,0 +1,60 @@
+"""Pooled, the reference: one silo trains on everybody's samples, all evaluate on their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import Files, comparable, federate, simulated
+
+from client.silo import open_data, pooled
+from partitions.simulated import divide
+from server.report.study import Study
+from server.simulate import simulate
+from strategies.base.settings import UserError
+
+OPTIONS: dict[str, Any] = {"silos": 4, "rounds": 3, "momentum": 0.5, "batch_size": 32}
+
+
+def test_the_first_silo_has_everybodys_training_samples() -> None:
+    run = simulated(strategy="pooled", **OPTIONS)
+    whole, silos = divide(run.settings.division)
+    contexts = list(run.grid.contexts.values())  # type: ignore[attr-defined]
+    first = pooled(open_data(run.settings, contexts[0]), run.settings, contexts[0])
+    indices = np.concatenate([silo.train for silo in silos])
+    np.testing.assert_array_equal(first.train.y, whole.labels[indices])
+    assert len(set(indices)) == len(indices) == sum(card["n_train"] for card in run.cards.values())
+    np.testing.assert_array_equal(first.test.y, whole.labels[silos[0].test])
+    second = pooled(open_data(run.settings, contexts[1]), run.settings, contexts[1])
+    assert len(second.train) == len(silos[1].train)
+
+
+def test_one_trains_and_all_evaluate() -> None:
+    run = simulated(strategy="pooled", **OPTIONS)
+    trained = {r.silo for r in run.history.rows if r.split == "train"}
+    tested = {r.silo for r in run.history.rows if (r.split, r.snapshot) == ("test", "received")}
+    assert trained == {"hospital-01"} and tested == {f"hospital-0{i}" for i in range(1, 5)}
+
+
+def test_of_one_silo_it_is_fedavg() -> None:
+    """Bit for bit: there is nothing to pool."""
+    runs = [simulated(strategy=name, **{**OPTIONS, "silos": 1}) for name in ("pooled", "fedavg")]
+    assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
+
+
+def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
+    """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
+    values = {"silos": 6, "rounds": 4, "local-epochs": 3, "dirichlet.beta": 0.1, "threads": 1, "learning-rate": 0.2}
+    names = "local,fedavg,pooled"
+    study = Study(simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True))
+    pool, fedavg = (study.final(name, "accuracy_mean")[0] for name in ("pooled", "fedavg"))
+    assert pool > fedavg + 0.02
+    assert study.best == "fedavg" and study.personalised is None
+
+
+def test_hospitals_data_are_not_pooled(two: Files) -> None:
+    with pytest.raises(RuntimeError, match="pooled needs all silos' data in one place: it runs in simulations only"):
+        federate(two, strategy="pooled", rounds=1)
+    assert issubclass(UserError, ValueError)
