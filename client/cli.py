@@ -1,4 +1,4 @@
-"""Commands of the hospital: ``check-data``, ``import``, ``join``, ``predict``."""
+"""Commands of the hospital: ``check-data``, ``import``, ``request``, ``join``, ``policy``, ``audit``, ``predict``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def add_commands(commands: Any) -> None:
     p.set_defaults(run=import_data)
 
     p = commands.add_parser(
+        "request",
+        help="make this site's own key, and the request to be taken in",
+        description="Make the site's private key, which stays here, and NAME.request for the server's operator: name, "
+        "public key, signature. `silofl add-silo --request` makes a bundle of it, which holds no key.",
+    )
+    p.add_argument("name", metavar="NAME", help="the silo's name, as agreed with the server's operator")
+    p.add_argument("--out", metavar="FILE", type=Path, help="the request to write (default: NAME.request)")
+    p.add_argument("--folder", metavar="DIR", type=Path, help="for Docker: where key, request and bundle go")
+    p.set_defaults(run=request)
+
+    p = commands.add_parser(
         "join",
         help="take part as the silo of a bundle, without Docker",
         description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: unpack "
@@ -31,14 +42,46 @@ def add_commands(commands: Any) -> None:
     p.add_argument("bundle", metavar="BUNDLE", type=Path, help="NAME.tar from silofl add-silo, or its folder")
     p.add_argument("--data", metavar="FILE", type=Path, required=True, help="this hospital's .npz file")
     p.add_argument("--device", metavar="DEVICE", default="", help="cpu or cuda:N (default: the bundle's)")
+    p.add_argument("--policy", metavar="FILE", type=Path, help="this hospital's policy.toml (default: the bundle's)")
     p.set_defaults(run=join)
+
+    p = commands.add_parser(
+        "policy",
+        help="print what a hospital allows, and what each method would send under it",
+        description="The rules in force, whatever a run asks for, and for each method whether it may run and what it "
+        "sends.",
+    )
+    p.add_argument(
+        "what",
+        metavar="BUNDLE|FOLDER|FILE",
+        nargs="?",
+        type=Path,
+        help="a bundle, its folder, or a policy.toml (default: in a silo's container that silo's, else the defaults)",
+    )
+    p.set_defaults(run=policy)
+
+    p = commands.add_parser(
+        "audit",
+        help="what left this site, and whether its log of that is whole",
+        description="Follow the chain of the site's audit log, and print a month of it: per run who asked, when, how "
+        "often, what, how many bytes. Exit code 2 where a line was changed, taken out, moved or cut off.",
+    )
+    p.add_argument(
+        "where",
+        metavar="STATE|BUNDLE|FOLDER",
+        nargs="?",
+        type=Path,
+        help="a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
+    )
+    p.add_argument("--month", metavar="YYYY-MM", default="", help="which month (default: the last one)")
+    p.add_argument("--seen", metavar="HASH", default="", help="a last hash from before: is that line still there?")
+    p.add_argument("--first", metavar="N", type=int, default=1, help="the first line here: earlier ones lie elsewhere")
+    p.set_defaults(run=audit)
 
     p = commands.add_parser("predict", help="apply an exported model to a data file")
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument("--data", metavar="FILE", required=True, help="an .npz file; its test part, or all of x")
-    p.add_argument(
-        "--out", metavar="CSV", help="where to write index,label,p_0,... (default: standard output)"
-    )
+    p.add_argument("--out", metavar="CSV", help="where to write index,label,p_0,... (default: standard output)")
     p.set_defaults(run=predict)
 
 
@@ -57,18 +100,41 @@ def import_data(given: argparse.Namespace) -> None:
     from partitions.importing import import_source
 
     labels = [name.strip() for name in given.labels.split(",")] if given.labels else []
-    print(
-        import_source(
-            given.source, given.out, size=given.size, label=given.label, labels=labels, seed=given.seed
-        )
-    )
+    print(import_source(given.source, given.out, size=given.size, label=given.label, labels=labels, seed=given.seed))
+    print("the split is written into the file: no run can change it")
     print(given.out)
 
 
-def join(given: argparse.Namespace) -> int:
-    from client.bundle import join as take_part
+def request(given: argparse.Namespace) -> None:
+    from client.site.request import make_request
 
-    return take_part(given.bundle, given.data, device=given.device, say=lambda line: print(line, flush=True))
+    key, file, asked = make_request(given.name, given.folder, given.out)
+    print(f"{key}: the private key of {asked.name}; it stays here, and is worth a backup")
+    print(f"{file}: send it to the server's operator, and tell them the key's fingerprint another way, to compare:")
+    print(asked.fingerprint)
+
+
+def join(given: argparse.Namespace) -> int:
+    from client.site.bundle import join as take_part
+
+    return take_part(
+        given.bundle, given.data, device=given.device, policy=given.policy, say=lambda line: print(line, flush=True)
+    )
+
+
+def policy(given: argparse.Namespace) -> None:
+    from client.policies import policy_at, policy_page
+
+    print(policy_page(policy_at(given.what)))
+
+
+def audit(given: argparse.Namespace) -> None:
+    from client.site.audit_page import audit as read
+
+    text, faults = read(given.where, given.month, given.seen, given.first)
+    print(text)
+    if faults:
+        raise ValueError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")
 
 
 def predict(given: argparse.Namespace) -> None:

@@ -1,15 +1,17 @@
 """A silo's personal model as a file of its own, and its use: ``silofl export`` and ``silofl predict``.
 
 An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
-``nn.Module.load_state_dict`` of the architecture that its card names. The card ``FILE.json`` says what is needed to
-use it: architecture, input, classes, normalisation. Both come from the silo's own state, so that a hospital exports
-without the server.
+``nn.Module.load_state_dict`` of the architecture that its card names (where it names a ``head``, with that method's
+head in place of the last layer). The card ``FILE.json`` says what is needed to use it: architecture, input, classes,
+normalisation. Both come from the silo's own state, so that a hospital exports without the server.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -20,18 +22,21 @@ import safetensors
 import safetensors.torch
 import torch
 
-from models.architectures import build
+from client.store import RUN_FOLDER, silo_folder
+from models.architectures import MODELS, build, with_head
 from models.flat import FlatModel
 from models.training import Samples
 from models.training import predict as logits_of
+from partitions.disk import write_atomically
 from partitions.names import unknown_name
 from partitions.silo_file import EXTRA_NAMES, Fault, read_arrays, read_inputs
 from partitions.splits import Array, input_shape
-from strategies.settings import UserError
-from strategies.state import State, write_atomically
+from strategies import strategies
+from strategies.base.settings import UserError
+from strategies.base.state import State
 
-# Where a silo's states lie, below a run directory, below a silo's state-dir, and below one run or one method of it.
-FOLDERS = ("checkpoint/*/silos/*", "*/*/*", "*/*", "*", ".")
+# Where a silo's states lie: below a run directory; below a silo's state-dir, or one run, method or silo of it.
+FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
 BATCH = 512
 TO_PREDICT = ("x_test", "test_images", "x")  # the first of these that a file has
 
@@ -46,14 +51,21 @@ def card_file(model: Path) -> Path:
 
 
 def export_model(
-    source: Path, silo: str, which: str, out: Path, strategy: str | None = None, seed: int | None = None
+    source: Path,
+    silo: str,
+    which: str,
+    out: Path,
+    strategy: str | None = None,
+    seed: int | None = None,
+    run_id: str = "",
 ) -> dict[str, Any]:
     """Save a silo's personal model, the ``best`` on its validation data or the ``last``; returns its card.
 
     ``source`` is a run directory or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several
-    runs. Raises UserError where there is no such model, more than one, or a state that cannot be used.
+    runs, and the beginning of a ``run_id`` where several of them have the same name. Raises UserError where there is
+    no such model, more than one, or a state that cannot be used.
     """
-    folder = find_states(source, silo, strategy, seed)
+    folder = find_states(source, silo, strategy, seed, run_id)
     file = max(folder.glob("round-*.safetensors"))
     state = State.load(file)
     about = state.numbers.get("model")
@@ -66,6 +78,7 @@ def export_model(
         "paper": about["paper"],
         "seed": about["seed"],
         "silo": about["silo"],
+        "run": state.numbers.get("run_id", ""),
         "which": which,
         "round": state.numbers["best_round" if which == "best" else "round"],
         "metrics": {k: v if math.isfinite(v) else None for k, v in metrics.items()},
@@ -81,45 +94,63 @@ def export_model(
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
     data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    write_atomically(out, lambda temporary: temporary.write_bytes(data))
+    write_atomically(out, data)
     text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(card_file(out), lambda temporary: temporary.write_text(text, "utf-8"))
+    write_atomically(card_file(out), text)
     return card
 
 
-def find_states(source: Path, silo: str, strategy: str | None, seed: int | None) -> Path:
-    """The one folder below ``source`` that holds this silo's states, ``.../STRATEGY-SEED/[silos/]NAME``."""
+def find_states(source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = "") -> Path:
+    """The one folder below ``source`` that holds this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
     if not source.is_dir():
         raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
     root = source.resolve()
     found = {file.parent for pattern in FOLDERS for file in root.glob(f"{pattern}/round-*.safetensors")}
     if not found:
         raise UserError(f"{source} holds no silo's state: name a run directory, or a silo's state directory")
-    of_silo = sorted(folder for folder in found if folder.name == silo)
+    of_silo = sorted(folder for folder in found if silo_folder(folder).name == silo)
     if not of_silo:
-        raise UserError(str(unknown_name(f"silo in {source}:", silo, {folder.name for folder in found})))
-    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed)]
+        known = {silo_folder(folder).name for folder in found}
+        raise UserError(str(unknown_name(f"silo in {source}:", silo, known)))
+    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed) and of_run(folder, run_id)]
     if len(chosen) == 1:
         return chosen[0]
-    names = ", ".join(dict.fromkeys(run_label(folder, root) for folder in (chosen or of_silo)))
+    twins = Counter(run_label(folder, root) for folder in (chosen or of_silo))
+    names = ", ".join(told_apart(folder, root, twins) for folder in (chosen or of_silo))
     if chosen:
-        raise UserError(
-            f"{source} holds several models of {silo}: {names}; choose with --strategy and --seed, "
-            "or name one run's directory"
-        )
-    wanted = " ".join(str(v) for v in (strategy, None if seed is None else f"seed {seed}") if v is not None)
+        how = "--run-id" if len(twins) == 1 else "--strategy and --seed, or name one run's directory"
+        raise UserError(f"{source} holds several models of {silo}: {names}; choose with {how}")
+    asked = (strategy, None if seed is None else f"seed {seed}", f"run-id {run_id}" if run_id else None)
+    wanted = " ".join(str(v) for v in asked if v is not None)
     raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
 
 
 def run_key(folder: Path) -> str:
     """``STRATEGY-SEED`` of a folder of states."""
-    return (folder.parent.parent if folder.parent.name == "silos" else folder.parent).name
+    above = silo_folder(folder).parent
+    return (above.parent if above.name == "silos" else above).name
 
 
 def run_label(folder: Path, root: Path) -> str:
     """How a folder of states is called in a message: ``RUN/STRATEGY-SEED``, RUN only where it is below ``root``."""
-    parts = [part for part in folder.relative_to(root).parts[:-1] if part not in ("checkpoint", "silos")]
-    return "/".join(parts) or run_key(folder)
+    above = silo_folder(folder).parent
+    parts = above.relative_to(root).parts if above.is_relative_to(root) else ()
+    return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(folder)
+
+
+def told_apart(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
+    """The label; of several runs of the same name also the id, and when its last state was written."""
+    label = run_label(folder, root)
+    if twins[label] == 1:
+        return label
+    last = max(file.stat().st_mtime for file in folder.glob("round-*.safetensors"))
+    own = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
+    return f"{label} ({own}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
+
+
+def of_run(folder: Path, run_id: str) -> bool:
+    """Whether a folder of states is that of the run whose id begins so."""
+    return not run_id or folder.name.startswith(f"run-{run_id.removeprefix('run-')}")
 
 
 def matches(key: str, strategy: str | None, seed: int | None) -> bool:
@@ -135,7 +166,11 @@ def matches(key: str, strategy: str | None, seed: int | None) -> bool:
 def network(card: Mapping[str, Any]) -> FlatModel:
     """The network that a card describes, not yet with its weights."""
     shape = tuple(card["input"]["shape"])
-    return FlatModel(build(card["model"]["name"], shape, card["classes"], card["model"]["settings"]))
+    name, own = card["model"]["name"], MODELS.get(card["model"]["name"])
+    settings = own.settings(**card["model"]["settings"]) if own and own.settings else None
+    head = card["model"].get("head")
+    plain = build(name, shape, card["classes"], settings)
+    return FlatModel(with_head(plain, strategies()[head].head if head else None))
 
 
 def predict_file(model: Path, data: Path) -> str:
@@ -154,9 +189,7 @@ def predict_file(model: Path, data: Path) -> str:
     scale = card["normalisation"]
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
     parts = [x[i : i + BATCH] for i in range(0, len(x), BATCH)]
-    samples = [
-        Samples(part.astype(np.float32), np.zeros(len(part), np.int64), "cpu", mean, std) for part in parts
-    ]
+    samples = [Samples(part.astype(np.float32), np.zeros(len(part), np.int64), "cpu", mean, std) for part in parts]
     p = torch.softmax(torch.cat([logits_of(net, s) for s in samples]), dim=1)
     lines = [",".join(["index", "label", *(f"p_{c}" for c in range(p.shape[1]))])]
     for index, (label, row) in enumerate(zip(p.argmax(1).tolist(), p.tolist(), strict=True)):
@@ -178,9 +211,7 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
         net = network(card)
         net.module.load_state_dict(tensors)
     except FileNotFoundError:
-        raise UserError(
-            f"{file} lacks its card {beside.name}, which silofl export writes beside it"
-        ) from None
+        raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"the card {beside} cannot be used ({error!r}); export the model again") from None
     except RuntimeError:  # torch lists every tensor that does not fit, over many lines

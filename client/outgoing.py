@@ -1,7 +1,7 @@
 """What leaves a silo: the data card through :func:`release_card`, everything else through :func:`release`.
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
-seconds of the list in ``strategies/reports.py``, sample counts. Everything that left is logged.
+seconds of the list in ``strategies/base/metrics_and_cards.py``, sample counts. Everything that left is logged.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from logging import INFO
 from typing import cast
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
-from flwr.supercore import log
+from flwr.common import log
 from torch import Tensor
 
-from strategies.base import SiloClient
-from strategies.payload import Model, Number, Payload, Wire, encode
-from strategies.reports import CARD, SECONDS, SPLITS, SUMS, allowed_metrics
+from client.site.policy import Policy, PolicyRefusedError
+from strategies.base.metrics_and_cards import CARD, SECONDS, SPLITS, SUMS, allowed_metrics
+from strategies.base.payload import Model, Number, Payload, Wire, encode
+from strategies.base.silo import SiloClient
 
 
 def release_card(card: Mapping[str, Number]) -> RecordDict:
@@ -24,21 +25,29 @@ def release_card(card: Mapping[str, Number]) -> RecordDict:
     unknown = sorted(set(card) - set(CARD))
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: not on the list of what a data card may tell")
-    shown = {
-        name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()
-    }
+    shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()}
     log(INFO, "%s sent its data card: %s", card["name"], shown)
     return RecordDict({"card": ConfigRecord({**card})})
 
 
+def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
+    """Raise PolicyRefusedError where these vectors say more than the silo's policy allows, whatever the method is."""
+    size, largest = client.model.layout.size, max((vector.numel() for vector in vectors), default=0)
+    if not policy.whole_model and largest >= size:
+        raise PolicyRefusedError(
+            f"{client.silo.name} refuses: its policy has {policy.says('whole_model')}, "
+            f"the run strategy = {client.common.strategy}, which would send {largest} numbers of a model of {size}"
+        )
+
+
 def release(
-    client: SiloClient,
-    vectors: Sequence[Tensor],
-    metrics: Mapping[str, float],
-    *,
-    min_samples: int,
+    client: SiloClient, vectors: Sequence[Tensor], metrics: Mapping[str, float], *, min_samples: int, policy: Policy
 ) -> RecordDict:
-    """The content of a silo's reply. Raises ValueError where a method tries to send what it has not declared."""
+    """The content of a silo's reply: of what the run asks for, what the silo's policy allows.
+
+    Raises ValueError where a method tries to send what it has not declared, or what the policy does not allow.
+    """
+    check_sent(client, vectors, policy)
     names = client.upload_names() if vectors else ()
     models = {
         name: Model(vector, client.silo.name, client.round, len(client.silo.train))
@@ -47,21 +56,28 @@ def release(
     for name in client.replies:
         if name not in client.sends_numbers:
             raise ValueError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
-    config: dict[str, Number] = {
-        "round": client.round,
-        "silo": client.silo.name,
-        "samples": len(client.silo.train),
-    }
+    config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
     records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype))
     counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
     kept: dict[str, float] = {}
     for name, value in metrics.items():
         if name not in allowed_metrics():
             raise ValueError(f"metric '{name}' is not on the list of what may leave a silo")
-        if name in SECONDS or counts[name.split(".")[1]] >= min_samples:
+        if name in SECONDS:
+            kept[name] = value
+            continue
+        _, split, metric = name.split(".")
+        if counts[split] >= max(min_samples, policy.min_metric_samples) and metric in policy.metrics:
             kept[name] = value
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size = {name: m.vector.numel() for name, m in models.items()}
-    log(INFO, "%s round %d sent: vectors %s, numbers %s, metrics %s", client.silo.name, client.round, size,
-        dict(client.replies), sorted(kept))  # fmt: skip
+    log(
+        INFO,
+        "%s round %d sent: vectors %s, numbers %s, metrics %s",
+        client.silo.name,
+        client.round,
+        size,
+        dict(client.replies),
+        sorted(kept),
+    )
     return records

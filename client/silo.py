@@ -6,10 +6,9 @@ silo ``partition-id`` takes its part of a public data set or of one .npz file.
 
 from __future__ import annotations
 
-import os
 import platform
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,21 @@ import flwr
 import numpy as np
 import torch
 from flwr.app import Context
-from torch import Tensor
 
-from client.settings import Options, RunSettings
-from models.architectures import build
-from models.flat import FlatModel
-from models.training import BYTE_MEAN, BYTE_STD, Samples, generator
-from partitions.datasets import load_dataset
-from partitions.partition import SiloIndices, partition, silo_data
-from partitions.silo_file import read_dataset_file, read_silo_file
-from partitions.splits import Dataset, SiloData
-from strategies.base import Silo
-from strategies.payload import Number
-from strategies.settings import UserError, Value
-
-Shape = tuple[int, ...]
-
-# The network that a silo works with, given the one that the silos of a process share as long as they take turns.
-network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar(
-    "network_of", default=lambda shared: shared
-)
+from client.site.policy import PUBLIC, Policy, policy_of, read_policy
+from client.sums import released_sums
+from models.initial import flat_model, initial_model, network_of
+from models.standardisation import Columns, standardisation
+from models.training import BYTE_MEAN, BYTE_STD, Samples
+from partitions.names import silo_name as simulated_name
+from partitions.silo_file import read_silo_file
+from partitions.simulated import part_of, pool_of
+from partitions.splits import SiloData, Split
+from strategies.base.metrics_and_cards import WITHHELD
+from strategies.base.payload import Number
+from strategies.base.run_settings import RunSettings
+from strategies.base.settings import UserError
+from strategies.base.silo import Silo
 
 
 def silo_name(context: Context) -> str:
@@ -46,19 +40,8 @@ def silo_name(context: Context) -> str:
     if "name" in config:
         return str(config["name"])
     if "partition-id" in config:
-        return f"hospital-{int(config['partition-id']) + 1:02d}"
-    raise UserError(
-        'this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\''
-    )
-
-
-def use_threads(threads: int) -> None:
-    """The run's number of threads (sums depend on it), or with 0 what OMP_NUM_THREADS says, or all cores.
-
-    Silos that share a machine set OMP_NUM_THREADS to their share of it: twelve silos with all cores each would mostly
-    wait for one another.
-    """
-    torch.set_num_threads(threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or os.cpu_count() or 1)
+        return simulated_name(int(config["partition-id"]))
+    raise UserError('this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\'')
 
 
 def device_of(settings: RunSettings, context: Context) -> torch.device:
@@ -92,50 +75,21 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
     if is_own_file(context):
         path = Path(str(context.node_config["data"]))
         stamp = path.stat().st_mtime_ns if path.exists() else 0
-        return _own_file(path, stamp, max(c.validation, 0.0) if c.validation >= 0 else 0.15, c.seed)
+        return _own_file(path, stamp, c.validation != 0)
     parts = int(context.node_config["num-partitions"])
     if parts != c.silos:
         raise UserError(
             f"silos = {c.silos}, but the simulation runs {parts}: "
             f"use --federation-config 'num-supernodes={c.silos}' or --run-config 'silos={parts}'"
         )
-    return _simulated(_split_key(settings), int(context.node_config["partition-id"]))
+    return part_of(settings.division, int(context.node_config["partition-id"]))
 
 
 @lru_cache(maxsize=4)
-def _own_file(path: Path, stamp: int, validation: float, seed: int) -> SiloData:
-    return read_silo_file(path, validation=validation, seed=seed)
-
-
-SplitKey = tuple[str, str, str, int, int, float, tuple[tuple[str, Value], ...]]
-
-
-def _split_key(settings: RunSettings) -> SplitKey:
-    c = settings.common
-    own = tuple(sorted(settings.partition.items()))
-    return c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, own
-
-
-def split(settings: RunSettings) -> tuple[Dataset, list[SiloIndices]]:
-    """The data set and every silo's share of it; the same in every process."""
-    return _split(_split_key(settings))
-
-
-@lru_cache(maxsize=2)
-def _split(key: SplitKey) -> tuple[Dataset, list[SiloIndices]]:
-    dataset, data_dir, name, silos, seed, validation, own = key
-    whole = (
-        read_dataset_file(Path(dataset), seed=seed)
-        if dataset.endswith(".npz")
-        else load_dataset(dataset, data_dir)
-    )
-    return whole, partition(whole, name, silos=silos, seed=seed, settings=dict(own), validation=validation)
-
-
-@lru_cache(maxsize=256)
-def _simulated(key: SplitKey, index: int) -> SiloData:
-    whole, silos = _split(key)
-    return silo_data(whole, silos[index])
+def _own_file(path: Path, stamp: int, validation: bool) -> SiloData:
+    """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one."""
+    data = read_silo_file(path)
+    return data if validation else replace(data, val=Split(data.val.x[:0], data.val.y[:0]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,23 +112,50 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
         "own_file": is_own_file(context),
         "simulated": not is_own_file(context),
         "device": str(device_of(settings, context)),
+        "threads": torch.get_num_threads(),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
     }
     if len(data.input_shape) == 1 and settings.common.normalization == "agreed":
-        x = np.ascontiguousarray(data.train.x.T, "float64")  # numpy adds up rows pairwise, columns one by one
-        card["sum"], card["square_sum"] = x.sum(1).tolist(), (x * x).sum(1).tolist()
+        sums, reason = released_sums(data.train.x, silo_policy(context), str(context.node_config.get("state-dir", "")))
+        if sums is None:
+            card[WITHHELD] = reason
+        else:
+            card["sum"], card["square_sum"] = sums
     return card
+
+
+def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
+    """A simulated silo's data, the first one's with everybody's training samples. Raises UserError elsewhere."""
+    if is_own_file(context):
+        raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
+    return pool_of(settings.division) if int(context.node_config["partition-id"]) == 0 else data
+
+
+def silo_policy(context: Context) -> Policy:
+    """What this silo allows; a simulation's silos hold public data, or those of whoever simulates."""
+    return policy_of(context.node_config) if is_own_file(context) else read_policy(PUBLIC)
+
+
+def statistics(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> tuple[Columns, Columns]:
+    """Mean and standard deviation for this silo's inputs: those agreed on, but its own where it gave no sums."""
+    alone = silo_name(context) in config.get("own_statistics", ())
+    return standardisation(
+        open_data(settings, context).train.x, "silo" if alone else settings.common.normalization, config
+    )
 
 
 def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> Silo:
     """The silo with its data on its device; ``config`` carries what the server agreed on (classes, statistics)."""
     data, device = open_data(settings, context), device_of(settings, context)
+    if settings.strategy.pooled:
+        data = pooled(data, settings, context)
     c = settings.common
     classes = int(config["classes"])
-    splits = _samples(data, device, *standardisation(data, config, c.normalization))
+    splits = _samples(data, device, *statistics(settings, context, config))
     name, options = settings.model_for(data.input_shape)
-    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device)))
-    initial = initial_model(name, data.input_shape, classes, options, c.seed)
+    head = settings.strategy.head
+    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head))
+    initial = initial_model(name, data.input_shape, classes, options, c.seed, head)
     return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device))
 
 
@@ -185,17 +166,18 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
     """
     data, c = open_data(settings, context), settings.common
     name, options = settings.model_for(data.input_shape)
-    mean, std = standardisation(data, config, c.normalization)
+    mean, std = statistics(settings, context, config)
     scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
     if data.train.x.dtype == np.uint8:
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
+    head = {"head": c.strategy} if settings.strategy.head else {}
     return {
         "silo": silo_name(context),
         "method": c.strategy,
         "paper": settings.strategy.paper,
         "seed": c.seed,
         "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-        "model": {"name": name, "settings": dict(options)},
+        "model": {"name": name, "settings": {} if options is None else asdict(options), **head},
         "input": {"shape": list(data.input_shape), "dtype": str(data.train.x.dtype)},
         "classes": int(config["classes"]),
         "normalisation": scale,
@@ -203,16 +185,6 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
 
 
 _ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, tuple[Samples, Samples, Samples]]] = {}
-
-
-def standardisation(
-    data: SiloData, config: Mapping[str, Any], normalization: str
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each column by which this silo's table is standardised; empty: it is not."""
-    if len(data.input_shape) == 1 and normalization == "silo":
-        x = torch.from_numpy(data.train.x.copy())
-        return tuple(x.mean(0).tolist()), tuple(_spread(x.var(0, correction=0), x.square().mean(0)).tolist())
-    return tuple(config.get("mean", ())), tuple(config.get("std", ()))
 
 
 def _samples(
@@ -229,47 +201,3 @@ def _samples(
         while len(_ON_DEVICE) > 256:
             del _ON_DEVICE[next(iter(_ON_DEVICE))]
     return _ON_DEVICE[key][1]
-
-
-def _spread(variance: Tensor, square: Tensor) -> Tensor:
-    """Standard deviation; 1 for a column that never changes, whose variance is rounding of its mean ``square``."""
-    changes = variance > 1e-13 * square
-    return torch.where(changes, variance, torch.ones_like(variance)).sqrt()
-
-
-def agreed_statistics(cards: list[dict[str, Any]]) -> dict[str, Number]:
-    """Mean and standard deviation of each column over all silos' training parts, from the sums in their cards."""
-    if any("sum" not in card for card in cards):
-        return {}
-    n = sum(card["n_train"] for card in cards)
-    total = torch.tensor([card["sum"] for card in cards], dtype=torch.float64).sum(0) / n
-    square = torch.tensor([card["square_sum"] for card in cards], dtype=torch.float64).sum(0) / n
-    std = _spread(square - total * total, square)
-    return {"mean": total.tolist(), "std": std.tolist()}
-
-
-@lru_cache(maxsize=4)
-def flat_model(name: str, shape: Shape, classes: int, options: Options, device: str) -> FlatModel:
-    """The network all silos of this process work with, one after the other."""
-    return FlatModel(_seeded(name, shape, classes, options, 0, ""), device)
-
-
-@lru_cache(maxsize=4)
-def initial_model(
-    name: str, shape: Shape, classes: int, options: Options, seed: int
-) -> Callable[[str], Tensor]:
-    """``initial(purpose)``: the initial vector (Σ,) that every process makes from (seed, purpose)."""
-
-    @lru_cache(maxsize=2)
-    def initial(purpose: str) -> Tensor:
-        return FlatModel(_seeded(name, shape, classes, options, seed, purpose)).vector
-
-    return initial
-
-
-def _seeded(
-    name: str, shape: Shape, classes: int, options: Options, seed: int, purpose: str
-) -> torch.nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator(seed, "model", purpose).initial_seed())
-        return build(name, shape, classes, dict(options))

@@ -4,40 +4,52 @@ In a simulation: in Flower's ``context.state``. Where the node config names a ``
 of the rounds that the server saves (``checkpoint-every``) the last two are kept, so that a server that resumes at an
 earlier round finds the state it needs. The in-process engine uses both: memory from round to round, files for resume.
 Each state carries the id of the run that made it; another run's is not taken up.
+
+    STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
+
+The server chooses a run's name, and may choose one that it had before. The folder of its id keeps the runs apart, so
+that no run deletes or overwrites what another one left here. (Versions before had no such folder: what lies directly in
+SILO's is still read, and left alone. In the run directory of a simulation there is one run.)
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Iterator
 from logging import WARNING
 from pathlib import Path
 from typing import cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
-from flwr.supercore import log
+from flwr.common import log
 
 from client.silo import silo_name
-from strategies.payload import array_record, tensor_of
-from strategies.state import State
+from strategies.base.payload import array_record, tensor_of
+from strategies.base.state import State
 
 KEPT_ROUNDS = 2
 BETWEEN = "between"  # begins the name of a state that no server checkpoint belongs to
+RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
 
 
 class StateStore:
     """One silo's state of one run. ``run`` names the run's directory, ``key`` is ``STRATEGY-SEED``."""
 
     def __init__(self, context: Context, run: str, key: str, run_id: str) -> None:
-        self.context, self.run_id = context, run_id
+        self.context = context
+        self.run_id = run_id or f"{context.run_id:016x}"  # Flower's own number, where the server's loop is not ours
         config = context.node_config
         self.folder: Path | None = None
+        self.older: Path | None = None  # where versions before kept the states of all runs of this name
         if "state-path" in config:  # set by the in-process engine
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
             # The server names the run; a name is all that it may be, not a way out of the directory.
             name = Path(run).name.replace("..", "_")
-            self.folder = Path(str(config["state-dir"])) / name / key / silo_name(context)
+            self.older = Path(str(config["state-dir"])) / name / key / silo_name(context)
+            self.folder = self.older / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
 
     def load(self, server_round: int) -> State:
@@ -70,7 +82,7 @@ class StateStore:
             state.save(file)
             for left in self.folder.glob(".*.tmp"):  # by a process that was killed as it wrote
                 left.unlink(missing_ok=True)
-            files = self._files()
+            files = states_in(self.folder)
             saved = [f for f in files if f.name.startswith("round-") and _round(f) <= server_round]
             for old in set(files) - {file, *saved[:KEPT_ROUNDS]}:
                 old.unlink(missing_ok=True)
@@ -82,7 +94,7 @@ class StateStore:
             yield State({name: tensor_of(array) for name, array in record.items()}, numbers)
         if self.folder is not None:
             damaged: Exception | None = None
-            for file in self._files():
+            for file in states_in(self.folder) + (states_in(self.older) if self.older else []):
                 try:
                     yield State.load(file)
                 except (OSError, ValueError) as error:
@@ -91,10 +103,21 @@ class StateStore:
             if damaged is not None:
                 raise damaged
 
-    def _files(self) -> list[Path]:
-        """Newest round first."""
-        assert self.folder is not None
-        return sorted(self.folder.glob("*-??????.safetensors"), key=_round, reverse=True)
+
+def run_folder(run_id: str) -> str:
+    """The name of a run's own folder. The server made the id: whatever it is, this is one name, and no way out."""
+    known = RUN_FOLDER.fullmatch(f"run-{run_id}")
+    return f"run-{run_id if known else hashlib.sha256(run_id.encode()).hexdigest()[:16]}"
+
+
+def silo_folder(states: Path) -> Path:
+    """The folder with the silo's name, of one that holds states: that itself, or the one above a run's own."""
+    return states.parent if RUN_FOLDER.fullmatch(states.name) else states
+
+
+def states_in(folder: Path) -> list[Path]:
+    """The files of states that lie directly in a folder, newest round first."""
+    return sorted(folder.glob("*-??????.safetensors"), key=_round, reverse=True)
 
 
 def _round(file: Path) -> int:

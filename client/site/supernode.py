@@ -4,16 +4,17 @@ Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks ev
 Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
 takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower.
 
-Runs as a script, with the arguments of `flower-supernode`; `warm.install_shim` puts it first on a silo's PATH.
+Run by `private.py`, with the arguments of `flower-supernode`; `warm.install` puts it first on a silo's PATH.
 """
 
-import importlib
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+from .flower import internal
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
@@ -24,9 +25,7 @@ IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there wa
 class Clock:
     """The module `time` for Flower's loop, with shorter sleeps."""
 
-    def __init__(
-        self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
         self._sleep, self._now = sleep, now
         self._last_message = -BUSY_SECONDS
 
@@ -44,14 +43,17 @@ class Clock:
             self._sleep(seconds)
 
 
-def main() -> None:
-    """Flower's own entry, with our clock in its loop."""
-    from flwr.supernode.cli.flower_supernode import flower_supernode
+def main() -> NoReturn:
+    """A SuperNode of this process, to its end."""
+    run_and_leave(run_supernode)
 
-    loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
+
+def run_supernode() -> None:
+    """Flower's own entry, with our clock in its loop."""
+    entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.time = Clock()
     sys.argv[0] = "flower-supernode"
-    flower_supernode()
+    entry()
 
 
 def run_and_leave(entry: Callable[[], None]) -> NoReturn:
@@ -73,7 +75,3 @@ def run_and_leave(entry: Callable[[], None]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-if __name__ == "__main__":
-    run_and_leave(main)

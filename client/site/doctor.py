@@ -14,30 +14,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from client.site import Site
-from client.warm import read_pins
+from client.site.flower import internal
+from client.site.node import Site
+from client.site.policy import read_policy
+from client.site.warm.pins import read_pins
 from partitions.silo_file import Check, check_silo_file
 
 TIMEOUT_SECONDS = 5.0
 WARN_DAYS = 30
 OPERATOR = "ask the server's operator"
-TRANSIENT = (
-    "name resolution",
-    "port",
-)  # a network or a server that is down for now; the rest somebody has to mend
+TRANSIENT = ("name resolution", "port")  # a network or a server that is down for now; the rest somebody has to mend
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
 
 def site_checks(site: Site) -> list[Check]:
     """All checks of a site, in the order in which they are best mended."""
-    checks = [
-        version_check(site),
-        *data_checks(site.data),
-        *state_checks(site.state),
-        device_check(site.device),
-    ]
-    return [*checks, *pin_checks(site.allowed_apps), *connection_checks(site)]
+    checks = [version_check(site), *data_checks(site.data), *state_checks(site.state), device_check(site.device)]
+    checks += [*pin_checks(site.allowed_apps), policy_check(site.policy)]
+    return [*checks, *connection_checks(site)]
 
 
 def table(checks: Iterable[Check]) -> str:
@@ -125,24 +120,33 @@ def device_check(device: str) -> Check:
         detail, fix = "this PyTorch is built for CPUs", "use the GPU image (build argument TORCH_INDEX=)"
     else:
         detail = f"PyTorch sees {count} GPUs"
-        fix = (
-            "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
-        )
+        fix = "nvidia-smi must list it; a container needs the NVIDIA container toolkit and a device reservation"
     return Check("device", False, f"{device}: {detail}", f"{fix}, or set the device to cpu")
 
 
 def pin_checks(allowed_apps: str) -> list[Check]:
     """The apps that this site runs."""
     if not allowed_apps:
-        return [
-            Check("allowed apps", True, "not pinned: this site runs whatever the server's operator submits")
-        ]
+        return [Check("allowed apps", True, "not pinned: this site runs whatever the server's operator submits")]
     try:
         count = len(set(read_pins(allowed_apps)))
     except OSError as error:
         fix = "restore the file from the bundle; until then every app is refused"
         return [Check("allowed apps", False, f"{error.filename}: {error.strerror}", fix)]
     return [Check("allowed apps", True, f"{count} pinned by SHA-256; all others are refused")]
+
+
+def policy_check(where: str) -> Check:
+    """What this site allows."""
+    try:
+        policy = read_policy(where)
+    except ValueError as error:
+        detail, _, fix = str(error).partition("; ")
+        return Check("policy", False, detail, fix or "mend that line; until then nothing leaves this silo")
+    if policy.public:
+        return Check("policy", True, "the data are public: nothing is held back")
+    told = ", ".join(policy.says(name) for name in ("whole_model", "peers", "sums", "min_metric_samples", "floor"))
+    return Check("policy", True, f"{policy.where}: {told}; `silofl policy` prints all")
 
 
 # --- the way to the server --------------------------------------------------------------------------------
@@ -238,16 +242,12 @@ def refused_certificate(error: ssl.SSLCertVerificationError, host: str) -> Check
         fix = f"{OPERATOR} to renew it; if this machine's date is wrong, set it"
         return Check("certificate dates", False, "the server's certificate, or the CA's, has expired", fix)
     if error.verify_code == NOT_YET_VALID:
-        return Check(
-            "certificate dates", False, "the certificate is not valid yet", "set this machine's clock"
-        )
+        return Check("certificate dates", False, "the certificate is not valid yet", "set this machine's clock")
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
         fix = f"use a name that is in the certificate, or {OPERATOR} to add this one (server.address)"
         return Check("certificate names", False, f"the server's certificate is not for {host}", fix)
     fix = f"{OPERATOR} for a new bundle: this one is of another federation, or someone is in between"
-    return Check(
-        "certificate chain", False, f"not issued by this federation's CA ({error.verify_message})", fix
-    )
+    return Check("certificate chain", False, f"not issued by this federation's CA ({error.verify_message})", fix)
 
 
 def key_checks(site: Site) -> list[Check]:
@@ -259,11 +259,6 @@ def key_checks(site: Site) -> list[Check]:
     import grpc  # type: ignore[import-untyped]
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-    from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-    from flwr.proto.fleet_pb2 import ActivateNodeRequest
-    from flwr.proto.fleet_pb2_grpc import FleetStub
-    from flwr.supercore.error import ApiErrorCode, FlowerError
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
     try:
         key = load_ssh_private_key(site.node_key.read_bytes(), None)
@@ -275,25 +270,23 @@ def key_checks(site: Site) -> list[Check]:
         fix = "restore it from the bundle"
         return [Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)]
     credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
-    channel = grpc.intercept_channel(
-        grpc.secure_channel(site.server, credentials), NodeAuthClientInterceptor(key, key.public_key())
-    )
-    request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=0.0)
+    signed = internal("NodeAuthClientInterceptor")(key, key.public_key())
+    channel = grpc.intercept_channel(grpc.secure_channel(site.server, credentials), signed)
+    public = internal("public_key_to_bytes")(key.public_key())
+    request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)
+    codes = internal("ApiErrorCode")
     try:
-        FleetStub(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS)
+        internal("FleetStub")(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS)
         answer, code = "activated", None
     except grpc.RpcError as error:
         answer = str(error.details())
-        flower = FlowerError.from_json(answer)
+        flower = internal("FlowerError").from_json(answer)
         code = flower.code if flower else None
     finally:
         channel.close()
-    if code == ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
-        return [
-            Check("clock", True, "within the server's limits"),
-            Check("key", True, "registered at the server"),
-        ]
-    if code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+    if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        return [Check("clock", True, "within the server's limits"), Check("key", True, "registered at the server")]
+    if code == codes.FLEET_NODE_ACTIVATION_FAILED:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]
     if "timestamp" in answer:

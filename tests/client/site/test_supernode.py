@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from flwr.supernode import start_client_internal
 
-from client import supernode, warm
-from client.supernode import BUSY_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
+from client.site import supernode
+from client.site.supernode import BUSY_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
+from client.site.warm.install import install_shim
 
 
 class Hours:
@@ -52,10 +53,8 @@ def test_flower_sleeps_where_we_think_it_does() -> None:
 
 
 def test_the_shim_takes_flowers_own_options(tmp_path: Path) -> None:
-    warm.install_shim(tmp_path)
-    done = subprocess.run(
-        [tmp_path / "flower-supernode", "--help"], capture_output=True, text=True, timeout=120
-    )
+    install_shim(tmp_path)
+    done = subprocess.run([tmp_path / "flower-supernode", "--help"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "usage: flower-supernode" in done.stdout
     assert "--auth-supernode-private-key" in done.stdout
 
@@ -66,7 +65,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
     monkeypatch.setattr(sys, "argv", ["x"])
     monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
-    supernode.main()
+    supernode.run_supernode()
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
 
 
@@ -82,7 +81,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_supernode_ends_whatever_its_threads_do(ending: str, code: int, said: str) -> None:
     script = (
-        "import sys, threading, time\nfrom client.supernode import run_and_leave\n"
+        "import sys, threading, time\nfrom client.site.supernode import run_and_leave\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         f"def entry():\n    print('started')\n    {ending}\nrun_and_leave(entry)"
     )

@@ -8,6 +8,8 @@ reply. The parent imports Flower only, so it is ready in about a second.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -32,12 +35,19 @@ from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
+from tiny import write_silo
 
-from client import warm
+from client.site import audit, leaving, private
+from client.site.warm.install import install_shim, parent_command
+from client.site.warm.parent import parent_pid
+from client.site.warm.pins import AppRefusedError, check_pin
+from strategies.base.metrics_and_cards import reason_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="warm silos need Linux")
 
 RUN, NODE = 11, 7
+LISTED = "allowed-apps: this build is listed"
+RUN_CONFIG: dict[str, Any] = {"strategy": "fedavg", "seed": 7}
 CLIENT = """
     import os, pathlib, signal, sys, time
     from flwr.app import ConfigRecord, Message, RecordDict
@@ -91,11 +101,9 @@ class Silo:
         self.folder, self.marks = folder, folder / "marks"
         self.marks.mkdir()
         (folder / "work").mkdir()
-        self.socket = (
-            folder / ("a directory whose name is longer than a socket's address may be " * 2) / "warm.sock"
-        )
+        self.socket = folder / ("a directory whose name is longer than a socket's address may be " * 2) / "warm.sock"
         self.socket.parent.mkdir()
-        warm.install_shim(folder / "bin")
+        install_shim(folder / "bin")
         scripts = str(Path(sys.executable).parent)
         self.environment = {
             **os.environ,
@@ -108,6 +116,8 @@ class Silo:
             "SILOFL_WARM_RESPAWN": "0",
         }
         self.messages = 0
+        self.node_config: dict[str, Any] = {"name": "north", "state-dir": str(folder / "state")}
+        self.log = folder / "state" / "audit"
 
     def app(self, version: str) -> Fab:
         """An app whose two modules are the same in every version but for one line of the second."""
@@ -129,11 +139,17 @@ class Silo:
             """)
         )
         content = build_fab_from_disk(folder)
-        import hashlib
-
         return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
-    def message(self, fab: Fab, behaviour: str = "", ttl: float = 60.0) -> list[str]:
+    def message(
+        self,
+        fab: Fab,
+        behaviour: str = "",
+        ttl: float = 60.0,
+        node_config: dict[str, Any] | None = None,
+        run_config: dict[str, Any] | None = None,
+        kind: str = "train",
+    ) -> list[str]:
         """Store a message for the app as a SuperNode does; the command with which a SuperExec starts its task."""
         self.messages += 1
         run_id = RUN + self.messages
@@ -143,13 +159,20 @@ class Silo:
         self.state.store_run(run)
         self.state.store_fab(fab)
         self.state.set_run_series_context(
-            run_id, Context(run_id=run_id, node_id=NODE, node_config={}, state=RecordDict(), run_config={})
+            run_id, Context(run_id, NODE, node_config or self.node_config, RecordDict(), run_config or RUN_CONFIG)
         )
         metadata = Metadata(
-            run_id=run_id, message_id="", src_node_id=1, dst_node_id=NODE, reply_to_message_id="", group_id="1",
-            created_at=time.time(), ttl=ttl, message_type="train",
-        )  # fmt: skip
-        content = RecordDict({"config": ConfigRecord({"behaviour": behaviour})})
+            run_id=run_id,
+            message_id="",
+            src_node_id=1,
+            dst_node_id=NODE,
+            reply_to_message_id="",
+            group_id="1",
+            created_at=time.time(),
+            ttl=ttl,
+            message_type=kind,
+        )
+        content = RecordDict({"config": ConfigRecord({"behaviour": behaviour, "round": 3, "run": "today"})})
         _insert_message(make_message(metadata=metadata, content=content), self.state, self.store)
         task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=run_id, fab_hash=fab.hash_str)
         assert task is not None
@@ -159,9 +182,14 @@ class Silo:
 
     def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, env=self.environment | environment, cwd=self.folder / "work",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            command,
+            env=self.environment | environment,
+            cwd=self.folder / "work",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(self, command: list[str], **environment: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of one task."""
@@ -192,9 +220,7 @@ class Silo:
 
         message = self.reply()
         tree = self.store.get_object_tree(message.metadata.message_id)
-        contents = {
-            node.object_id: self.store.get(node.object_id) or b"" for node in iterate_object_tree(tree)
-        }
+        contents = {node.object_id: self.store.get(node.object_id) or b"" for node in iterate_object_tree(tree)}
         inflated = inflate_object_from_contents(message.metadata.message_id, contents)
         assert isinstance(inflated, Message)
         facts = inflated.content["facts"]
@@ -227,7 +253,7 @@ def gone(pid: int) -> bool:
 def parent(path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A warm parent with Flower imported, and `wave` (by default: PyTorch), by which the app sees it."""
     modules = ("flwr.supernode.cli.flwr_clientapp", "httpcore", "wave")
-    command = warm.parent_command(path) + [word for name in modules for word in ("--import", name)]
+    command = parent_command(path) + [word for name in modules for word in ("--import", name)]
     environment = os.environ | {"STRAY": "of the parent", "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
@@ -311,7 +337,7 @@ def test_a_dead_child_is_answered_for_at_once(
         silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
     command = silo.message(silo.app("one"), behaviour)
     ended, _, err = silo.run(command)
-    assert ended == code
+    assert ended == code, err
     assert reason in silo.reason()
     assert code > 0 or reason in err
     # and the next message is served as if nothing had been
@@ -387,13 +413,11 @@ def test_a_parent_that_dies_is_replaced_by_the_next_shim(silo: Silo) -> None:
         code, _, err = silo.run(silo.message(silo.app("one")), SILOFL_WARM_RESPAWN="1")
         assert code == 0 and "WARNING: no warm" in err
         assert not silo.facts()["warm"]
-        wait_until(lambda: warm.parent_pid(silo.socket))
-        new = warm.parent_pid(silo.socket)
+        wait_until(lambda: parent_pid(silo.socket))
+        new = parent_pid(silo.socket)
         assert new is not None and new != process.pid
         try:
-            second = subprocess.run(
-                warm.parent_command(silo.socket), capture_output=True, text=True, check=True
-            )
+            second = subprocess.run(parent_command(silo.socket), capture_output=True, text=True, check=True)
             assert "another parent serves this socket" in second.stderr
             code, _, err = silo.run(silo.message(silo.app("one")))  # waits in the backlog for the imports
             assert code == 0, err
@@ -401,7 +425,29 @@ def test_a_parent_that_dies_is_replaced_by_the_next_shim(silo: Silo) -> None:
         finally:
             os.kill(new, signal.SIGTERM)
         wait_until(lambda: gone(new))
-        assert warm.parent_pid(silo.socket) is None
+        assert parent_pid(silo.socket) is None
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_a_message_that_the_policy_forbids_is_refused_before_import(silo: Silo, start: str, shared: Path) -> None:
+    """By the site's own process: this app knows no policy, and the server chose every setting and the app."""
+    policy = silo.folder / "policy.toml"
+    policy.write_text("max-local-epochs = 5\nmin-silos = 1\nruns-per-day = 0\n")
+    if start == "warm":
+        silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    site: dict[str, Any] = {"name": "clinic", "data": "own.npz"}
+    run: dict[str, Any] = {"strategy": "fedavg", "local-epochs": "1000", "batch-size": 64}
+    code, _, err = silo.run(
+        silo.message(silo.app("weak"), "1", node_config=site, run_config=run), SILOFL_POLICY=str(policy)
+    )
+    line = "clinic refuses: its policy has max-local-epochs = 5, the run local-epochs = 1000"
+    assert code and f"ERROR: {line}" in err.splitlines()
+    assert reason_of(silo.reason()) == line
+    assert not (silo.marks / "imported-weak").exists() and not list((silo.folder / "flower").glob("apps/*"))
+    allowed = silo.message(silo.app("weak"), "1", node_config=site, run_config=run | {"local-epochs": 5})
+    policy.write_text(policy.read_text() + 'methods = ["fedavg"]\n')
+    code, _, err = silo.run(allowed, SILOFL_POLICY=str(policy))
+    assert code == 1 and "min-silos = 1, the round 0 that train" in err
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
@@ -429,19 +475,19 @@ def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list in the variable itself; a file that is not there refuses everything; no pins allow everything."""
     one, two = "ab" * 32, "cd" * 32
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", f"{one},{two.upper()}")
-    warm.check_pin(one)
-    warm.check_pin(two)
-    with pytest.raises(warm.AppRefusedError, match="not among the 2 listed in SILOFL_ALLOWED_APPS"):
-        warm.check_pin("ef" * 32)
+    check_pin(one)
+    check_pin(two)
+    with pytest.raises(AppRefusedError, match="not among the 2 listed in SILOFL_ALLOWED_APPS"):
+        check_pin("ef" * 32)
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "missing"))
-    with pytest.raises(warm.AppRefusedError, match="cannot read the allowed apps"):
-        warm.check_pin(one)
+    with pytest.raises(AppRefusedError, match="cannot read the allowed apps"):
+        check_pin(one)
     (tmp_path / "empty").write_text("# none yet\n")
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "empty"))
-    with pytest.raises(warm.AppRefusedError, match="not among the 0 listed"):
-        warm.check_pin(one)
+    with pytest.raises(AppRefusedError, match="not among the 0 listed"):
+        check_pin(one)
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", "")
-    warm.check_pin(one)
+    check_pin(one)
 
 
 def test_a_half_unpacked_app_is_unpacked_again(warm_silo: Silo) -> None:
@@ -455,24 +501,99 @@ def test_a_half_unpacked_app_is_unpacked_again(warm_silo: Silo) -> None:
 
 
 def test_what_the_parent_imports_ahead() -> None:
-    """Third-party modules only, since ours would be old code; all that the silo's app needs; CUDA is left alone."""
+    """Third-party modules only, since ours would be old code; all that the silo's app needs; CUDA is left alone.
+
+    The parent's own files, the worker's too, are loaded under a name that no app has.
+    """
     code = textwrap.dedent("""
         import importlib, sys, threading
         from importlib.util import module_from_spec, spec_from_file_location
         root = sys.argv[1]
-        spec = spec_from_file_location("warm", root + "/client/warm.py")
-        warm = module_from_spec(spec)
-        spec.loader.exec_module(warm)
-        for name in warm.PRELOAD:
+        spec = spec_from_file_location("private", root + "/client/site/private.py")
+        private = module_from_spec(spec)
+        spec.loader.exec_module(private)
+        private.load_site()
+        import silofl_site.warm.commands
+        import silofl_site.warm.worker
+        from silofl_site.warm.parent import PRELOAD
+        for name in PRELOAD:
             importlib.import_module(name)
         ours = {"models", "strategies", "partitions", "client", "server"}
         before = {name.partition(".")[0] for name in sys.modules}
         print(sorted(ours & before), threading.active_count(), sys.modules["torch"].cuda.is_initialized())
         sys.path.insert(0, root)
-        import client.app
+        import client.app, client.site.flower
         after = {name.partition(".")[0] for name in sys.modules}
         print(sorted(after - before - ours - sys.stdlib_module_names))
+        print(client.site.flower is silofl_site.flower)
     """)
-    root = str(Path(warm.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-c", code, root], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["[] 1 False", "[]"]
+    root = str(Path(private.__file__).parents[2])
+    done = subprocess.run([sys.executable, "-P", "-c", code, root], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] 1 False", "[]", "False"]
+
+
+# --- the audit log ------------------------------------------------------------------------------------------
+
+
+def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
+    """Who asked, with which app and settings, and of every record its name, bytes and digest; an error too."""
+    app = warm_silo.app("one")
+    environment = {"SILOFL_SERVER": "fl.example.org:9092", "SILOFL_ALLOWED_APPS": app.hash_str}
+    assert warm_silo.run(warm_silo.message(app), **environment)[0] == 0
+    facts = dict(warm_silo.facts())
+    warm_silo.run(warm_silo.message(app, "raises"), **environment)
+    assert "no such column" in warm_silo.reason()
+    warm_silo.run(warm_silo.message(app, "killed"), **environment)
+    assert "SIGKILL" in warm_silo.reason()
+    found = audit.verify(warm_silo.log)
+    assert (found.faults, found.notes) == ([], [])
+    sent, raised, killed = found.entries
+    told = {key: sent[key] for key in ("silo", "asked-by", "run", "round", "asked", "method", "app", "rule", "run-id")}
+    assert LISTED in sent["rule"] and "policy: no policy.toml, so the defaults (rules " in sent["rule"]
+    assert told == {
+        "silo": "north",
+        "asked-by": "fl.example.org:9092",
+        "run": "today",
+        "round": 3,
+        "asked": "train",
+        "method": "fedavg",
+        "app": app.hash_str,
+        "rule": leaving.rule_of(warm_silo.node_config).replace("no allowed-apps: any build may send", LISTED),
+        "run-id": str(RUN + 1),
+    }
+    plain = json.dumps(facts, sort_keys=True).encode()
+    digests = [hashlib.sha256(text).hexdigest() for text in (plain, json.dumps(RUN_CONFIG, sort_keys=True).encode())]
+    record = {"name": "facts", "keys": sorted(facts), "bytes": len(plain), "sha256": digests[0]}
+    assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
+    assert "no such column" in raised["sent"][0]["text"] and "SIGKILL" in killed["sent"][0]["text"]
+
+
+@pytest.mark.parametrize("start", ["warm", "cold"])
+def test_nothing_leaves_where_it_cannot_be_written_down(silo: Silo, start: str, shared: Path) -> None:
+    """One line in place of the reply, and in the silo's log. (A full disk: test_audit.py.)"""
+    silo.environment["SILOFL_WARM_SOCKET"] = str(shared) if start == "warm" else ""
+    silo.log.parent.mkdir()
+    silo.log.write_text("no folder")
+    _, _, err = silo.run(silo.message(silo.app("one")))
+    reason = silo.reason()  # a reply is there to be taken once
+    assert reason == "nothing leaves: the audit log cannot be written: File exists"
+    assert f"ERROR: {reason} ({silo.log})" in err
+
+
+def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> None:
+    """No shim on PATH, so none of our wrappers: then the app does it itself."""
+    silo.node_config["policy"] = "public"
+    silo.node_config["data"] = str(write_silo(silo.folder / "data.npz", [[1.0, 2.0], [3.0, 4.0]] * 6, [0, 1] * 6))
+    fab = Fab("", build_fab_from_disk(Path(__file__).parents[3]), {})
+    fab = Fab(hashlib.sha256(fab.content).hexdigest(), fab.content, {})
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
+    code, out, err = silo.run(silo.message(fab, kind="query"), PATH=path)
+    assert code == 0, out + err
+    assert not silo.reply().has_error()
+    (sent,) = audit.verify(silo.log).entries
+    assert sent["asked"] == "query" and sent["app"] == fab.hash_str[:8]
+    assert [record["name"] for record in sent["sent"]] == ["card"] and "n_train" in sent["sent"][0]["keys"]
+    silo.log.rename(silo.log.with_name("moved"))
+    silo.log.write_text("no folder")
+    silo.run(silo.message(fab, kind="query"), PATH=path)
+    assert silo.reason() == "nothing leaves: the audit log cannot be written: File exists"

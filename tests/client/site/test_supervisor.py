@@ -1,6 +1,6 @@
 """A silo under supervision: what it does when its SuperNode is online, is refused, or dies.
 
-The SuperNode is a script here that prints the lines of Flower's; `tests/test_compose.py` finds them in Flower itself.
+The SuperNode is a script here that prints the lines of Flower's; `test_compose.py` finds them in Flower itself.
 """
 
 import signal
@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client import supervisor as module
-from client.site import Site, node_config
-from client.supervisor import REFUSED, REGISTERED, run
+from client.site import supervisor as module
+from client.site.flower import LOST, REFUSED, REGISTERED
+from client.site.launch import node_config
+from client.site.node import Site
+from client.site.supervisor import run
 from partitions.silo_file import Check
 
 UNKNOWN = Check("key", False, "unknown", "ask")
@@ -36,9 +38,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     for name, value in (("WAIT_SECONDS", 0.0), ("IN_USE_SECONDS", 0.6), ("RESTART_SECONDS", 0.6)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "fault_in_connection", lambda _: None)
-    return Site(
-        "clinic", "fl:1", tmp_path / "ca", tmp_path / "key", tmp_path / "data.npz", tmp_path / "state"
-    )
+    return Site("clinic", "fl:1", tmp_path / "ca", tmp_path / "key", tmp_path / "data.npz", tmp_path / "state")
 
 
 class Supervision:
@@ -50,15 +50,9 @@ class Supervision:
         self.starts = folder / "starts"
 
     def run(self, script: str) -> int:
-        program = (
-            f"import os, pathlib, signal, sys, time\nopen({str(self.starts)!r}, 'a').write('x')\n{script}"
-        )
+        program = f"import os, pathlib, signal, sys, time\nopen({str(self.starts)!r}, 'a').write('x')\n{script}"
         return run(
-            self.site,
-            [sys.executable, "-u", "-c", program],
-            {},
-            online=self.folder / "online",
-            say=self.said.append,
+            self.site, [sys.executable, "-u", "-c", program], {}, online=self.folder / "online", say=self.said.append
         )
 
     @property
@@ -77,11 +71,7 @@ def wait_for_online(folder: Path) -> str:
 
 @pytest.mark.parametrize(("number", "code"), [("SIGTERM", 0), ("SIGINT", None)])
 def test_online_until_a_signal(
-    supervision: Supervision,
-    tmp_path: Path,
-    number: str,
-    code: int | None,
-    capsys: pytest.CaptureFixture[str],
+    supervision: Supervision, tmp_path: Path, number: str, code: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script ends its supervisor as soon as the supervisor has seen it online; it is ended in turn."""
     script = (
@@ -112,7 +102,7 @@ def test_a_lost_connection_is_not_online(supervision: Supervision, tmp_path: Pat
     online = str(tmp_path / "online")
     script = (
         f"print('{REGISTERED}1')\n{wait_for_online(tmp_path)}"
-        f"print('WARNING : {module.LOST} 1.00 seconds')\n"
+        f"print('WARNING : {LOST} 1.00 seconds')\n"
         f"while os.path.exists({online!r}): time.sleep(0.01)\n"
         f"print('{module.BACK} 3.00 seconds and 2 tries.')\n{wait_for_online(tmp_path)}"
         "os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)"
@@ -125,7 +115,7 @@ def test_why_there_is_no_connection_is_told_once_a_while(
 ) -> None:
     """Flower's SuperNode tries for ever and does not say why."""
     monkeypatch.setattr(module, "fault_in_connection", lambda _: Check("port", False, "fl:1 refuses", "ask"))
-    lost = f"print('{module.LOST} 1.00 seconds')\n" * 3
+    lost = f"print('{LOST} 1.00 seconds')\n" * 3
     assert supervision.run(f"{lost}os.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)") == 0
     assert supervision.said == ["clinic: no connection: port: fl:1 refuses; ask"]
 
@@ -136,7 +126,7 @@ def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(
     fault = Check("certificate chain", False, "not this CA's", "ask")
     monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
     with pytest.raises(ValueError, match=r"^clinic: certificate chain: not this CA's; ask$"):
-        supervision.run(f"print('{module.LOST} 1.00 seconds')\ntime.sleep(60)")
+        supervision.run(f"print('{LOST} 1.00 seconds')\ntime.sleep(60)")
     assert supervision.started == 1 and supervision.said == []
 
 
@@ -189,9 +179,7 @@ def test_a_removed_silo_ends_with_the_reason(
 
 
 def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"
-    ):
+    with pytest.raises(RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"):
         supervision.run("print('something broke'); sys.exit(3)")
     assert supervision.started == 1
 
@@ -199,9 +187,7 @@ def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> 
 @pytest.mark.timeout(60)
 def test_a_superexec_that_outlives_its_supernode_is_ended(supervision: Supervision) -> None:
     """It has the SuperNode's output, which is read to its end: this returns because the child was ended."""
-    script = (
-        "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
-    )
+    script = "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
     with pytest.raises(RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"):
         supervision.run(script)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -13,12 +11,13 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, predict_file, read_model
-from models.architectures import build
+from models.architectures import ResNetSettings, build
 from server.simulate import simulate
-from strategies.state import State
+from strategies.base.state import State
 
 
 def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
@@ -28,17 +27,19 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     softmax(W2 relu(W1 (x - mean) / std + b1) + b2). Its accuracy on the silo's test rows must be the card's.
     """
     files = scaled_silos(tmp_path)
-    run = federate(files, state_dir=tmp_path / "state", directory=tmp_path / "run", rounds=3, strategy="apple",
-                   normalization="agreed", mlp__hidden="5", learning_rate=0.3)  # fmt: skip
+    run = federate(
+        files,
+        state_dir=tmp_path / "state",
+        directory=tmp_path / "run",
+        rounds=3,
+        strategy="apple",
+        normalization="agreed",
+        mlp__hidden="5",
+        learning_rate=0.3,
+    )
     card = export_model(tmp_path / "state", "b", "last", tmp_path / "out" / "b.safetensors")
     assert card == json.loads((tmp_path / "out" / "b.safetensors.json").read_text())
-    assert (card["method"], card["seed"], card["silo"], card["round"], card["which"]) == (
-        "apple",
-        7,
-        "b",
-        3,
-        "last",
-    )
+    assert (card["method"], card["seed"], card["silo"], card["round"], card["which"]) == ("apple", 7, "b", 3, "last")
     assert card["paper"] == run.strategy.paper and card["classes"] == 3
     assert card["samples"] == {"train": 10, "val": 10, "test": 10}
     assert card["model"] == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
@@ -49,10 +50,7 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     assert np.allclose(card["normalisation"]["mean"], mean, rtol=1e-5)
     assert np.allclose(card["normalisation"]["std"], std, rtol=1e-5)
 
-    w = {
-        k: v.double().numpy()
-        for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()
-    }
+    w = {k: v.double().numpy() for k, v in safetensors.torch.load_file(tmp_path / "out" / "b.safetensors").items()}
     x, y = rows_of(files["b"])
     hidden = np.maximum((x - mean) / std @ w["fc1.weight"].T + w["fc1.bias"], 0)
     p = np.exp(hidden @ w["fc2.weight"].T + w["fc2.bias"])
@@ -67,9 +65,7 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normalization", ["agreed", "silo"])
 @pytest.mark.parametrize("value", [36.7, 0.1, -1e6, 0.0])
-def test_a_column_that_never_changes_is_not_blown_up(
-    tmp_path: Path, value: float, normalization: str
-) -> None:
+def test_a_column_that_never_changes_is_not_blown_up(tmp_path: Path, value: float, normalization: str) -> None:
     """99 rows of 36.7 have a mean square that is not the square of their mean in the last bit: std 1, not 1e-7.
 
     Beside it a column of a small spread about a large mean, which stays as it is: 1e6 ± 1/2.
@@ -79,13 +75,7 @@ def test_a_column_that_never_changes_is_not_blown_up(
     for name, n in (("a", 99), ("b", 1001)):
         x = np.stack([np.full(n, value), 1e6 + rng.integers(0, 2, n), rng.normal(size=n)], 1)
         files[name] = write_silo(tmp_path / f"{name}.npz", x, [0, 1] * (n // 2) + [0])
-    federate(
-        files,
-        state_dir=tmp_path / "states",
-        directory=tmp_path / "run",
-        rounds=1,
-        normalization=normalization,
-    )
+    federate(files, state_dir=tmp_path / "states", directory=tmp_path / "run", rounds=1, normalization=normalization)
     card = export_model(tmp_path / "states", "a", "last", tmp_path / "a.safetensors")
     std = card["normalisation"]["std"]
     assert std[0] == 1
@@ -110,13 +100,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     x, y = rng.integers(0, 256, (120, 8, 8, 3), np.uint8), np.arange(120) % 3
     x[y == 1] //= 3  # something to learn
     np.savez(tmp_path / "pictures.npz", x_train=x[:90], y_train=y[:90], x_test=x[90:], y_test=y[90:])
-    settings = {
-        "dataset": str(tmp_path / "pictures.npz"),
-        "partition": "iid",
-        "silos": 2,
-        "rounds": 2,
-        "threads": 1,
-    }
+    settings = {"dataset": str(tmp_path / "pictures.npz"), "partition": "iid", "silos": 2, "rounds": 2, "threads": 1}
     network = {"model": "resnet8", "resnet8.stem": "3x3", "batch-size": 16}
     run = simulate({**settings, **network, "out": str(tmp_path / "run")}, quiet=True)
     model = tmp_path / "m.safetensors"
@@ -125,7 +109,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     assert card["input"] == {"shape": [3, 8, 8], "dtype": "uint8"}
     assert card["normalisation"] == {"mean": 127.5, "std": 127.5}
 
-    module = build("resnet8", (3, 8, 8), 3, {"stem": "3x3"})
+    module = build("resnet8", (3, 8, 8), 3, ResNetSettings("3x3"))
     module.load_state_dict(safetensors.torch.load_file(model))
     module.eval()
     inputs = torch.from_numpy(x[90:]).permute(0, 3, 1, 2).double() / 255
@@ -136,7 +120,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     assert label == p.argmax(1).tolist()
 
     # Without the running statistics the same weights say something else.
-    fresh = build("resnet8", (3, 8, 8), 3, {"stem": "3x3"}).eval().double()
+    fresh = build("resnet8", (3, 8, 8), 3, ResNetSettings("3x3")).eval().double()
     fresh.load_state_dict({**module.state_dict(), **dict(fresh.named_buffers())})
     with torch.no_grad():
         assert not np.allclose(given, fresh((inputs - 0.5) / 0.5).softmax(1).numpy(), atol=1e-2)
@@ -167,24 +151,23 @@ def test_a_round_without_evaluation_is_not_the_best(tmp_path: Path) -> None:
 
 def test_one_of_several_runs(tmp_path: Path) -> None:
     files = random_silos(tmp_path, {"a": 6, "b": 10})
-    for name, strategy, seed in (
-        ("one", "local", 7),
-        ("one", "fedavg", 7),
-        ("two", "local", 7),
-        ("two", "local", 8),
-    ):
-        federate(files, state_dir=tmp_path / "state", directory=tmp_path / f"{name}-{strategy}-{seed}" / name, rounds=1,
-                 strategy=strategy, seed=seed)  # fmt: skip
+    for name, strategy, seed in (("one", "local", 7), ("one", "fedavg", 7), ("two", "local", 7), ("two", "local", 8)):
+        federate(
+            files,
+            state_dir=tmp_path / "state",
+            directory=tmp_path / f"{name}-{strategy}-{seed}" / name,
+            rounds=1,
+            strategy=strategy,
+            seed=seed,
+        )
     state, out = tmp_path / "state", tmp_path / "m.safetensors"
-    with pytest.raises(
-        ValueError, match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; "
-    ):
+    with pytest.raises(ValueError, match=r"several models of a: one/fedavg-7, one/local-7, two/local-7, two/local-8; "):
         export_model(state, "a", "best", out)
     with pytest.raises(ValueError, match=r"several models of a: one/local-7, two/local-7; "):
         export_model(state, "a", "best", out, "local", 7)
     with pytest.raises(ValueError, match=r"no model of a by apple seed 7; there are: fedavg-7, local-7$"):
         export_model(state / "one", "a", "best", out, "apple", 7)
-    with pytest.raises(ValueError, match=r"unknown silo in .*: 'aa'; did you mean 'a'\? there are: a, b$"):
+    with pytest.raises(ValueError, match=r"unknown silo in .*: 'aa' \(did you mean 'a'\?\); there are: a, b$"):
         export_model(state, "aa", "best", out)
     assert not out.exists() and not card_file(out).exists()
     assert export_model(state, "a", "best", out, seed=8)["seed"] == 8
@@ -192,6 +175,30 @@ def test_one_of_several_runs(tmp_path: Path) -> None:
     assert export_model(state / "one", "a", "best", out, "local")["method"] == "local"
     assert export_model(state / "one" / "local-7", "a", "best", out)["method"] == "local"
     assert export_model(state / "one" / "local-7" / "a", "a", "best", out)["method"] == "local"
+
+
+def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
+    """Each has its own folder; which is meant has to be said. What an earlier version left is among them."""
+    files = random_silos(tmp_path, {"a": 6, "b": 10})
+    state, out = tmp_path / "state", tmp_path / "m.safetensors"
+    ids = []
+    for number in (1, 2):
+        place = {"state_dir": state, "directory": tmp_path / str(number) / "run"}
+        ids.append(federate(files, rounds=number, strategy="local", **place).federation.run_id)
+    with pytest.raises(ValueError, match=rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$"):
+        export_model(state, "a", "last", out)
+    for number, run_id in enumerate(ids, 1):
+        card = export_model(state / "run", "a", "last", out, run_id=run_id[:12])
+        assert (card["round"], card["run"]) == (number, run_id)
+    with pytest.raises(ValueError, match=r"no model of a by run-id xyz; there are: local-7 \(run-"):
+        export_model(state / "run", "a", "last", out, run_id="xyz")
+    own = state / "run" / "local-7" / "a" / f"run-{ids[0]}"
+    assert export_model(own, "a", "last", out)["round"] == 1
+    for file in (own / "round-000001.safetensors", own):  # as the version before had it
+        file.rename(own.parent / file.name) if file.is_file() else file.rmdir()
+    assert export_model(own.parent, "a", "last", out, run_id=ids[1])["round"] == 2
+    with pytest.raises(ValueError, match=r"local-7 \(an earlier version's, 20"):
+        export_model(own.parent, "a", "last", out)
 
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
@@ -242,16 +249,10 @@ def test_labels_are_not_needed(exported: Path, tmp_path: Path, arrays: dict[str,
             r"holds float32 samples of shape \(5,\); .* takes float32 of shape \(3,\)",
         ),
         ({"x": np.zeros((4, 8, 8), np.uint8)}, r"holds uint8 samples of shape \(1, 8, 8\)"),
-        (
-            {"x": np.full((4, 3), np.nan, np.float32)},
-            "x has a value that is no finite number, first in sample 0",
-        ),
+        ({"x": np.full((4, 3), np.nan, np.float32)}, "x has a value that is no finite number, first in sample 0"),
         ({"x": np.zeros((0, 3), np.float32)}, "x holds no samples"),
         ({"x": np.zeros((4, 3), object)}, "Python objects"),
-        (
-            {"x_train": np.zeros((4, 3), np.float32)},
-            "has no samples to predict, but x_train; name them x_test or",
-        ),
+        ({"x_train": np.zeros((4, 3), np.float32)}, "has no samples to predict, but x_train; name them x_test or"),
     ],
 )
 def test_data_that_do_not_fit(exported: Path, tmp_path: Path, arrays: dict[str, Any], reason: str) -> None:
@@ -286,9 +287,10 @@ def scaled_silos(folder: Path) -> Files:
     files = random_silos(folder, {"a": 6, "b": 10})
     for file in files.values():
         with np.load(file) as data:
-            arrays = dict(data)
+            arrays: dict[str, Any] = dict(data)
         for split in ("train", "val", "test"):
-            arrays[f"x_{split}"] = arrays[f"x_{split}"] * np.float32([10, 1, 0.001]) + np.float32([100, 0, 0])
+            scale, shift = np.array([[10, 1, 0.001], [100, 0, 0]], np.float32)
+            arrays[f"x_{split}"] = arrays[f"x_{split}"] * scale + shift
         np.savez(file, **arrays)
     return files
 
@@ -298,17 +300,6 @@ def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
     settings = {"rounds": 5, "strategy": "fedavg", "learning_rate": 20.0, **changes}
     run = federate(random_silos(folder, {"a": 6, "b": 10}), directory=folder / "run", **settings)
     return run, run.values("accuracy", "b", "personal", "val")
-
-
-def read_csv(text: str) -> tuple[list[int], list[int], Any]:
-    """index, label and the probabilities (n, classes) of a prediction."""
-    header, *rows = csv.reader(io.StringIO(text))
-    assert header == ["index", "label", *(f"p_{c}" for c in range(len(header) - 2))]
-    return (
-        [int(r[0]) for r in rows],
-        [int(r[1]) for r in rows],
-        np.array([[float(v) for v in r[2:]] for r in rows]),
-    )
 
 
 def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:

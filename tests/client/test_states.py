@@ -9,26 +9,16 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from tiny import (
-    METHODS,
-    Files,
-    TinyGrid,
-    comparable,
-    federate,
-    round_of,
-    rows_of,
-    same,
-    train_replies,
-    write_silo,
-)
+from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, rows_of, same, train_replies, write_silo
 from torch import Tensor
 
-from client.store import StateStore
+from client.store import StateStore, states_in
 from models.architectures import MODELS
-from server.loop import Progress
-from strategies.base import SiloClient, weighted_mean
-from strategies.payload import array_record, decode, tensor_of
-from strategies.state import State
+from server.run.loop import Progress
+from strategies.base.payload import array_record, decode, tensor_of
+from strategies.base.server import weighted_mean
+from strategies.base.silo import SiloClient
+from strategies.base.state import State
 
 TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
@@ -37,9 +27,7 @@ TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
 @pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
 @pytest.mark.parametrize("method", METHODS)
-def test_received_vectors_and_states_are_never_written_to(
-    three: Files, method: str, model: str, tiny_bn: None
-) -> None:
+def test_received_vectors_and_states_are_never_written_to(three: Files, method: str, model: str, tiny_bn: None) -> None:
     """In one process tensors travel uncopied: a write would reach other silos, the server, or a saved state.
 
     Every tensor that goes by is remembered with a copy of its values; in the end all must hold those values.
@@ -65,10 +53,21 @@ def test_received_vectors_and_states_are_never_written_to(
         grid.before, grid.after = before, after
 
     run = federate(
-        three, strategy=method, model=model, rounds=4, local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.9,
-        participation=0.7, optimizer_state="keep", apple__max_downloads=1, fedala__max_epochs=2,
-        fedala__layers=2, prepare=prepare,
-    )  # fmt: skip
+        three,
+        strategy=method,
+        model=model,
+        rounds=4,
+        local_epochs=2,
+        batch_size=4,
+        learning_rate=0.1,
+        momentum=0.9,
+        participation=0.7,
+        optimizer_state="keep",
+        apple__max_downloads=1,
+        fedala__max_epochs=2,
+        fedala__layers=2,
+        prepare=prepare,
+    )
     remember(*({"s": array} for array in array_record(run.strategy.state.arrays).values()))
     assert len(remembered) > 15
     for tensor, values, version in remembered:
@@ -84,7 +83,8 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
 
     def snapshot(context: Context) -> tuple[Any, ...]:
         files = {p.name: p.read_bytes() for p in sorted((tmp_path / "run").rglob("round-*"))}
-        arrays = {k: tensor_of(a).clone() for k, a in context.state.get("arrays", {}).items()}  # type: ignore[union-attr]
+        held: Any = context.state.get("arrays", {})
+        arrays = {k: tensor_of(a).clone() for k, a in held.items()}
         return files, arrays, str(context.state.get("numbers"))
 
     def before(silo: str, message: Message, context: Context) -> None:
@@ -104,9 +104,15 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
         grid.before, grid.after = before, after
 
     federate(
-        three, directory=tmp_path / "run", strategy=method, rounds=3, participation=0.7, prepare=prepare,
-        fedala__max_epochs=2, apple__max_downloads=1,
-    )  # fmt: skip
+        three,
+        directory=tmp_path / "run",
+        strategy=method,
+        rounds=3,
+        participation=0.7,
+        prepare=prepare,
+        fedala__max_epochs=2,
+        apple__max_downloads=1,
+    )
     assert len(checked) == 3 * 1 + 3
 
 
@@ -135,9 +141,14 @@ def test_a_round_that_fails_half_way_saves_nothing(
 
     seen: list[Progress] = []
     federate(
-        two, directory=tmp_path / "run", strategy=method, rounds=3, prepare=prepare, watch=seen.append,
+        two,
+        directory=tmp_path / "run",
+        strategy=method,
+        rounds=3,
+        prepare=prepare,
+        watch=seen.append,
         fedala__max_epochs=2,
-    )  # fmt: skip
+    )
     assert seen[1].rejected == {"b": "RuntimeError: out of memory"}
     assert states[2].keys() == states[3].keys()
     assert all(same(states[2][k], states[3][k]) for k in states[2])
@@ -162,26 +173,21 @@ def test_the_best_personal_model_is_kept_beside_the_last(tmp_path: Path) -> None
     arrays = run.grid.state("a").arrays
     assert same(arrays["personal"], run.personal("a"))
     assert not same(arrays["best"], arrays["personal"])
-    one_round = federate(
-        files, strategy="local", rounds=1, prepare=lambda grid: np.savez(files["a"], **original)
-    )
+    one_round = federate(files, strategy="local", rounds=1, prepare=lambda grid: np.savez(files["a"], **original))
     assert same(arrays["best"], one_round.personal("a"))  # the first of equals
 
 
 def test_state_files_are_read_back_as_they_were(tmp_path: Path) -> None:
     whole = torch.arange(12.0)
     state = State(
-        {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)},
-        {"n": [1, 0.1 + 0.2, None]},
+        {"a": whole, "same": whole, "view": whole[3:6], "scalar": torch.tensor(2.5)}, {"n": [1, 0.1 + 0.2, None]}
     )
     state.save(tmp_path / "deep" / "state.safetensors")
     read = State.load(tmp_path / "deep" / "state.safetensors")
     assert read.numbers == state.numbers
     assert read.arrays.keys() == state.arrays.keys()
     assert all(same(read.arrays[k], v) for k, v in state.arrays.items())
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == [
-        "state.safetensors"
-    ]  # no temporary file is left
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["state.safetensors"]  # no temporary file is left
     (tmp_path / "bad.safetensors").write_bytes(b"\x00" * 20)
     with pytest.raises(ValueError, match=r"bad\.safetensors cannot be read"):
         State.load(tmp_path / "bad.safetensors")
@@ -193,9 +199,13 @@ def test_states_in_files_only_and_saved_now_and_then(three: Files, method: str, 
     memory = federate(three, strategy=method, rounds=5)
     for every in (1, 2):
         files = federate(
-            three, strategy=method, rounds=5, checkpoint_every=every,
-            directory=tmp_path / f"run-{every}", state_dir=tmp_path / f"state-{every}",
-        )  # fmt: skip
+            three,
+            strategy=method,
+            rounds=5,
+            checkpoint_every=every,
+            directory=tmp_path / f"run-{every}",
+            state_dir=tmp_path / f"state-{every}",
+        )
         assert comparable(files.rows) == comparable(memory.rows)
 
 
@@ -230,13 +240,7 @@ def test_the_received_model_has_the_received_statistics(three: Files, method: st
 @pytest.mark.parametrize("method", METHODS)
 def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: None) -> None:
     run = federate(
-        three,
-        strategy=method,
-        model="tiny-bn",
-        buffers="local",
-        rounds=2,
-        learning_rate=0.1,
-        fedala__max_epochs=2,
+        three, strategy=method, model="tiny-bn", buffers="local", rounds=2, learning_rate=0.1, fedala__max_epochs=2
     )
     for message, reply in run.grid.traffic:
         assert "model.buffers" not in message.content
@@ -248,13 +252,21 @@ def test_local_statistics_stay_in_the_silo(three: Files, method: str, tiny_bn: N
 def test_local_is_one_hot_apple_with_local_statistics(three: Files, tiny_bn: None) -> None:
     """Bit for bit also with BatchNorm, where every silo keeps its own statistics."""
     options: dict[str, Any] = {
-        "model": "tiny-bn", "buffers": "local", "rounds": 3, "batch_size": 4, "learning_rate": 0.1,
-    }  # fmt: skip
+        "model": "tiny-bn",
+        "buffers": "local",
+        "rounds": 3,
+        "batch_size": 4,
+        "learning_rate": 0.1,
+    }
     alone = federate(three, strategy="local", **options)
     apple = federate(
-        three, strategy="apple", apple__initial_dr="own", apple__dr_learning_rate=0.0, apple__common_init=True,
+        three,
+        strategy="apple",
+        apple__initial_dr="own",
+        apple__dr_learning_rate=0.0,
+        apple__common_init=True,
         **options,
-    )  # fmt: skip
+    )
     left_out = ("round_seconds", "bytes_down", "bytes_up")
     assert comparable(alone.rows, without=left_out) == comparable(apple.rows, without=left_out)
 
@@ -268,14 +280,7 @@ def test_dropout_follows_the_seed(three: Files) -> None:
 
     for method in METHODS:
         runs = [
-            federate(
-                three,
-                strategy=method,
-                mlp__dropout=0.5,
-                fedala__max_epochs=3,
-                prepare=elsewhere(seed),
-                **options,
-            )
+            federate(three, strategy=method, mlp__dropout=0.5, fedala__max_epochs=3, prepare=elsewhere(seed), **options)
             for seed in (1, 2)
         ]
         assert comparable(runs[0].rows) == comparable(runs[1].rows)
@@ -286,26 +291,25 @@ def test_dropout_follows_the_seed(three: Files) -> None:
 # ---- State files that do not fit -----------------------------------------------------------------------------------
 
 
-def store_of(folder: Path, run: str = "run") -> StateStore:
+def store_of(folder: Path, run: str = "run", run_id: str = "0123456789abcdef") -> StateStore:
     config: Any = {"name": "a", "state-dir": str(folder)}
     context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-    return StateStore(context, run, "fedavg-7", "this run")
+    return StateStore(context, run, "fedavg-7", run_id)
 
 
 def kept(store: StateStore, *rounds: int) -> list[Path]:
     for number in rounds:
         store.save(State({"personal": torch.full((2,), float(number))}), number, to_disk=True)
-    return store._files()
+    assert store.folder is not None
+    return states_in(store.folder)
 
 
 def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
     """Its checkpoint is older than the silo's states: starting afresh would be silent, and delete them."""
     files = kept(store_of(tmp_path), 4, 5, 6)
-    with pytest.raises(
-        ValueError, match="resumes at round 4, this silo has kept its state of round 5 and later only"
-    ):
+    with pytest.raises(ValueError, match="resumes at round 4, this silo has kept its state of round 5 and later only"):
         store_of(tmp_path).load(4)
-    assert store_of(tmp_path)._files() == files
+    assert kept(store_of(tmp_path)) == files
     assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
 
 
@@ -316,7 +320,7 @@ def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
 
 
 def test_of_a_damaged_state_the_one_before_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    left = tmp_path / "run" / "fedavg-7" / "a" / ".round-000004.safetensors.17.tmp"
+    left = tmp_path / "run" / "fedavg-7" / "a" / "run-0123456789abcdef" / ".round-000004.safetensors.17.tmp"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")  # by a process that was killed
     newest, older = kept(store_of(tmp_path), 5, 6)
@@ -327,6 +331,41 @@ def test_of_a_damaged_state_the_one_before_is_taken(tmp_path: Path, caplog: pyte
     older.write_bytes(b"")
     with pytest.raises(ValueError, match="cannot be read"):
         store_of(tmp_path).load(7)
+
+
+def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two: Files, tmp_path: Path) -> None:
+    """The attack: a server starts a run, of any length, under the name, method and seed of one that hospitals keep."""
+    place: dict[str, Any] = {"state_dir": tmp_path / "state", "strategy": "local"}
+    federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
+    before = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.safetensors")}
+    assert len(before) == 4
+    federate(two, directory=tmp_path / "second" / "run", rounds=1, **place)
+    assert {p: p.read_bytes() for p in before} == before
+    resumed = federate(two, directory=tmp_path / "first" / "run", rounds=4, resume=True, **place)
+    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 4, 5}
+    whole = federate(two, strategy="local", rounds=4)
+    assert comparable(resumed.rows) == comparable(whole.rows)  # it went on with its own states
+
+
+def test_states_of_the_version_before_are_read_and_stay(tmp_path: Path) -> None:
+    """They lie in the silo's folder itself, of whichever run of that name was the last."""
+    new, run_id = store_of(tmp_path), "0123456789abcdef"
+    assert new.older is not None
+    old = new.older / "round-000003.safetensors"
+    State({"personal": torch.ones(2)}, {"run_id": run_id, "round": 3}).save(old)
+    assert new.load(4).arrays["personal"].tolist() == [1, 1]
+    assert not store_of(tmp_path, run_id="f" * 16).load(4).arrays
+    kept(new, 4, 5, 6)
+    assert old.exists() and new.load(7).numbers["round"] == 6
+
+
+@pytest.mark.parametrize("run_id", ["../../../x", "/etc", "", "A" * 400, "0123456789abcdeF"])
+def test_a_runs_id_is_no_way_out_of_the_state_directory(tmp_path: Path, run_id: str) -> None:
+    (tmp_path / "states").mkdir()
+    (file,) = kept(store_of(tmp_path / "states", run_id=run_id), 1)
+    assert [p.name for p in tmp_path.iterdir()] == ["states"]
+    assert file.parent.parent == tmp_path / "states" / "run" / "fedavg-7" / "a"
+    assert store_of(tmp_path / "states", run_id=run_id).load(2).arrays
 
 
 @pytest.mark.parametrize("run", ["..", ".", "", "/etc", "../../up", "a/.."])

@@ -1,10 +1,10 @@
-"""`flwr-clientapp` as a SuperExec finds it first on PATH: hands the task to the warm parent of `warm.py`.
+"""`flwr-clientapp` as a SuperExec finds it first on PATH: hands the task to the warm parent (`parent.py`).
 
 Run as a script by ``python -I -S`` (no site-packages, a few milliseconds), never imported. It gives its
 arguments, environment, working directory, umask and standard streams to the parent over a Unix socket,
 stays in the foreground for as long as the task runs, forwards signals, and ends as the task ended: with
 its exit code, or by its signal. When the parent cannot be reached the task runs all the same, in a fresh
-process that does its own imports (``warm.py once``), after a warning and after a new parent was started.
+process that does its own imports (`commands.py once`), after a warning and after a new parent was started.
 """
 
 import array
@@ -19,7 +19,8 @@ import sys
 READY_SECONDS = 30.0  # a parent that is still importing answers within this time; imports take about 5 s
 LOOK_SECONDS = 1.0  # how often to see whether the SuperExec that started us is still there
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-WARM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm.py")
+HERE = os.path.dirname(os.path.abspath(__file__))
+COMMAND = [sys.executable, "-P", os.path.join(os.path.dirname(HERE), "private.py"), "warm.commands"]
 
 
 def main() -> None:
@@ -58,22 +59,18 @@ def start_once() -> socket.socket:
     connection, other = socket.socketpair()
     if os.fork() == 0:
         other.set_inheritable(True)
-        os.execv(sys.executable, [sys.executable, "-P", WARM, "once", str(other.fileno())])
+        os.execv(sys.executable, [*COMMAND, "once", str(other.fileno())])
     other.close()
     return connection
 
 
-def hand_over(
-    request: "dict[str, object]", connection: socket.socket, seconds: "float | None"
-) -> socket.socket:
+def hand_over(request: "dict[str, object]", connection: socket.socket, seconds: "float | None") -> socket.socket:
     """Send the request with our standard streams; OSError unless the other side is ready within `seconds`."""
     text = json.dumps(request).encode()
     data = len(text).to_bytes(4, "big") + text
     try:
         connection.settimeout(seconds)
-        sent = connection.sendmsg(
-            [data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-        )
+        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
         connection.sendall(data[sent:])
         if connection.recv(1) != b"R":
             raise OSError("it hung up")
@@ -102,9 +99,7 @@ def follow(connection: socket.socket) -> None:
         if select.select([connection], [], [], LOOK_SECONDS)[0]:
             part = connection.recv(4)
             if not part:
-                print(
-                    "ERROR: the warm parent's minder of this task died, and the task with it", file=sys.stderr
-                )
+                print("ERROR: the warm parent's minder of this task died, and the task with it", file=sys.stderr)
                 os._exit(1)
             data += part
     code = int.from_bytes(data, "big", signed=True)
@@ -128,7 +123,7 @@ def respawn(path: str) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    os.execv(sys.executable, [sys.executable, "-P", WARM, "serve", path])
+    os.execv(sys.executable, [*COMMAND, "serve", path])
 
 
 if __name__ == "__main__":

@@ -18,9 +18,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from client.doctor import TRANSIENT, connection_checks, data_checks, first_failure, one_line, state_checks
-from client.site import Site
-from client.warm import parent_command, parent_pid
+from client.site.doctor import (
+    TRANSIENT,
+    connection_checks,
+    data_checks,
+    first_failure,
+    one_line,
+    policy_check,
+    state_checks,
+)
+from client.site.flower import BACK, LOST, REFUSED, REGISTERED
+from client.site.node import Site
+from client.site.warm.install import parent_command
+from client.site.warm.parent import parent_pid
 from partitions.silo_file import Check
 
 WAIT_SECONDS = 5.0
@@ -29,13 +39,6 @@ IN_USE_SECONDS = 75.0
 RESTART_SECONDS = 60.0  # how long a server that has forgotten this silo may take to remember
 EXPLAIN_SECONDS = 60.0  # between two looks at why there is no connection
 GRACE_SECONDS = 7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
-# What Flower's SuperNode (1.39) logs; a test finds these in the installed Flower.
-REGISTERED, LOST, BACK = (
-    "SuperNode ID: ",
-    "Connection attempt failed, retrying in",
-    "Connection successful after",
-)
-REFUSED = "Failed to activate SuperNode"
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
     "a second bundle (after a crash it takes a minute until the server lets the silo in again)"
@@ -44,28 +47,21 @@ PR_SET_PDEATHSIG = 1
 
 
 def check_site(site: Site) -> None:
-    """Raise ValueError, one line, where the silo cannot train: no usable data, no place for its state."""
-    if fault := first_failure([*data_checks(site.data), *state_checks(site.state)]):
+    """Raise ValueError, one line, where the silo cannot train: no usable data or policy, no place for its state."""
+    if fault := first_failure([*data_checks(site.data), *state_checks(site.state), policy_check(site.policy)]):
         raise ValueError(f"{site.name}: {one_line(fault)}")
 
 
 def run(
-    site: Site,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    online: Path,
-    say: Callable[[str], None],
+    site: Site, command: Sequence[str], environment: Mapping[str, str], *, online: Path, say: Callable[[str], None]
 ) -> int:
     """Run the silo until SIGTERM or SIGINT; exit code 0.
 
     `online` is a file that exists while the SuperLink has this silo registered and connected.
 
-    Raises
-    ------
-    ValueError : the data, the key, the certificate or the address are wrong; says which and how to mend it.
-    RuntimeError : the SuperNode ended for no reason of these.
-    KeyboardInterrupt : after SIGINT, when everything has ended.
+    Raises ValueError: the data, the key, the certificate or the address are wrong; says which and how to mend it.
+    Raises RuntimeError: the SuperNode ended for no reason of these.
+    Raises KeyboardInterrupt: after SIGINT, when everything has ended.
     """
     check_site(site)
     online.unlink(missing_ok=True)

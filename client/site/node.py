@@ -1,15 +1,13 @@
-"""A hospital's silo: what it is made of, and the command line of its SuperNode.
+"""A hospital's silo: what it is made of.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
-`SILOFL_ALLOWED_APPS` (see `client.warm`) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
-`Site.from_environment` says.
+`SILOFL_ALLOWED_APPS` (see `client.site.warm`), `SILOFL_POLICY` (see `client.site.policy`) and `SILOFL_FLWR` (the
+server's version of Flower); its files lie where `Site.from_environment` says.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-RUNTIME_PORT = 9094  # of a SuperNode that has the machine, or the container, to itself; Flower's own default
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,7 @@ class Site:
     state: Path
     device: str = "cpu"
     allowed_apps: str = ""  # a file of SHA-256 sums, or sums; empty: every app that the server sends
+    policy: str = ""  # the file that says what may leave (policy.py), or `public`; empty: the defaults
     flwr: str = ""  # the server's version of Flower; empty: not known
 
     @classmethod
@@ -41,43 +40,11 @@ class Site:
             state=Path("/state"),
             device=environment.get("SILOFL_DEVICE") or "cpu",
             allowed_apps=environment.get("SILOFL_ALLOWED_APPS", ""),
+            policy=environment.get("SILOFL_POLICY", ""),
             flwr=environment.get("SILOFL_FLWR", ""),
         )
 
     @property
     def node_config(self) -> dict[str, str]:
         """What the app gets to know of its silo."""
-        return {
-            "name": self.name,
-            "data": str(self.data),
-            "device": self.device,
-            "state-dir": str(self.state),
-        }
-
-
-def node_config(values: Mapping[str, str]) -> str:
-    """The value of `--node-config`: `key='value'` pairs. Flower's parser knows no escaped quotes."""
-    pairs = []
-    for key, value in values.items():
-        if "'" not in value:
-            pairs.append(f"{key}='{value}'")
-        elif not set('"\\') & set(value):
-            pairs.append(f'{key}="{value}"')
-        else:
-            raise ValueError(
-                f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it"
-            )
-    return " ".join(pairs)
-
-
-def supernode_command(site: Site, *, port: int = RUNTIME_PORT) -> list[str]:
-    """The command line of the silo's SuperNode; `port` is that of its Runtime API on the loopback interface."""
-    return [
-        "flower-supernode",
-        *("--superlink", site.server),
-        *("--root-certificates", str(site.ca_certificate)),
-        *("--auth-supernode-private-key", str(site.node_key)),
-        *("--host", "127.0.0.1"),
-        *("--port", str(port)),
-        *("--node-config", node_config(site.node_config)),
-    ]
+        return {"name": self.name, "data": str(self.data), "device": self.device, "state-dir": str(self.state)}

@@ -1,0 +1,53 @@
+"""`silofl policy`: what a hospital allows, and what each method would send under it, in words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from client.site.bundle import read_bundle
+from client.site.policy import Policy, method_faults, parse_policy, read_policy, rules, sends_whole
+from strategies import PersonalizedStrategy, strategies
+from strategies.base.run_settings import defaults
+
+
+def policy_at(what: Path | None) -> Policy:
+    """The policy of a bundle, of its folder, or of a file; of this process where nothing is named."""
+    if what is None:
+        return read_policy(os.environ.get("SILOFL_POLICY", ""))
+    if what.suffix == ".tar" or what.is_dir():
+        text = read_bundle(what).get("policy.toml")
+        return Policy() if text is None else parse_policy(text.decode(errors="replace"), f"{what}/policy.toml")
+    return read_policy(str(what))
+
+
+def policy_page(policy: Policy) -> str:
+    """The rules with their meaning, then the methods."""
+    lines = [f"{policy.where}:", ""]
+    width = max(len(policy.says(f.name)) for f in rules().values() if f.name != "methods")
+    lines += [f"  {policy.says(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
+    lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
+    run = defaults()
+    for name, strategy in sorted(strategies().items()):
+        faults = method_faults(policy, name, {**run, "strategy": name})
+        lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
+    return "\n".join([*lines, "", footnote(policy)])
+
+
+def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:
+    if not strategy.client.uploads:
+        return "nothing but metrics"
+    words = [strategy.sends[1], "may be all layers" if sends_whole(name, run) else "never all layers"]
+    words += ["handed to other hospitals under this one's name"] * (strategy.receives == "models")
+    words += ["means and sizes of each class"] * strategy.per_class
+    words += [", ".join(strategy.client.sends_numbers)] * bool(strategy.client.sends_numbers)
+    return "; ".join(words)
+
+
+def footnote(policy: Policy) -> str:
+    if policy.public:
+        return "The data are public: nothing is held back."
+    return (
+        "Metrics and seconds leave with every method. The rules bind this site's own process and the app that it runs; "
+        "what the server does with a model that it was given, no rule here can say."
+    )

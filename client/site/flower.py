@@ -1,0 +1,212 @@
+"""Flower's internals: every name beyond its public API that silofl touches, and the only way to it.
+
+Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` with its `strategy`, `flwr.client` and `flwr.common`: what
+these packages export. Everything else moves without notice; it is reached by `internal(NAME)` and stands in the table
+`INTERNALS` with its reason and with what breaks when Flower moves. A test walks the code and allows no other way, looks
+every name up in the installed Flower, and compares docs/decisions.md, whose table this is.
+
+Standard library only, and Flower is imported where a name is asked for: the warm parent, which knows nothing else of
+ours (see `private.py`), loads this file too.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Internal:
+    """One of Flower's names. `where` is a module, or `module:name`."""
+
+    where: str
+    why: str
+    breaks: str  # when Flower moves or changes it
+
+    @property
+    def module(self) -> str:
+        """The module that it is, or stands in."""
+        return self.where.partition(":")[0]
+
+
+CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
+NO_TASK = "a silo runs no task at all, rather than one that is not pinned; its log names the missing function"
+NO_ANSWER = "a ClientApp that was killed is noticed only when Flower's heartbeat lapses, with a warning in the log"
+NO_CONTROL = "`up`, `status`, `run` and `add-silo` cannot speak with the SuperLink"
+NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
+
+# What Flower's SuperNode logs when it is in, out, in again, and when the server does not let it in.
+REGISTERED, LOST, BACK = ("SuperNode ID: ", "Connection attempt failed, retrying in", "Connection successful after")
+REFUSED = "Failed to activate SuperNode"
+
+INTERNALS = {
+    # The warm worker and its minder.
+    "run_clientapp": Internal(
+        CLIENTAPP, "four of its functions are wrapped: pins, whole unpacking, notes for the minder", NO_TASK
+    ),
+    "flwr_clientapp": Internal(
+        "flwr.supernode.cli.flwr_clientapp:flwr_clientapp", "the entry that a worker runs", NO_TASK
+    ),
+    "get_flwr_home": Internal(
+        "flwr.supercore.utils:get_flwr_home", "where apps are unpacked and where `config.toml` lies", NO_TASK
+    ),
+    "clientapp_parser": Internal(
+        "flwr.supernode.cli.flwr_clientapp:_parse_args_run_flwr_clientapp", "reads the task's address", NO_ANSWER
+    ),
+    "app_token": Internal("flwr.common.args:try_obtain_flwr_app_token", "the task's token", NO_ANSWER),
+    "push_message": Internal(f"{CLIENTAPP}:push_message", "the error reply for a worker that died", NO_ANSWER),
+    "push_task_output": Internal(f"{CLIENTAPP}:push_task_output", "gives a dead worker's task back", NO_ANSWER),
+    "make_message": Internal("flwr.app.message:make_message", "the message that a reply refers to", NO_ANSWER),
+    "RuntimeHttpClient": Internal("flwr.supercore.runtime:RuntimeHttpClient", "the Runtime API", NO_ANSWER),
+    "RuntimeTokenHttpInterceptor": Internal(
+        "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor", "signs calls of the Runtime API", NO_ANSWER
+    ),
+    "RuntimeVersionHttpInterceptor": Internal(
+        "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor", "names Flower's version in calls", NO_ANSWER
+    ),
+    "http_retry": Internal("flwr.supercore.retry:make_simple_http_retry_invoker", "one attempt only", NO_ANSWER),
+    "root_certificates": Internal(
+        "flwr.supercore.tls:validate_and_resolve_root_certificates", "TLS of the Runtime API", NO_ANSWER
+    ),
+    "SubStatus": Internal("flwr.common.constant:SubStatus", "how a task ended", NO_ANSWER),
+    "ErrorCode": Internal(
+        "flwr.common.constant:ErrorCode",
+        "why a message has no reply: an exception in the app, or a silo that is gone",
+        "the loop cannot tell a silo that is gone from one that failed",
+    ),
+    # The server.
+    "ControlHttpClient": Internal("flwr.supercore.control:ControlHttpClient", "the Control API", NO_CONTROL),
+    "control_pb2": Internal("flwr.proto.control_pb2", "the Control API's requests", NO_CONTROL),
+    "CliClientHttpInterceptor": Internal(
+        "flwr.cli.cli_client_interceptor:CliClientHttpInterceptor", "makes a call look like `flwr`'s own", NO_CONTROL
+    ),
+    "DEFAULT_FLOWER_CONFIG_TOML": Internal(
+        "flwr.cli.constant:DEFAULT_FLOWER_CONFIG_TOML",
+        "how Flower's `config.toml` begins",
+        "a first `up` writes no connection",
+    ),
+    "build_fab_from_disk": Internal(
+        "flwr.cli.build:build_fab_from_disk", "the app as `flwr run` ships it, for its SHA-256", "`add-silo` fails"
+    ),
+    "TaskIdentity": Internal(
+        "flwr.supercore.task_identity:TaskIdentity",
+        "a message asks its process who it is; `simulate` answers for it",
+        "`simulate` makes no message",
+    ),
+    "get_all_nested_objects": Internal(
+        "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects",
+        "the bytes of a message, in a benchmark and in tests",
+        "`benchmarks.wire` does not run",
+    ),
+    # The SuperNode.
+    "flower_supernode": Internal(
+        "flwr.supernode.cli.flower_supernode:flower_supernode", "the entry that a silo runs", "no silo starts"
+    ),
+    "supernode_loop": Internal(
+        "flwr.supernode.start_client_internal",
+        "its `time` is replaced: it sleeps 3 s where we want a quarter",
+        "every round takes 3 s more",
+    ),
+    # The doctor.
+    "NodeAuthClientInterceptor": Internal(
+        "flwr.client.grpc_rere_client.node_auth_client_interceptor:NodeAuthClientInterceptor",
+        "signs a call with the silo's key",
+        NO_KEY_CHECK,
+    ),
+    "FleetStub": Internal("flwr.proto.fleet_pb2_grpc:FleetStub", "the Fleet API", NO_KEY_CHECK),
+    "ActivateNodeRequest": Internal("flwr.proto.fleet_pb2:ActivateNodeRequest", "the call that is made", NO_KEY_CHECK),
+    "ApiErrorCode": Internal("flwr.supercore.error:ApiErrorCode", "which refusal it was", NO_KEY_CHECK),
+    "FlowerError": Internal("flwr.supercore.error:FlowerError", "a refusal in Flower's own words", NO_KEY_CHECK),
+    "public_key_to_bytes": Internal(
+        "flwr.supercore.primitives.asymmetric:public_key_to_bytes", "the key as Flower writes it", NO_KEY_CHECK
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Habit:
+    """A way in which Flower behaves that is written nowhere, and that something of ours takes for granted."""
+
+    what: str
+    who: str
+    breaks: str
+    test: str
+
+
+HABITS = (
+    Habit(
+        "a SuperNode logs `SuperNode ID: `, `Connection attempt failed, retrying in`, `Connection successful after`, "
+        "`Failed to activate SuperNode`",
+        "`client/site/supervisor.py`, `server/deploy/local.py`",
+        "a silo's container never counts as healthy; one that has to wait is not tried again",
+        "`test_what_the_supervisor_waits_for_is_what_flower_logs`",
+    ),
+    Habit(
+        "its loop sleeps 3 s without a message and 0.5 s for a reply, through its module's `time`",
+        "`client/site/supernode.py`",
+        "every round takes 3 s more",
+        "`test_flower_sleeps_where_we_think_it_does`",
+    ),
+    Habit(
+        "a SuperExec starts the `flwr-clientapp` that it finds first on PATH, one process per message",
+        "`client/site/warm`",
+        "no pins and no warm starts",
+        "`test_deployed.py`",
+    ),
+    Habit(
+        "an app's module is taken from `sys.modules`, or from `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8`",
+        "`client/site/private.py`, `client/site/warm/unpack.py`",
+        "an app is unpacked where Flower does not look",
+        "`test_two_versions_one_after_the_other_and_a_process_for_each_message`",
+    ),
+    Habit(
+        "`ActivateNode` with a heartbeat interval of 0 is refused after key and clock were looked at",
+        "`client/site/doctor.py`",
+        "`doctor` cannot tell a wrong key from a wrong clock",
+        "`test_doctor.py`",
+    ),
+    Habit(
+        "an `Array` is serialised by its `data`, `children` and `deflate`",
+        "`TensorArray` in `strategies/base/payload.py`",
+        "models are copied in `simulate`, or arrive damaged",
+        "`test_payload.py`",
+    ),
+    Habit(
+        "a SuperLink takes a silo that died for present for a minute, and refuses its key until then",
+        "`client/site/supervisor.py`, `server/deploy/local.py`",
+        "a silo that crashed waits too long, or gives up too early",
+        "`test_local_federation.py`",
+    ),
+    Habit(
+        "only `.py`, `.toml`, `.md`, `.yaml` and `.json` files travel with an app",
+        "`pyproject.toml`, `fab-include`",
+        "a file is missing at a silo, or data of a checkout travel",
+        "`test_deployed.py`",
+    ),
+    Habit(
+        "`flwr run --format json` prints `success`, `run-id` and `error-message`",
+        "`server/deploy/submit.py`",
+        "`silofl run` does not know the run that it submitted",
+        "`test_local_federation.py`",
+    ),
+)
+
+
+def internal(name: str) -> Any:
+    """One of Flower's internals by its name in the table. AttributeError or ImportError where Flower has moved it."""
+    row = INTERNALS[name]
+    module = importlib.import_module(row.module)
+    _, colon, attribute = row.where.partition(":")
+    return getattr(module, attribute) if colon else module
+
+
+def markdown() -> str:
+    """Both tables, as docs/decisions.md has them."""
+    rows = ["| name | in Flower | what for | when Flower moves it |", "|---|---|---|---|"]
+    rows += [f"| `{name}` | `{row.where}` | {row.why} | {row.breaks} |" for name, row in INTERNALS.items()]
+    rows += ["", "| how it behaves | who relies on it | when it changes | the test that sees it |", "|---|---|---|---|"]
+    rows += [f"| {r.what} | {r.who} | {r.breaks} | {r.test} |" for r in HABITS]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

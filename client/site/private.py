@@ -1,0 +1,30 @@
+"""Runs a module of this folder in a process that imports nothing of ours under the name `client`.
+
+    python -P client/site/private.py MODULE ARGUMENTS      e.g. warm.commands serve SOCKET, or supernode --help
+
+The app that Flower ships brings a package `client` of its own, and one that is in `sys.modules` already would be taken
+in its place: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` is run with the
+arguments. What is loaded so imports its neighbours relatively, and else the standard library and third-party packages.
+"""
+
+import importlib
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+PACKAGE = "silofl_site"
+
+
+def load_site() -> None:
+    """Make this folder importable as `silofl_site`."""
+    folder = Path(__file__).resolve().parent
+    spec = spec_from_file_location(PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec is not None and spec.loader is not None
+    sys.modules[PACKAGE] = package = module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+if __name__ == "__main__":
+    load_site()
+    name = sys.argv.pop(1)
+    importlib.import_module(f"{PACKAGE}.{name}").main()

@@ -1,0 +1,34 @@
+"""Warm silos: each ClientApp message runs in a process forked from one that has its imports done.
+
+A SuperExec starts a `flwr-clientapp` process for every message; 3 s of that are imports. With the directory of
+`install_shim` first on its PATH it starts `shim.py` instead, which hands the task to a *parent* over a Unix socket::
+
+    SuperExec -> shim.py  ~~socket~~  parent.py (imports done, never runs a task)
+                      ~~~~~~~~~~~~~~~~~~~  `- minder.py, one per message (forked)
+                                                `- worker.py (forked): Flower's own clientapp entry
+
+The parent only accepts and forks. The minder waits for the worker: it forwards the shim's signals, ends the worker when
+the shim is gone or when the message's time to live is over, answers the message with an error where the worker died
+without a reply (killed for memory, a crash in native code), so that the silo is free at once instead of after Flower's
+heartbeat timeout, and tells the shim how the worker ended. Every message has a process of its own, as in Flower; a
+parent's death touches no running message. Where no parent answers, the shim starts a minder by itself, which forks a
+worker that does its own imports.
+
+Read in this order: `shim.py` and `parent.py`, which meet at the socket; `minder.py` with `handover.py` (what comes over
+the socket) and `reply.py` (what it says for a worker that died); `worker.py` with `wrappers.py` (what we change in
+Flower there), `pins.py` (which apps may run) and `unpack.py`. `install.py` writes the scripts for a silo's PATH.
+
+An app module is taken from `sys.modules` first, so a parent that had imported the package `client` would run the
+installed code instead of the app's. Therefore these files run under a name that no app has: `../private.py` loads the
+folder `client/site` as the package `silofl_site`, and what runs here imports its neighbours relatively and, otherwise,
+the standard library and third-party packages only. Our own processes import the same files as `client.site.warm`.
+Nothing is computed and CUDA is not touched before the fork.
+
+Environment:
+    SILOFL_WARM_SOCKET   the parent's socket; empty: Flower's own start, without a warning
+    SILOFL_WARM_RESPAWN  0: a shim that finds no parent does not start one
+    SILOFL_WARM_LOG      where a parent that a shim started writes; default: beside the socket
+    SILOFL_ALLOWED_APPS  a file of SHA-256 sums, or sums separated by commas; unset or empty: any app runs
+
+Linux only; elsewhere use Flower's own start.
+"""

@@ -1,0 +1,375 @@
+"""The site's audit log: every way to falsify it is found and named; crashes and full disks do it no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.site import audit
+from client.site.audit import Log, chained, digest, files_of, verify
+from server.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+
+
+def entry(number: int, **changes: Any) -> dict[str, Any]:
+    """A message of a run: what `leaving.py` writes."""
+    sent = [
+        {"name": "model.model/vector", "dtype": "float32", "shape": [12], "bytes": 48, "sha256": f"{number:064x}"},
+        {"name": "metrics", "keys": ["personal.test.accuracy"], "bytes": 30, "sha256": digest(b"m%d" % number)},
+    ]
+    facts: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
+    facts |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
+    facts |= {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": sent}
+    return facts | changes
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Six lines."""
+    for number in range(1, 7):
+        Log(tmp_path / "audit").append(entry(number))
+    return tmp_path / "audit"
+
+
+def text_of(log: Path) -> list[str]:
+    return (log / audit.file_name(1)).read_text().splitlines()
+
+
+def write(log: Path, lines: list[str], end: str = "\n") -> None:
+    (log / audit.file_name(1)).write_text("\n".join(lines) + end)
+
+
+def test_a_whole_log(log: Path) -> None:
+    found = verify(log)
+    assert (found.faults, found.notes) == ([], [])
+    assert [one["line"] for one in found.entries] == [1, 2, 3, 4, 5, 6]
+    assert found.entries[0]["previous"] == audit.START
+    assert [one["previous"] for one in found.entries[1:]] == [one["hash"] for one in found.entries[:-1]]
+    assert {p.name: p.stat().st_mode & 0o777 for p in (log, *log.iterdir())} == {
+        "audit": 0o700,
+        ".lock": 0o600,
+        "head.json": 0o600,
+        audit.file_name(1): 0o600,
+    }
+
+
+def flip(position: float) -> Callable[[str], str]:
+    """One bit of a line, so far along it."""
+
+    def changed(line: str) -> str:
+        i = int(position * (len(line) - 1))
+        return line[:i] + chr(ord(line[i]) ^ 1) + line[i + 1 :]
+
+    return changed
+
+
+@pytest.mark.parametrize("number", [1, 3, 6])
+@pytest.mark.parametrize("position", [0, 0.1, 0.5, 0.9, 1])
+def test_a_flipped_line(log: Path, number: int, position: float) -> None:
+    """That line is named, and no other."""
+    lines = text_of(log)
+    lines[number - 1] = flip(position)(lines[number - 1])
+    write(log, lines)
+    (fault,) = verify(log).faults
+    assert fault.startswith(f"{audit.file_name(1)}, line {number}: changed")
+
+
+@pytest.mark.parametrize(
+    ("gone", "fault"),
+    [
+        ({1}, "line 1: line 1 is missing before line 2"),
+        ({3}, "line 3: line 3 is missing before line 4"),
+        ({2, 3, 4}, "line 2: lines 2 to 4 are missing before line 5"),
+        ({6}, "head.json: line 6 is missing at the end"),
+        ({5, 6}, "head.json: lines 5 to 6 are missing at the end"),
+    ],
+)
+def test_deleted_lines(log: Path, gone: set[int], fault: str) -> None:
+    write(log, [line for number, line in enumerate(text_of(log), 1) if number not in gone])
+    assert [text.removeprefix(f"{audit.file_name(1)}, ") for text in verify(log).faults] == [fault]
+    Log(log).append(entry(7))  # writing on hides nothing
+    assert len(verify(log).faults) == 1 and verify(log).entries[-1]["line"] == 7
+
+
+def test_reordered_lines(log: Path) -> None:
+    first, *others, last = text_of(log)
+    write(log, [first, others[1], others[0], *others[2:], last])
+    assert [text.partition(", ")[2] for text in verify(log).faults] == [
+        "line 2: line 2 is missing before line 3",
+        "line 3: line 2 stands behind line 3: moved, or written twice",
+    ]
+
+
+def test_a_line_that_stands_there_twice(log: Path) -> None:
+    lines = text_of(log)
+    write(log, [*lines[:3], lines[1], *lines[3:]])
+    assert [text.partition(", ")[2] for text in verify(log).faults] == [
+        "line 4: line 2 stands behind line 3: moved, or written twice"
+    ]
+
+
+def test_a_line_that_was_replaced_by_another_whole_one(log: Path) -> None:
+    """Whoever makes its hash right, too, has to make all that follow anew, and what was kept elsewhere shows it."""
+    seen = verify(log).entries[-1]["hash"]
+    lines = text_of(log)
+    false = {k: v for k, v in json.loads(lines[2]).items() if k != "hash"} | {"bytes": 1}
+    lines[2] = chained(false)[0].decode()
+    write(log, lines)
+    assert [text.partition(", ")[2] for text in verify(log).faults] == [
+        "line 4: line 4 does not follow from the line before it: one was replaced"
+    ]
+    lines[5] = chained({k: v for k, v in json.loads(lines[5]).items() if k != "hash"} | {"bytes": 1})[0].decode()
+    write(log, lines)
+    assert verify(log).faults[-1] == "head.json: line 6 is another one than was written"
+    assert main(["audit", str(log), "--seen", seen]) == 2
+
+
+@pytest.mark.parametrize(("number", "kept"), [(3, 0.5), (6, 0.5), (6, 0.99), (6, 1.0)])
+def test_a_truncated_line(log: Path, number: int, kept: float) -> None:
+    """Cut off in the middle of the log, or at its end: there it looks as after a crash, but it had been written."""
+    lines = text_of(log)
+    lines[number - 1] = lines[number - 1][: int(kept * len(lines[number - 1])) - (kept < 1)]
+    write(log, lines, end="\n" if number < 6 else "")
+    found = verify(log)
+    if kept == 1.0:  # only the end of the line is gone: nothing is lost
+        assert not found.faults
+        return
+    (fault,) = found.faults
+    assert fault.startswith(f"{audit.file_name(1)}, line {number}: changed")
+
+
+def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log: Path) -> None:
+    lines = text_of(log)
+    write(log, [*lines[:5], lines[5][:50]], end="")
+    Log(log).append(entry(7))
+    found = verify(log)
+    assert [text.partition(", ")[2] for text in found.faults] == ["line 7: line 6 is missing before line 7"]
+
+
+def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
+    (log / "head.json").unlink()
+    assert verify(log).faults[0].startswith("head.json: missing or damaged")
+
+
+@pytest.mark.parametrize("text", ["", "x", "{}", '{"line":1}', "\x00" * 100])
+def test_lines_that_are_none(log: Path, text: str) -> None:
+    lines = text_of(log)
+    write(log, [*lines[:2], chained(json.loads(text))[0].decode() if text.startswith("{") else text, *lines[2:]])
+    assert any(f"{audit.file_name(1)}, line 3: changed" in fault for fault in verify(log).faults)
+
+
+# --- crashes and disks ------------------------------------------------------------------------------------
+
+
+def child(log: Path, before: str, number: int = 7) -> subprocess.CompletedProcess[str]:
+    """Another process that does `before`, then appends a line."""
+    code = textwrap.dedent(f"""
+        import json, os, resource, signal, sys
+        from pathlib import Path
+        from client.site.audit import Log
+        whole = os.write
+        {before}
+        Log(Path({str(log)!r})).append(json.loads(sys.stdin.read()))
+    """)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(entry(number)),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize("share", ["0", "1", "len(data) // 2", "len(data) - 2"])
+def test_killed_in_the_middle_of_a_write(log: Path, share: str) -> None:
+    """kill -9 once so many bytes are in the file: told, and the chain goes on from the last whole line."""
+    dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
+    assert child(log, dies).returncode == -signal.SIGKILL
+    torn = share != "0"
+    found = verify(log)
+    assert not found.faults and len(found.entries) == 6 and len(found.notes) == torn
+    Log(log).append(entry(7))
+    Log(log).append(entry(8))
+    found = verify(log)
+    assert not found.faults and [one["line"] for one in found.entries][-2:] == [7, 8]
+    if torn:
+        assert found.notes == [
+            f"{audit.file_name(1)}, line 7: torn by a crash; its message did not leave, and the next line says so"
+        ]
+
+
+def test_killed_before_the_lines_last_byte(log: Path) -> None:
+    """The line is whole but for its end: it counts, as one that was written and whose message then did not go."""
+    child(log, "os.write = lambda fd, data: (whole(fd, data[:-1]), os.kill(os.getpid(), signal.SIGKILL))")
+    assert not verify(log).faults and len(verify(log).entries) == 7
+    Log(log).append(entry(8))
+    assert (verify(log).faults, verify(log).notes) == ([], []) and verify(log).entries[-1]["line"] == 8
+
+
+def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
+    """The line that goes on from a torn one is torn itself, right after it has ended the first."""
+    for share in ("30", "1"):
+        dies = f"os.write = lambda fd, data: (whole(fd, data[:{share}]), os.kill(os.getpid(), signal.SIGKILL))"
+        child(log, dies)
+    Log(log).append(entry(7))
+    found = verify(log)
+    assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
+
+
+def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
+    dies = "import client.site.audit as a; a.write_head = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    assert child(log, dies).returncode == -signal.SIGKILL
+    assert not verify(log).faults and len(verify(log).entries) == 7
+    Log(log).append(entry(8))
+    assert not verify(log).faults and verify(log).entries[-1]["line"] == 8
+
+
+def test_a_disk_that_is_full(log: Path) -> None:
+    """The kernel takes a part of the line and no more: nothing of it stays, and the log goes on when there is room."""
+    size = (log / audit.file_name(1)).stat().st_size
+    full = (
+        f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
+    )
+    done = child(log, full)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("OSError: ")
+    assert (log / audit.file_name(1)).stat().st_size == size
+    assert (verify(log).faults, verify(log).notes) == ([], [])
+    Log(log).append(entry(7))
+    assert not verify(log).faults and len(verify(log).entries) == 7
+
+
+def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
+    """What the server gets in place of the model is one line."""
+    size = (log / audit.file_name(1)).stat().st_size
+    code = f"""
+        import resource, signal
+        from types import SimpleNamespace
+        from flwr.app import ArrayRecord, Message, RecordDict
+        from client.site.leaving import let_out
+        from server.run.engine import flower_identity
+        import torch
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)
+        with flower_identity():
+            asked = Message(RecordDict(), dst_node_id=7, message_type="train")
+            content = RecordDict({{"model.model": ArrayRecord({{"vector": torch.zeros(9)}})}})
+            left = let_out(Message(content, reply_to=asked), {{"folder": {str(log)!r}}}, asked)
+        print(left.has_content(), left.error.reason)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "False nothing leaves: the audit log cannot be written: File too large\n"
+    assert (verify(log).faults, verify(log).notes, len(verify(log).entries)) == ([], [], 6)
+
+
+def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chain goes on over the files; where old ones are kept elsewhere, the first line here has to be said."""
+    monkeypatch.setattr(audit, "LARGEST", 2000)
+    for number in range(1, 9):
+        Log(tmp_path).append(entry(number))
+    names = [file.name for file in files_of(tmp_path)]
+    assert len(names) > 2 and names == [audit.file_name(n + 1) for n in range(len(names))]
+    assert not verify(tmp_path).faults and len(verify(tmp_path).entries) == 8
+    files_of(tmp_path)[0].unlink()
+    left = verify(tmp_path)
+    first = left.entries[0]["line"]
+    assert first > 1 and left.faults == [
+        f"{names[1]}, line 1: "
+        + (f"lines 1 to {first - 1} are" if first > 2 else "line 1 is")
+        + f" missing before line {first}"
+    ]
+    assert not verify(tmp_path, first).faults
+    files_of(tmp_path)[1].unlink()
+    assert len(verify(tmp_path, first).faults) == 1
+
+
+def test_two_that_write_at_once(log: Path) -> None:
+    code = "import json, sys\nfrom pathlib import Path\nfrom client.site.audit import Log\n"
+    code += f"for _ in range(20): Log(Path({str(log)!r})).append(json.loads(sys.argv[1]))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen([sys.executable, "-c", code, json.dumps(entry(n))], env=environment) for n in (7, 8)]
+    assert [one.wait() for one in both] == [0, 0]
+    assert not verify(log).faults and len(verify(log).entries) == 46
+
+
+# --- the page ---------------------------------------------------------------------------------------------
+
+
+def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Per run who, when, how often, what, how many bytes; the data card is part of the run that asked for it."""
+    log = Log(tmp_path / "state" / "audit")
+    card = [{"name": "card", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
+    log.append(entry(1, time="2026-10-31T23:59:59Z"))
+    log.append(entry(0, run="", sent=card, bytes=20, asked="query"))
+    log.append(entry(1))
+    log.append(entry(2, time="2026-11-23T10:00:00Z"))
+    error = [{"name": "error", "text": "no such\ncolumn", "bytes": 14, "sha256": "0"}]
+    log.append(entry(1, **{"run-id": "8", "run": "", "sent": error, "bytes": 14, "rule": "no allowed-apps"}))
+    assert main(["audit", str(tmp_path / "state")]) == 0
+    out = capsys.readouterr().out
+    last = verify(log.folder).entries[-1]["hash"]
+    assert out == textwrap.dedent(f"""\
+        clinic, 2026-11: 2 runs, 4 messages, 190 bytes left
+
+        today (apple; run 7)
+          asked by  fl.example.org:9092, 2026-11-22T00:00:00Z to 2026-11-23T10:00:00Z
+          with      app {"a" * 64}, settings {"b" * 16}
+          let by    allowed-apps: this build is listed
+          left      3 messages, 176 bytes, rounds 1 to 2
+                        1 x card: name, n_train, 20 bytes
+                        2 x model.model/vector float32 (12,), 96 bytes
+                        2 x metrics: personal.test.accuracy, 60 bytes
+
+        a run without a name (apple; run 8)
+          asked by  fl.example.org:9092, 2026-11-22T00:00:00Z to 2026-11-22T00:00:00Z
+          with      app {"a" * 64}, settings {"b" * 16}
+          let by    no allowed-apps
+          left      1 messages, 14 bytes, rounds 1 to 1
+                        1 x error: no such column, 14 bytes
+
+        other months: 2026-10 (--month)
+
+        ok    lines 1 to 5 in 1 files: none changed, missing or moved
+        last  {last}  (keep it elsewhere; --seen looks for it)
+        """)
+    assert main(["audit", str(log.folder), "--month", "2026-10", "--seen", last[:16]]) == 0
+    assert capsys.readouterr().out.startswith("clinic, 2026-10: 1 runs, 1 messages, 78 bytes left")
+
+
+def test_a_falsified_log_is_exit_code_2(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = text_of(log)
+    write(log, [*lines[:2], flip(0.5)(lines[2]), *lines[3:]])
+    assert main(["audit", str(log)]) == 2
+    out, err = capsys.readouterr()
+    assert f"FAIL  {audit.file_name(1)}, line 3: changed" in out
+    fault = f"{audit.file_name(1)}, line 3: changed, its hash is wrong"
+    assert err == f"silofl audit: the audit log is not whole, 1 faults: {fault}\n"
+
+
+def test_where_a_log_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from server.deploy.bundle import Bundle
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(["audit"]) == 2
+    assert "name a state directory or a bundle" in capsys.readouterr().err
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "there is no audit log in" in capsys.readouterr().err
+    Log(tmp_path / "silofl-site" / "clinic" / "state" / "audit").append(entry(1))
+    Bundle("clinic", "net", "a:1", b"CA", b"KEY", "# pins\n").write(tmp_path / "clinic.tar")
+    for where in ([], [str(tmp_path / "clinic.tar")]):
+        assert main(["audit", *where]) == 0
+        assert "clinic, 2026-11" in capsys.readouterr().out

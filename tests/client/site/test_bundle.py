@@ -1,0 +1,378 @@
+"""Bundles: what `add-silo` writes and registers, what a site makes of it, `remove-silo`, `join`."""
+
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.common.config import parse_config_args
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from superlink import SuperLink, superlink
+
+from client.site.bundle import only_one, read_bundle, read_variables, site_of, site_root, unpack
+from client.site.launch import supernode_command
+from client.site.node import Site
+from client.site.policy import Policy, read_policy
+from server.cli.main import main
+from server.deploy.bundle import Bundle, add_silo, app_hash, pins, remove_silo
+from server.deploy.control import Control, write_connection
+from server.deploy.federation import Federation, read_federation
+from server.deploy.submit import app_directory
+
+FILES = {".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "node.key", "policy.toml"}
+
+
+def bundle(device: str = "cpu", image: str = "") -> Bundle:
+    return Bundle("clinic", "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", device, image)
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    path = tmp_path / "clinic.tar"
+    bundle().write(path)
+    return path
+
+
+# --- what is in a bundle ----------------------------------------------------------------------------------
+
+
+def test_tar_and_its_files_are_their_owners_alone(tar: Path) -> None:
+    assert stat.S_IMODE(tar.stat().st_mode) == 0o600
+    with tarfile.open(tar) as archive:
+        members = {member.name: member for member in archive}
+    assert set(members) == {"clinic", *(f"clinic/{name}" for name in FILES)}
+    assert members["clinic"].mode == 0o700
+    assert all(member.mode == 0o600 for member in members.values() if member.isfile())
+    assert list(tar.parent.iterdir()) == [tar]  # no temporary file stays
+
+
+def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
+    before = tar.read_bytes()
+    with pytest.raises(ValueError, match="is there already"):
+        bundle().write(tar)
+    assert tar.read_bytes() == before
+
+
+def test_readme_has_ten_lines() -> None:
+    assert len(str(bundle().files()["README.md"]).splitlines()) == 10
+
+
+def filled_in(device: str = "cpu") -> dict:
+    """The bundle's compose file with the variables of its `.env` put in, as compose does it."""
+    files = bundle(device).files()
+    text = str(files["docker-compose.yml"])
+    for key, value in read_variables(str(files[".env"])).items():
+        text = text.replace(f"${{{key}}}", value)
+    assert "${" not in text
+    return yaml.safe_load(text)
+
+
+def test_sites_command_is_understood_by_flowers_own_parser() -> None:
+    program, *arguments = filled_in()["services"]["silo"]["command"]
+    parsed = _parse_args_run_supernode().parse_args(arguments)
+    assert program == "flower-supernode" and not parsed.insecure
+    assert parsed.superlink == "fl.example.org:9092"
+    assert (parsed.root_certificates, parsed.auth_supernode_private_key) == ("/site/ca.crt", "/site/node.key")
+    assert parse_config_args([parsed.node_config]) == {
+        "name": "clinic",
+        "data": "/data/data.npz",
+        "device": "cpu",
+        "state-dir": "/state",
+    }
+
+
+def test_sites_containers_are_locked_down() -> None:
+    services = filled_in()["services"]
+    for name, service in services.items():
+        assert service["read_only"] and service["init"] and service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert "ports" not in service, name
+    assert services["install"]["network_mode"] == "none"
+    assert services["silo"]["user"] == "10001:10001" and "cap_add" not in services["silo"]
+    assert services["silo"]["environment"]["SILOFL_ALLOWED_APPS"] == "/site/allowed-apps"
+    assert services["silo"]["environment"]["SILOFL_POLICY"] == "/site/policy.toml"
+    assert services["silo"]["volumes"][0] == "site:/site:ro"
+    data = services["silo"]["volumes"][2]
+    assert data["read_only"] is True and data["bind"] == {"create_host_path": False}
+    site = Site.from_environment(services["silo"]["environment"])
+    assert supernode_command(site) == services["silo"]["command"]
+
+
+def test_a_bundle_for_a_gpu() -> None:
+    service = filled_in("cuda:2")["services"]["silo"]
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] == ["2"]
+    assert service["environment"]["SILOFL_DEVICE"] == "cuda:0" and service["image"].endswith("-gpu")
+    assert "SILOFL_IMAGE=registry/silo:1\n" in str(bundle(image="registry/silo:1").files()[".env"])
+
+
+def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
+    """The SHA-256 changes with the code and with nothing else; the file is one that a site reads."""
+    from client.site.warm.pins import read_pins
+
+    app = tmp_path / "app"
+    (app / "pkg").mkdir(parents=True)
+    (app / "pyproject.toml").write_text(
+        '[project]\nname = "x"\nversion = "1"\nlicense = "MIT"\n[tool.flwr.app]\npublisher = "y"\n'
+        'fab-include = ["pkg/**/*.py"]\n[tool.flwr.app.components]\nserverapp = "pkg.a:app"\nclientapp = "pkg.a:app"\n'
+    )
+    (app / "pkg/a.py").write_text("app = 1\n")
+    first = app_hash(app)
+    (app / "data.csv").write_text("1")
+    os.utime(app / "pkg/a.py", (0, 0))
+    assert app_hash(app) == first
+    (app / "pkg/a.py").write_text("app = 2\n")
+    assert app_hash(app) != first
+    (tmp_path / "allowed-apps").write_text(pins(app))
+    assert list(read_pins(str(tmp_path / "allowed-apps"))) == [app_hash(app)]
+
+
+# --- what a site makes of it ------------------------------------------------------------------------------
+
+
+def test_tar_and_unpacked_folder_are_the_same_bundle(tar: Path, tmp_path: Path) -> None:
+    with tarfile.open(tar) as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert read_bundle(tar) == read_bundle(tmp_path / "clinic")
+    assert set(read_bundle(tar)) == FILES
+
+
+def test_no_path_of_an_archive_is_used(tmp_path: Path) -> None:
+    """A member that would be written elsewhere is known by its last name only, and links are not followed."""
+    path = tmp_path / "evil.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in (("../../ca.crt", b"CA"), ("/etc/.env", b"SILOFL_NAME=a"), ("x/allowed-apps", b"")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("x/node.key")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
+        archive.addfile(link)
+    assert set(read_bundle(path)) == {".env", "allowed-apps", "ca.crt"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])
+def test_what_is_no_bundle(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="is no bundle"):
+        read_bundle(path)
+    with pytest.raises(ValueError, match="there is no bundle"):
+        read_bundle(tmp_path / "none.tar")
+    with pytest.raises(ValueError, match=r"has no \.env"):
+        read_bundle(tmp_path)
+
+
+def test_a_truncated_bundle(tar: Path) -> None:
+    tar.write_bytes(tar.read_bytes()[:1500])
+    with pytest.raises(ValueError, match="is no bundle"):
+        read_bundle(tar)
+
+
+def test_site_of_a_bundle(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    site = site_of(read_bundle(tar), tmp_path / "files", tmp_path / "own.npz", "cuda:1")
+    assert (site.name, site.server, site.device) == ("clinic", "fl.example.org:9092", "cuda:1")
+    assert (site.data, site.state) == (tmp_path / "own.npz", tmp_path / "state/silofl-site/clinic/state")
+    assert site.allowed_apps == str(tmp_path / "files/allowed-apps")
+    unpack(read_bundle(tar), tmp_path / "files")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "files").iterdir()}
+    assert modes == {"ca.crt": 0o600, "node.key": 0o600, "allowed-apps": 0o600, "policy.toml": 0o600}
+    assert read_policy(site.policy) == replace(Policy(), where=site.policy)
+    files = read_bundle(tar)
+    assert site_of(files, tmp_path, policy=tmp_path / "ours.toml").policy == str(tmp_path / "ours.toml")
+    old = {name: content for name, content in files.items() if name != "policy.toml"}
+    assert read_policy(site_of(old, tmp_path).policy) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"), [("", "SILOFL_NAME is not set"), ("SILOFL_NAME=a", "SILOFL_SERVER is not set")]
+)
+def test_settings_that_are_missing(variables: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        site_of({".env": variables.encode()}, Path("x"))
+
+
+@pytest.mark.parametrize("name", ["../../root", ".hidden", "a/b"])
+def test_names_that_would_leave_the_state_directory(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a silo"):
+        site_of({".env": f"SILOFL_NAME={name}\nSILOFL_SERVER=a:1\n".encode()}, Path("x"))
+
+
+def test_variables_as_compose_reads_them() -> None:
+    text = "# a comment=1\n\nA=1\nB = two words \nC='quoted'\nD=a=b\n"
+    assert read_variables(text) == {"A": "1", "B": "two words", "C": "quoted", "D": "a=b"}
+
+
+def test_one_join_at_a_time(tmp_path: Path) -> None:
+    again = pytest.raises(ValueError, match="clinic runs on this machine already")
+    with only_one(tmp_path, "clinic"), again, only_one(tmp_path, "clinic"):
+        pass
+    with only_one(tmp_path, "clinic"):
+        pass
+
+
+# --- against a real SuperLink -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+    with superlink(tmp_path_factory.mktemp("superlink")) as running:
+        yield running
+
+
+@pytest.fixture
+def federation(server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """A federation whose server runs; its connection `test` is written."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    write_connection(server.connection)
+    (tmp_path / "federation.yaml").write_text(
+        f"name: test\nserver: {{fleet-port: {server.fleet}, control-port: {server.port}}}\n"
+        "demo: {dataset: digits}\nsilos: [{name: north, data: demo}]\n"
+    )
+    return read_federation(Path("federation.yaml"))
+
+
+def registered(server: SuperLink) -> dict[str, bytes]:
+    with Control(server.connection) as control:
+        return {node.name: node.public_key for node in control.nodes()}
+
+
+def test_add_and_remove(
+    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    assert main(["add-silo", "clinic"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "clinic.tar: hand it to clinic as the secret it is\n"
+    assert "works on this machine only" in err and "PRIVATE" not in out + err
+    files = read_bundle(Path("clinic.tar"))
+    public = load_ssh_private_key(files["node.key"], None).public_key()
+    pem = public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    assert registered(server)["clinic"].strip() == pem.strip()
+    assert files["ca.crt"] == server.credentials.ca_certificate.read_bytes()
+    assert app_hash(app_directory()) in files["allowed-apps"].decode()
+    assert read_variables(files[".env"].decode())["SILOFL_SERVER"] == f"127.0.0.1:{server.fleet}"
+    noted = tmp_path / "state/silofl/test/remote/clinic.pem"
+    assert noted.read_bytes() == pem
+
+    for again, reason in (("clinic", "is registered already"), ("north", "is a silo of"), ("No Name", "is no name")):
+        assert main(["add-silo", again, "--out", "other.tar"]) == 2
+        assert reason in capsys.readouterr().err
+    assert not Path("other.tar").exists()
+
+    assert main(["remove-silo", "clinik"]) == 2
+    assert "did you mean 'clinic'?" in capsys.readouterr().err
+    assert main(["remove-silo", "clinic"]) == 0
+    assert "clinic" not in registered(server) and not noted.exists()
+
+
+def test_nothing_is_registered_where_no_bundle_can_be_written(
+    server: SuperLink, federation: Federation, tmp_path: Path
+) -> None:
+    with Control(server.connection) as control, pytest.raises(ValueError, match="there is no folder"):
+        add_silo(federation, control, "lost", tmp_path / "no/such/folder.tar", fleet_port=1, app=app_directory())
+    assert "lost" not in registered(server)
+
+
+def test_an_address_that_the_certificate_lacks_is_found_before_the_hospital_does(
+    server: SuperLink, federation: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path("federation.yaml")
+    path.write_text(path.read_text().replace("server: {", "server: {address: fl.example.org, "))
+    assert main(["add-silo", "far"]) == 2
+    assert "the server's certificate is not for fl.example.org" in capsys.readouterr().err
+    assert not Path("far.tar").exists() and "far" not in registered(server)
+
+
+def test_a_silo_of_the_file_would_come_back(server: SuperLink, federation: Federation) -> None:
+    with Control(server.connection) as control:
+        control.register("north", server.credentials.node_public_pem("north"))
+        assert "still stands in" in remove_silo(federation, control, "north")
+    assert "north" not in registered(server)
+
+
+def write_data(path: Path) -> Path:
+    x = np.zeros((20, 3), np.float32)
+    np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
+    return path
+
+
+def join(bundle_file: Path, data: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "server.cli.main", "join", str(bundle_file), "--data", str(data)],
+        env={**os.environ, "PYTHONPATH": str(app_directory())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.deployed
+@pytest.mark.parametrize("own", [True, False], ids=["own key", "bundle's key"])
+def test_join_and_leave_without_docker(server: SuperLink, federation: Federation, tmp_path: Path, own: bool) -> None:
+    """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye."""
+    data = write_data(tmp_path / "data.npz")
+    if own:
+        assert main(["request", "joiner"]) == main(["add-silo", "--request", "joiner.request"]) == 0
+    else:
+        assert main(["remove-silo", "joiner"]) == main(["add-silo", "joiner"]) == 0
+    online = site_root() / "joiner/online"
+    with join(Path("joiner.tar"), data) as first:
+        try:
+            deadline = time.monotonic() + 120
+            while not online.exists():
+                assert first.poll() is None, first.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            with Control(server.connection) as control:
+                assert {node.name: node.status for node in control.nodes()}["joiner"] == "online"
+            second = join(Path("joiner.tar"), data)
+            _, error = second.communicate(timeout=120)
+            assert second.returncode == 2
+            assert error.splitlines()[-1] == (
+                "silofl join: joiner runs on this machine already: a bundle runs in one place at a time"
+            )
+        finally:
+            first.send_signal(signal.SIGTERM)
+            output, _ = first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert "ok    key: registered at the server" in output and "joiner joins" in output
+    assert not online.exists()
+    with Control(server.connection) as control:
+        assert {node.name: node.status for node in control.nodes()}["joiner"] == "offline"
+
+
+@pytest.mark.deployed
+def test_a_bundle_of_a_removed_silo_is_refused_at_once(
+    server: SuperLink, federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_data(tmp_path / "data.npz")
+    assert main(["add-silo", "gone"]) == 0 and main(["remove-silo", "gone"]) == 0
+    capsys.readouterr()
+    assert main(["join", "gone.tar", "--data", str(data)]) == 2
+    out, err = capsys.readouterr()
+    assert "FAIL  key: the server does not know this silo's key\n      fix: ask the server's operator" in out
+    assert err.startswith("silofl join: gone cannot join: key: ") and err.count("\n") == 1
+
+
+def test_join_with_data_that_are_not_there(
+    server: SuperLink, federation: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle().write(tmp_path / "x.tar")
+    assert main(["join", "x.tar", "--data", "nowhere.npz"]) == 2
+    err = capsys.readouterr().err
+    assert "clinic cannot join: data (file): " in err and err.count("\n") == 1

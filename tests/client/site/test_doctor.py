@@ -1,0 +1,343 @@
+"""`silofl doctor`: each fault is found, named, and has a fix; a healthy site and server have none."""
+
+import datetime
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from superlink import SuperLink, superlink
+
+from client.site import doctor
+from client.site.doctor import (
+    certificate_checks,
+    connection_checks,
+    data_checks,
+    device_check,
+    first_failure,
+    key_checks,
+    one_line,
+    pin_checks,
+    port_check,
+    resolve_check,
+    site_checks,
+    state_checks,
+    table,
+    version_check,
+)
+from client.site.launch import free_ports
+from client.site.node import Site
+from partitions.silo_file import Check
+from server.cli.main import main
+from server.deploy import credentials as credentials_module
+from server.deploy.control import Control, write_connection
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.doctor import exposure_checks, server_checks
+from server.deploy.federation import read_federation
+
+HOST = "127.0.0.1"
+
+
+def write_data(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    x = np.zeros((20, 3), np.float32)
+    np.savez(path, x_train=x, y_train=np.arange(20) % 2, x_test=x[:4], y_test=np.arange(4) % 2)
+    return path
+
+
+def only(checks: list[Check]) -> Check:
+    assert len(checks) == 1
+    return checks[0]
+
+
+def failed(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.detail for check in checks if not check.ok}
+
+
+# --- certificate ------------------------------------------------------------------------------------------
+
+
+class TlsServer:
+    """Shows the server's certificate to whoever connects."""
+
+    def __init__(self, made: Credentials) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(made.server_certificate, made.server_key)
+        self.socket = socket.create_server((HOST, 0))
+        self.port = int(self.socket.getsockname()[1])
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = self.socket.accept()
+                except OSError:
+                    return
+                try:
+                    context.wrap_socket(connection, server_side=True).close()
+                except OSError:
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[callable]:  # type: ignore[valid-type]
+    """`shown(days=0)`: a server whose credentials were made `days` ago; its port and its CA's certificate."""
+    servers: list[TlsServer] = []
+
+    def make(days: float = 0.0) -> tuple[int, Path]:
+        past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+        with monkeypatch.context() as patch:
+            patch.setattr(credentials_module, "_now", lambda: past)
+            made = ensure_credentials(tmp_path / f"made-{len(servers)}", silos=(), hosts=(HOST,))
+        servers.append(TlsServer(made))
+        return servers[-1].port, made.ca_certificate
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def test_a_good_certificate_passes_chain_names_and_dates(shown) -> None:
+    checks = certificate_checks(HOST, *shown())
+    assert [check.name for check in checks] == ["certificate chain", "certificate names", "certificate dates"]
+    assert all(check.ok for check in checks)
+    assert checks[2].detail == f"valid for {credentials_module.SERVER_DAYS - 1} days"
+
+
+def test_an_expired_certificate_is_told_by_its_dates(shown) -> None:
+    check = only(certificate_checks(HOST, *shown(days=credentials_module.SERVER_DAYS + 1)))
+    assert (check.name, check.ok) == ("certificate dates", False)
+    assert "expired" in check.detail and "renew" in check.fix
+
+
+def test_a_certificate_about_to_expire_fails_while_it_still_works(shown) -> None:
+    checks = certificate_checks(HOST, *shown(days=credentials_module.SERVER_DAYS - 10.5))
+    assert failed(checks) == {"certificate dates": "expires in 10 days"}
+
+
+def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
+    check = only(certificate_checks(HOST, *shown(days=-3)))
+    assert (check.name, check.ok) == ("certificate dates", False) and "clock" in check.fix
+
+
+def test_another_federations_ca_is_told_by_the_chain(shown) -> None:
+    port, _ = shown()
+    _, foreign = shown()
+    check = only(certificate_checks(HOST, port, foreign))
+    assert (check.name, check.ok) == ("certificate chain", False) and "new bundle" in check.fix
+
+
+def test_a_name_that_the_certificate_lacks(shown) -> None:
+    """The certificate is for 127.0.0.1; `localhost` leads to the same server."""
+    port, ca = shown()
+    check = only(certificate_checks("localhost", port, ca))
+    assert (check.name, check.ok) == ("certificate names", False) and "localhost" in check.detail
+
+
+def test_a_port_without_tls(tmp_path: Path, shown) -> None:
+    _, ca = shown()
+    with socket.create_server((HOST, 0)) as plain:
+        thread = threading.Thread(target=lambda: plain.accept()[0].sendall(b"SSH-2.0-x\r\n" * 10))
+        thread.start()
+        check = only(certificate_checks(HOST, plain.getsockname()[1], ca))
+        thread.join()
+    assert (check.name, check.ok) == ("certificate", False) and "does not speak TLS" in check.detail
+
+
+def test_a_damaged_ca_certificate(tmp_path: Path) -> None:
+    for name, content in (("empty.crt", ""), ("text.crt", "no certificate")):
+        (tmp_path / name).write_text(content)
+        check = only(certificate_checks(HOST, 1, tmp_path / name))
+        assert (check.name, check.ok) == ("CA certificate", False) and "bundle" in check.fix
+    assert not only(certificate_checks(HOST, 1, tmp_path / "none.crt")).ok
+
+
+# --- name and port ----------------------------------------------------------------------------------------
+
+
+def test_names_and_ports() -> None:
+    unknown = resolve_check("no-such-host.invalid")  # RFC 6761: .invalid never resolves
+    assert not unknown.ok and "no-such-host.invalid" in unknown.detail and "DNS" in unknown.fix
+    assert resolve_check("localhost").ok
+    (closed,) = free_ports(1)
+    refused = port_check(HOST, closed)
+    assert not refused.ok and "refuses" in refused.detail
+    with socket.create_server((HOST, 0)) as server:
+        assert port_check(HOST, server.getsockname()[1]).ok
+
+
+def test_a_port_that_swallows_packets_points_to_the_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    check = port_check("fl.example.org", 9092)
+    assert not check.ok and "does not answer" in check.detail and "firewall" in check.fix
+
+
+@pytest.mark.parametrize("server", ["", "host", "host:", "host:port", ":9092", "host:0", "host:70000"])
+def test_an_address_that_is_none(tmp_path: Path, server: str) -> None:
+    site = Site("a", server, tmp_path, tmp_path, tmp_path, tmp_path)
+    assert failed(connection_checks(site)) == {"server address": f"{server!r} is no address"}
+
+
+def test_later_checks_are_left_out_where_an_earlier_one_fails(tmp_path: Path) -> None:
+    site = Site("a", "no-such-host.invalid:9092", tmp_path, tmp_path, tmp_path, tmp_path)
+    assert [check.name for check in connection_checks(site)] == ["name resolution"]
+
+
+# --- this machine -----------------------------------------------------------------------------------------
+
+
+def test_data_of_every_kind(tmp_path: Path) -> None:
+    good = write_data(tmp_path / "good/data.npz")
+    assert only(data_checks(good)).detail == f"{good}: train 20, test 4"
+    (tmp_path / "mount").mkdir()
+    assert f"{tmp_path / 'mount'} is empty" == only(data_checks(tmp_path / "mount/data.npz")).detail
+    assert "is a folder" in only(data_checks(tmp_path / "mount")).detail
+    assert "no such file" in only(data_checks(tmp_path / "good/other.npz")).detail
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"nonsense")
+    assert not only(data_checks(bad)).ok and only(data_checks(bad)).fix
+
+
+def test_data_that_another_user_owns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_data(tmp_path / "data.npz")
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # the tests may run as root, who reads everything
+    check = only(data_checks(path))
+    owner = path.stat()
+    assert not check.ok and f"SILOFL_USER={owner.st_uid}:{owner.st_gid}" in check.fix
+
+
+def test_state_directory(tmp_path: Path) -> None:
+    assert only(state_checks(tmp_path / "new")).ok
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700 and not list((tmp_path / "new").iterdir())
+    (tmp_path / "file").touch()
+    assert not only(state_checks(tmp_path / "file")).ok
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    assert device_check("cpu").ok
+    check = device_check("cuda:97")
+    assert not check.ok and "cuda:97" in check.detail and check.fix.endswith("or set the device to cpu")
+
+
+def test_versions(tmp_path: Path) -> None:
+    site = Site("a", "b:1", tmp_path, tmp_path, tmp_path, tmp_path)
+    assert version_check(site).ok
+    assert version_check(replace(site, flwr="1.39.7")).ok  # a patch release speaks the same protocol
+    other = version_check(replace(site, flwr="1.40.0"))
+    assert not other.ok and "1.40.0" in other.detail and "install flwr 1.40.0" in other.fix
+
+
+def test_pins(tmp_path: Path) -> None:
+    assert "not pinned" in only(pin_checks("")).detail
+    (tmp_path / "pins").write_text(f"# builds\n{'a' * 64}  silofl 0.1.0\n{'b' * 64}\n")
+    assert "2 pinned" in only(pin_checks(str(tmp_path / "pins"))).detail
+    assert not only(pin_checks(str(tmp_path / "none"))).ok
+
+
+def test_table_and_first_failure() -> None:
+    checks = [Check("a", True, "fine"), Check("b", False, "line one\nline two", "mend it"), Check("c", False, "x", "y")]
+    assert table(checks) == ("ok    a: fine\nFAIL  b: line one line two\n      fix: mend it\nFAIL  c: x\n      fix: y")
+    assert first_failure(checks) == checks[1] and first_failure(checks[:1]) is None
+    assert one_line(checks[1]) == "b: line one line two; mend it"
+
+
+# --- against a real SuperLink -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+    """A SuperLink at which `north` is registered and `south` is not."""
+    with superlink(tmp_path_factory.mktemp("superlink")) as running:
+        with Control(running.connection) as control:
+            control.register("north", running.credentials.node_public_pem("north"))
+        yield running
+
+
+def test_a_registered_key_passes_and_nothing_changes_at_the_server(server: SuperLink, tmp_path: Path) -> None:
+    write_data(tmp_path / "data.npz")
+    checks = site_checks(server.site(tmp_path))
+    assert failed(checks) == {}
+    assert [check.name for check in checks][-2:] == ["clock", "key"]
+    with Control(server.connection) as control:
+        assert [node.status for node in control.nodes()] == ["registered"]  # not online
+
+
+def test_a_key_that_the_server_does_not_know(server: SuperLink, tmp_path: Path) -> None:
+    check = only(key_checks(server.site(tmp_path, "south")))
+    assert (check.name, check.ok) == ("key", False)
+    assert "does not know" in check.detail and "silofl add-silo south" in check.fix
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_wrong_clock(server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    from flwr.client.grpc_rere_client import node_auth_client_interceptor as interceptor
+
+    real = interceptor.now
+    monkeypatch.setattr(interceptor, "now", lambda: real() + datetime.timedelta(seconds=seconds))
+    check = only(key_checks(server.site(tmp_path)))
+    assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
+
+
+def test_a_key_file_that_is_none(server: SuperLink, tmp_path: Path) -> None:
+    (tmp_path / "node.key").write_text("no key")
+    site = replace(server.site(tmp_path), node_key=tmp_path / "node.key")
+    assert "no private key" in only(key_checks(site)).detail
+    assert not only(key_checks(replace(site, node_key=tmp_path / "none"))).ok
+
+
+def federation_file(folder: Path, server: SuperLink, silos: tuple[str, ...]) -> Path:
+    path = folder / "federation.yaml"
+    listed = "".join(f"  - {{name: {name}, data: demo}}\n" for name in silos)
+    ports = f"fleet-port: {server.fleet}, control-port: {server.port}"
+    path.write_text(f"name: test\nserver: {{{ports}}}\ndemo: {{dataset: digits}}\nsilos:\n{listed}")
+    return path
+
+
+def test_server_doctor_says_who_is_missing_and_who_is_away(
+    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    path = federation_file(tmp_path, server, ("north", "west"))
+    before = server_checks(read_federation(path), "test")
+    assert list(failed(before)) == ["connection"]
+    write_connection(server.connection)
+    checks = server_checks(read_federation(path), "test")
+    assert failed(checks) == {"registrations": "not registered: west", "online": "not online: north"}
+    names = [check.name for check in checks]
+    assert {"control port", "fleet port", "CA certificate's dates", "chain", "names"} <= set(names)
+    assert main(["doctor", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert "FAIL  online: not online: north\n      fix: ask these sites" in out
+    assert err == f"silofl doctor: test: 2 of {len(checks)} checks failed: registrations, online\n"
+
+
+def test_a_control_port_that_others_reach_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address stands for one of this machine's that is not loopback."""
+    with socket.create_server((HOST, 0)) as reachable:
+        port = reachable.getsockname()[1]
+        monkeypatch.setattr("server.deploy.doctor.THIS_MACHINE", ())
+        assert "ship code" in only(exposure_checks(HOST, port)).detail
+        assert not only(exposure_checks(HOST, port)).ok
+    (closed,) = free_ports(1)
+    assert only(exposure_checks(HOST, closed)).ok
+
+
+def test_doctor_without_anything_to_look_at_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SILOFL_SERVER", raising=False)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == ("silofl doctor: there is no federation.yaml: write one, or name another file\n")

@@ -1,0 +1,113 @@
+"""The inventory of Flower's internals is whole: no code of ours reaches them any other way."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.site.flower import HABITS, INTERNALS, internal, markdown
+
+ROOT = Path(__file__).parents[3]
+INVENTORY = "client/site/flower.py"
+PUBLIC = {
+    *("flwr", "flwr.app", "flwr.client", "flwr.clientapp", "flwr.common", "flwr.serverapp", "flwr.serverapp.strategy"),
+    *("flwr.server", "flwr.server.strategy"),  # the plain app of a benchmark
+}
+MODULE = re.compile(r"(?<![\w.])flwr(?:\.[a-z_]\w*)+")
+
+
+def files() -> list[tuple[str, ast.Module]]:
+    """Every Python file of ours that is no test."""
+    rooms = ("models", "partitions", "strategies", "client", "server", "docker", "benchmarks")
+    paths = sorted(path for room in rooms for path in (ROOT / room).rglob("*.py"))
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))) for path in paths]
+
+
+def internals_in(tree: ast.Module) -> Iterator[str]:
+    """What a file reaches of Flower past its public names: by import, by attribute, or by a module's name in a text."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("flwr.") and name.name not in PUBLIC)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
+            module = str(node.module)
+            public = importlib.import_module(module).__all__ if module in PUBLIC else ()
+            yield from (f"{module}:{name.name}" for name in node.names if name.name not in public)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "flwr":
+            if node.attr != "__version__":
+                yield f"flwr.{node.attr}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield from (name for name in MODULE.findall(node.value) if name not in PUBLIC)
+
+
+def test_the_code_reaches_flowers_internals_through_the_inventory_alone() -> None:
+    found = {path: sorted(set(internals_in(tree))) for path, tree in files()}
+    assert len(found.pop(INVENTORY)) > 20
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import flwr.supercore.utils",
+        "from flwr.supercore.utils import get_flwr_home",
+        "from flwr.common import GRPC_MAX, log",
+        "import flwr\nflwr.supercore.utils",
+        "import importlib\nimportlib.import_module('flwr.supernode.runtime.run_clientapp')",
+        "command = ['-c', 'from flwr.cli.app import app; app()']",
+    ],
+)
+def test_another_way_would_be_found(code: str) -> None:
+    assert list(internals_in(ast.parse(code)))
+
+
+def test_public_names_are_no_internals() -> None:
+    code = (
+        '"""As flwr.supernode does."""\nimport flwr\nfrom flwr.app import Message\nprint(flwr.__version__, "flwr.app")'
+    )
+    assert list(internals_in(ast.parse(code))) == []
+
+
+def test_every_row_is_used_and_every_use_has_its_row() -> None:
+    used: set[str] = set()
+    for _, tree in files():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "internal":
+                (name,) = node.args
+                assert isinstance(name, ast.Constant) and isinstance(name.value, str), ast.dump(node)
+                used.add(name.value)
+    assert used == INTERNALS.keys()
+
+
+@pytest.mark.parametrize("name", INTERNALS)
+def test_the_installed_flower_has_it(name: str) -> None:
+    assert internal(name) is not None
+
+
+def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("flwr.supercore.task_identity.TaskIdentity")
+    with pytest.raises(AttributeError, match="TaskIdentity"):
+        internal("TaskIdentity")
+
+
+def test_who_a_process_is_has_three_parts() -> None:
+    """`server.run.engine.flower_identity` sets them."""
+    assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
+
+
+def test_the_documents_table_is_the_inventory() -> None:
+    """`python -m client.site.flower` prints it anew."""
+    assert markdown() in (ROOT / "docs" / "decisions.md").read_text("utf-8")
+
+
+def test_each_habit_names_a_test_that_is_there() -> None:
+    tests = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    for habit in HABITS:
+        name = habit.test.strip("`")
+        assert any(name in (path.name, *re.findall(r"^def (\w+)", text, re.MULTILINE)) for path, text in tests.items())

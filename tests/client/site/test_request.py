@@ -1,0 +1,168 @@
+"""A hospital's own key: what a request holds and proves, what the server makes of it, and who may use the bundle."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from superlink import SuperLink, superlink
+
+from client.site.bundle import check_key, own_key, read_bundle, read_variables, site_of, site_root, unpack
+from client.site.keys import fingerprint
+from client.site.request import load_key, make_request, new_key, private_bytes, public_bytes, read_request
+from server.cli.main import main
+from server.deploy.bundle import Bundle
+from server.deploy.control import Control, write_connection
+
+
+@pytest.fixture(autouse=True)
+def at_the_hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_private_key_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["request", "clinic"]) == 0
+    out = capsys.readouterr().out
+    key = own_key(site_root() / "clinic")
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600 and "PRIVATE" in key.read_text()
+    text = Path("clinic.request").read_text()
+    assert "PRIVATE" not in text + out and len(text) < 1000
+    request = read_request(Path("clinic.request"))
+    assert request.name == "clinic" and request.public_key == public_bytes(load_key(key))
+    assert out.splitlines()[-1] == request.fingerprint == fingerprint(request.public_key)
+
+
+def test_asking_again_is_asking_with_the_same_key() -> None:
+    first = make_request("clinic", None, None)[2]
+    assert make_request("clinic", None, Path("again.request"))[2] == first
+    assert read_request(Path("again.request")) == first
+
+
+def test_key_and_request_in_a_folder_for_docker(tmp_path: Path) -> None:
+    """The bundle is unpacked into it; it brings no key, so that the key stays as it is."""
+    key, file, request = make_request("clinic", Path("clinic"), None)
+    assert (key, file) == (Path("clinic/node.key"), Path("clinic/clinic.request")) and not site_root().exists()
+    Bundle("clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint).write(tmp_path / "x.tar")
+    before = key.read_bytes()
+    with tarfile.open("x.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert key.read_bytes() == before and set(read_bundle(Path("clinic"))) >= {"node.key", "ca.crt"}
+
+
+@pytest.mark.parametrize("name", ["../up", "No Name", "", "a_b", "x" * 64])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name: use 1 to 63 lower-case letters"):
+        make_request(name, None, None)
+
+
+@pytest.mark.parametrize("field", ["name", "made", "public-key", "signature"])
+def test_a_request_that_somebody_has_changed(field: str) -> None:
+    """The attack: another name for the key, or another key for the name; nobody without the key can sign it."""
+    make_request("clinic", None, None)
+    content = json.loads(Path("clinic.request").read_text())
+    other = make_request("other", None, Path("other.request"))[1]
+    content[field] = json.loads(other.read_text())[field] if field != "made" else "2020-01-01T00:00:00Z"
+    Path("clinic.request").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"clinic\.request was changed, or whoever made it does not have its key"):
+        read_request(Path("clinic.request"))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "no JSON", '{"name": 1}', "x" * 100_000, "\x00"])
+def test_what_is_no_request(content: str) -> None:
+    Path("x.request").write_text(content)
+    with pytest.raises(ValueError, match=r"x\.request is no request, or is damaged"):
+        read_request(Path("x.request"))
+    with pytest.raises(ValueError, match=r"there is no request none"):
+        read_request(Path("none"))
+
+
+# --- whose key a bundle needs -------------------------------------------------------------------------------
+
+
+def bundle(key: bytes = b"", wanted: str = "") -> dict[str, bytes]:
+    path = Path("some.tar")
+    path.unlink(missing_ok=True)
+    Bundle("clinic", "net", "fl.example.org:9092", b"CA", key, "# pins\n", fingerprint=wanted).write(path)
+    return read_bundle(path)
+
+
+def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
+    key, _, request = make_request("clinic", None, None)
+    files = bundle(wanted=request.fingerprint)
+    site = site_of(files, tmp_path / "files")
+    check_key(files, site)
+    assert site.node_key == key
+    unpack(files, tmp_path / "files")
+    assert not (tmp_path / "files" / "node.key").exists()
+    assert "holds no private key" in files["README.md"].decode() and len(files["README.md"].splitlines()) == 10
+
+
+def test_a_bundle_whose_key_is_elsewhere() -> None:
+    files = bundle(wanted="SHA256:12")
+    with pytest.raises(ValueError, match=r"the key of clinic is not on this machine .* this bundle brings none: join"):
+        check_key(files, site_of(files, Path()))
+    make_request("clinic", None, None)
+    with pytest.raises(ValueError, match=r"this bundle is for the key SHA256:12, and .* is SHA256:"):
+        check_key(files, site_of(files, Path()))
+
+
+def test_a_bundle_does_not_bring_another_key_in_place_of_the_sites_own() -> None:
+    """Whoever made that key could be the hospital from then on."""
+    key = make_request("clinic", None, None)[0]
+    files = bundle(private_bytes(new_key()))
+    with pytest.raises(ValueError, match="this bundle brings a private key, and clinic has made its own"):
+        check_key(files, site_of(files, Path()))
+    check_key(bundle(key.read_bytes()), site_of(files, Path()))
+
+
+# --- against a real SuperLink -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SuperLink]:
+    with superlink(tmp_path_factory.mktemp("superlink")) as running:
+        yield running
+
+
+def test_a_request_is_signed_in(server: SuperLink, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_connection(server.connection)
+    Path("federation.yaml").write_text(
+        f"name: test\nserver: {{fleet-port: {server.fleet}, control-port: {server.port}}}\n"
+        "demo: {dataset: digits}\nsilos: [{name: north, data: demo}]\n"
+    )
+    _, _, request = make_request("clinic", None, None)
+    assert main(["add-silo", "--request", "clinic.request"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        f"clinic has the key {request.fingerprint}: compare it with what the hospital tells you",
+        "clinic.tar: hand it to clinic; no private key is in it",
+    ]
+    assert b"PRIVATE" not in Path("clinic.tar").read_bytes()
+    files = read_bundle(Path("clinic.tar"))
+    assert read_variables(files[".env"].decode())["SILOFL_KEY"] == request.fingerprint
+    with Control(server.connection) as control:
+        assert {n.name: fingerprint(n.public_key) for n in control.nodes()}["clinic"] == request.fingerprint
+
+    from client.site.doctor import first_failure, key_checks
+
+    unpack(files, tmp_path / "files")
+    assert not first_failure(key_checks(site_of(files, tmp_path / "files")))  # the server knows the key
+
+    own_key(site_root() / "twin").parent.mkdir()
+    own_key(site_root() / "twin").write_bytes(own_key(site_root() / "clinic").read_bytes())
+    make_request("twin", None, None)
+    for arguments, reason in (
+        (["--request", "clinic.request", "--out", "b.tar"], "clinic is registered already"),
+        (["--request", "twin.request"], "this key is registered already, as clinic: one key per silo"),
+        (["other", "--request", "twin.request"], "twin.request is a request of twin, not of other"),
+        ([], "give a NAME, or --request FILE"),
+    ):
+        assert main(["add-silo", *arguments]) == 2
+        assert reason in capsys.readouterr().err
+    assert not list(tmp_path.glob("[bto]*.tar"))

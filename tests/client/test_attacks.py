@@ -1,0 +1,314 @@
+"""What a server that chooses every setting gets out of a hospital: each attack that worked once, against what is there.
+
+The silo is the real app on a file of its own, asked as the round loop asks it; the attacker knows the code, the
+settings that it chose, and how many patients there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from tiny import PLAIN, Files, TinyGrid, federate, random_silos
+
+from client.app import app
+from client.site import policy as module
+from models.standardisation import column_sums, rounded_sums
+from partitions.pool import hold_out
+from partitions.silo_file import write_npz
+from server.run.engine import flower_identity
+from strategies.base.run_settings import parse_settings
+from strategies.base.state import State
+
+Numbers = npt.NDArray[np.float64]
+RUNS = [(seed, share) for seed in range(20) for share in (0.1, 0.2, 0.3)]  # sixty
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+@pytest.fixture
+def patients() -> Numbers:
+    """Sixty patients, four columns, on the scales of a clinic."""
+    rng = np.random.default_rng(5)
+    return rng.normal(size=(60, 4)) * [15, 1, 40, 0.3] + [60, 170, 200, 1]
+
+
+def write(file: Path, x: Numbers) -> Path:
+    """A table whose training part is not named: x_train and x_test, from which the old code drew by the run's seed."""
+    y = np.arange(len(x)) % 2
+    test: dict[str, Any] = {"x_test": x[:12].astype(np.float32) + 1, "y_test": y[:12]}
+    write_npz(file, {"x_train": x.astype(np.float32), "y_train": y, **test})
+    return file
+
+
+def card(file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any) -> dict[str, Any]:
+    """The data card, or ``{"error": reason}``, that the silo gives for these settings."""
+    values = {**PLAIN, "normalization": "agreed", "batch-size": 64, "min-metric-samples": 1, "strategy": "fedavg"}
+    given = {key.replace("_", "-"): value for key, value in settings.items()}
+    node: dict[str, Any] = {
+        "name": "clinic",
+        "data": str(file),
+        "policy": policy,
+        **({"state-dir": str(state)} if state else {}),
+    }
+    context = Context(run, 1, node, RecordDict(), parse_settings({**values, **given}).flat())
+    reply = app(Message(RecordDict({"config": ConfigRecord({})}), 1, "query"), context)
+    return {"error": reply.error.reason} if reply.has_error() else dict(reply.content["card"])
+
+
+def solve(cards: list[dict[str, Any]], masks: list[npt.NDArray[np.bool_]]) -> Numbers:
+    """The records that fit all cards best, if the attacker is right about who was in each training part."""
+    sums = np.array([c["sum"] for c in cards])
+    return np.linalg.lstsq(np.array(masks, float), sums, rcond=None)[0]
+
+
+def found(guess: Numbers, patients: Numbers) -> int:
+    """Patients of whom every column was guessed to a tenth of its standard deviation."""
+    return int((np.abs(guess - patients) < 0.1 * patients.std(0)).all(1).sum())
+
+
+# ---- The sixty-run reconstruction ------------------------------------------------------------------------------------
+
+
+def drawn_by(seed: int, share: float, n: int) -> npt.NDArray[np.bool_]:
+    """Who was in the training part of a run, as the code before drew it."""
+    mask = np.zeros(n, bool)
+    mask[hold_out(np.arange(n), share, np.random.default_rng(seed))[0]] = True
+    return mask
+
+
+def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None:
+    """Before: each run drew its training part, its card had the exact sums; sixty runs gave sixty of sixty patients.
+
+    Now: sixty cards are one card, whatever the runs ask for, and it is rounded.
+    """
+    x = patients.astype(np.float32)
+    masks = [drawn_by(seed, share, len(x)) for seed, share in RUNS]
+    before = [{"sum": column_sums(x[mask])[0]} for mask in masks]
+    old = solve(before, masks)
+    assert found(old, patients) == 60 and np.abs(old - x).max() < 1e-6
+
+    file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
+    asked = [card(file, state, run=1 + i % 20, seed=seed, validation=share) for i, (seed, share) in enumerate(RUNS)]
+    assert all("sum" in c for c in asked)
+    assert len({(c["n_train"], c["n_val"], *c["sum"], *c["square_sum"]) for c in asked}) == 1
+    assert found(solve(asked, masks), patients) == 0
+
+
+def test_runs_that_leave_validation_unused_train_on_no_one_else(patients: Numbers, tmp_path: Path) -> None:
+    file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
+    with_it, without = card(file, state, validation=-1), card(file, state, validation=0)
+    assert (with_it["n_train"], with_it["n_val"]) == (51, 9)
+    assert (without["n_train"], without["n_val"]) == (51, 0)
+    assert without["sum"] == with_it["sum"]
+
+
+def test_a_sixty_first_run_on_one_day(patients: Numbers, tmp_path: Path) -> None:
+    """Runs are counted, not messages; what was counted outlives the process, and a number of its own is none."""
+    file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
+    assert all("sum" in card(file, state, run=run) for run in range(1, 21) for _ in range(2))
+    assert card(file, state, run=21)["error"].startswith(
+        "clinic refuses: its policy has runs-per-day = 20, and this is"
+    )
+    assert "sum" in card(file, state, run=20)
+
+
+# ---- The two-card difference -----------------------------------------------------------------------------------------
+
+
+def test_the_two_card_difference(patients: Numbers, tmp_path: Path) -> None:
+    """One patient more in the file: the second card has no sums and says why; the first one's are given again after."""
+    file, state = tmp_path / "own.npz", tmp_path / "state"
+    val: dict[str, Any] = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
+    test: dict[str, Any] = {"x_test": patients[:12].astype(np.float32), "y_test": np.arange(12) % 2}
+
+    def version(n: int) -> Path:
+        y = np.arange(n) % 2
+        write_npz(file, {"x_train": patients[:n].astype(np.float32), "y_train": y, **val, **test})
+        os.utime(file, ns=(n, n))
+        return file
+
+    first, second, again = (card(version(n), state) for n in (59, 60, 59))
+    assert "sum" in first and "sum" not in second and again["sum"] == first["sum"]
+    assert second["sums_withheld"] == (
+        "its policy has min-sum-samples = 50, and 1 samples differ from those it gave sums of before"
+    )
+
+
+def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lost(
+    patients: Numbers, tmp_path: Path
+) -> None:
+    """The state directory remembers; without one, or with a record that cannot be read, there are no sums."""
+    file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
+    first = card(file, state)
+    record = state / "released-sums.json"
+    assert record.stat().st_mode & 0o777 == 0o600
+    record.write_text(record.read_text()[:40])
+    assert "cannot be remembered" in card(file, state, seed=2)["sums_withheld"]
+    record.unlink()
+    assert card(file, state)["sum"] == first["sum"]  # the rounding draws nothing
+    nowhere = card(file, None, policy=str(loose(tmp_path, "runs-per-day = 0")))
+    assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
+
+
+def loose(folder: Path, *lines: str) -> Path:
+    file = folder / "policy.toml"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_rounding_tells_of_no_patient(patients: Numbers) -> None:
+    """Even where both cards had sums: whoever of the sixty is taken out, their difference is one of two numbers.
+
+    Exact sums' difference is the record itself.
+    """
+    n = len(patients)
+    for sums, most in ((column_sums, n), (rounded_sums, 2)):
+        cards = [sums(np.delete(patients, i, 0)) for i in range(n)]
+        for kind in (0, 1):
+            each = np.array(sums(patients)[kind]) - np.array([card[kind] for card in cards])
+            assert max(len(np.unique(column.round(6))) for column in each.T) <= most
+            assert sums is rounded_sums or np.allclose(each, patients ** (kind + 1))
+
+
+def test_a_column_in_which_one_patient_differs_looks_like_one_in_which_none_does() -> None:
+    """A rare diagnosis: 0 of 64, or 1 of 64."""
+    none, one = np.zeros((64, 1)), np.zeros((64, 1))
+    one[17] = 1
+    assert rounded_sums(none) == rounded_sums(one)
+
+
+# ---- The one-sample silo ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
+    """A file whose training part is one patient: its gradient is that patient. No card, model or sums leave."""
+    file = tmp_path / "one.npz"
+    x, y = np.ones((n, 3), np.float32) * np.arange(n)[:, None], np.arange(n) % 2
+    write_npz(file, {f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))})
+    reply = card(file, tmp_path / "state")
+    assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
+    assert not (tmp_path / "state" / "released-sums.json").exists()
+
+
+def test_sums_are_of_enough_samples_only(patients: Numbers, tmp_path: Path) -> None:
+    file = write(tmp_path / "own.npz", patients[:40])
+    assert card(file, tmp_path / "state")["sums_withheld"] == (
+        "its policy has min-sum-samples = 50, it has 34 training samples"
+    )
+
+
+# ---- The weakened setting --------------------------------------------------------------------------------------------
+
+WEAKENED = [
+    ({"local_epochs": 1000}, "its policy has max-local-epochs = 20, the run local-epochs = 1000"),
+    ({"batch_size": 1}, "its policy has min-batch-size = 8, the run batch-size = 1"),
+    ({"strategy": "apple"}, "its policy has peers = false, the run strategy = apple, which hands a silo's model"),
+    ({"strategy": "fedfomo"}, "its policy has peers = false, the run strategy = fedfomo, which hands a silo's model"),
+    ({"strategy": "fedproto"}, "its policy has class-means = false, the run strategy = fedproto"),
+    ({"strategy": "fedpac"}, "its policy has class-means = false, the run strategy = fedpac"),
+]
+
+
+@pytest.mark.parametrize(("settings", "reason"), WEAKENED, ids=[str(s) for s, _ in WEAKENED])
+def test_the_weakened_setting(patients: Numbers, tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+    reply = card(write(tmp_path / "own.npz", patients), tmp_path / "state", **settings)
+    assert reply["error"].startswith(f"clinic refuses: {reason}") and "\n" not in reply["error"]
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Files:
+    """Enough samples for a policy's defaults; silo d has fewer than ten for its metrics."""
+    return random_silos(tmp_path, {"a": 30, "b": 24, "c": 27, "d": 12})
+
+
+def run(files: Files, tmp_path: Path, **changes: Any) -> Any:
+    return federate(files, state_dir=tmp_path / "states", directory=tmp_path / "run", **{"batch_size": 16, **changes})
+
+
+def test_a_metric_over_few_samples_stays_whatever_the_run_says(four: Files, tmp_path: Path) -> None:
+    """min-metric-samples = 1 is the run's, 13 the site's: silo d's metrics stay, and the history says that they do."""
+    policy = str(loose(tmp_path, "min-metric-samples = 13", 'metrics = ["accuracy"]'))
+    done = run(four, tmp_path, policy=policy, strategy="fedavg", rounds=2, min_metric_samples=1)
+    measured = {(row.silo, row.metric) for row in done.rows if row.split == "test" and row.value == row.value}
+    assert measured == {("a", "accuracy"), ("b", "accuracy"), ("c", "accuracy")}
+    assert "personal.train.loss" not in done.grid.traffic[-1][1].content.get("metrics", {})
+
+
+def test_a_silo_that_refuses_leaves_the_others_to_go_on(four: Files, tmp_path: Path, caplog: Any) -> None:
+    """One hospital of four keeps its model from peers; APPLE trains with the three, and says who refused and why."""
+    strict = str(loose(tmp_path, "peers = false", "runs-per-day = 0"))
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.contexts[2].node_config["policy"] = strict
+
+    done = run(four, tmp_path, prepare=prepare, strategy="apple", rounds=2)
+    assert sorted(done.strategy.silos) == ["a", "c", "d"] and done.values("bytes_up") == [144, 144, 0]
+    assert "b refuses: its policy has peers = false, the run strategy = apple" in caplog.text
+
+
+def test_fewer_silos_than_a_hospital_wants(four: Files, tmp_path: Path) -> None:
+    """The server tells how many train; a quarter of four is one, and the hospital is not alone with the server."""
+    policy = str(loose(tmp_path, "runs-per-day = 0"))
+    with pytest.raises(RuntimeError, match=r"refuses: its policy has min-silos = 3, the round 1 that train"):
+        run(four, tmp_path, policy=policy, strategy="fedavg", rounds=1, participation=0.25)
+    done = run(four, tmp_path / "all", policy=policy, strategy="fedavg", rounds=1, min_metric_samples=1)
+    assert not done.strategy.rejected
+
+
+@pytest.mark.parametrize("personal", ["none", "", ",", "fc1"])
+def test_shared_layers_only(four: Files, tmp_path: Path, personal: str) -> None:
+    """whole-model = false: no value of ``personal`` sends every layer, and one that keeps a layer is allowed."""
+    policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
+    given: dict[str, Any] = {"strategy": "fedrep", "mlp__hidden": "4", "fedrep__personal": personal, "rounds": 1}
+    if personal == "fc1":
+        assert not run(four, tmp_path, policy=policy, **given).strategy.rejected
+        return
+    with pytest.raises(ValueError, match=r"its policy has whole-model = false, the run strategy = fedrep with"):
+        run(four, tmp_path, policy=policy, **given)
+
+
+def test_the_size_of_what_is_sent_counts_whatever_a_method_declares(
+    four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A method that the table takes for a partial one, and that sends all: the app looks at the vector itself."""
+    monkeypatch.setitem(module.METHODS, "fedavg", {"uploads": True})
+    policy = str(loose(tmp_path, "whole-model = false", "runs-per-day = 0"))
+    with pytest.raises(RuntimeError, match=r"whole-model = false, the run strategy = fedavg, which would send 12 "):
+        run(four, tmp_path, policy=policy, strategy="fedavg", rounds=1)
+
+
+# ---- Where a site gives no sums --------------------------------------------------------------------------------------
+
+
+def test_the_federation_goes_on_with_the_others_sums(four: Files, tmp_path: Path, caplog: Any) -> None:
+    """Silo b gives none: it is standardised by its own statistics, the others by those of a, c and d, as is said."""
+    no_sums = str(loose(tmp_path, "sums = false", "runs-per-day = 0", "min-silos = 1"))
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.contexts[2].node_config["policy"] = no_sums
+
+    done = run(four, tmp_path, prepare=prepare, strategy="fedavg", rounds=1, normalization="agreed")
+    line = "b gives no sums of its columns: its policy has sums = false; it is standardised by its own statistics, "
+    assert line + "the others by those of 3 silos" in caplog.text
+    assert line in (tmp_path / "run" / "progress.jsonl").read_text()
+    rows = {name: np.load(file)["x_train"].astype(np.float64) for name, file in four.items()}
+    pooled = np.concatenate([rows[name] for name in "acd"])
+    assert done.strategy.extra["mean"] == pytest.approx(pooled.mean(0))
+    assert done.strategy.extra["own_statistics"] == ["b"]
+    for name, expected in (("a", pooled), ("b", rows["b"])):
+        kept = next((tmp_path / "states").rglob(f"{name}/run-*/round-000001.safetensors"))
+        scale = State.load(kept).numbers["model"]["normalisation"]
+        assert scale["mean"] == pytest.approx(expected.mean(0), abs=1e-6)
+        assert scale["std"] == pytest.approx(expected.std(0), abs=1e-6)
