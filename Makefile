@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check test demo bench clean
+.PHONY: install check settings test demo bench clean
 
 install: $(VENV)/ready
 
@@ -21,6 +21,12 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/privacy.md).
+settings: install
+	$(BIN)/python -m strategies.base.run_settings --write
+	$(BIN)/python -m strategies.base.declarations --write
 
 # The whole suite. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
 test: check

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Prepared
-from client.silo import device_of, initial_model, open_data, use_threads
+from client.silo import device_of, open_data
 from models.architectures import build
 from models.flat import FlatModel
+from models.initial import initial_model
+from models.threads import use_threads
 from models.training import Samples
 
 
@@ -37,7 +39,7 @@ class Loop:
                 found.append((x.clone(memory_format=layout), y))  # contiguous() takes grey ones for either
         shape = tuple(self.train[0][0].shape[1:])
         name, options = settings.model_for(shape)
-        self.model = FlatModel(build(name, shape, data.classes, dict(options)), self.device)
+        self.model = FlatModel(build(name, shape, data.classes, options), self.device)
         self.w, self.g = self.model.vector, self.model.gradient
         self.settings, self.rate, self.batch = prepared.strategy.settings, c.learning_rate, c.batch_size
         self.center = initial_model(name, shape, data.classes, options, c.seed)("").to(self.device, copy=True)
@@ -198,9 +200,9 @@ class Apple(Loop):
             cores[i - 1] = self.own[i - 1]  # the previous silo worked in its own row
             torch.mv(cores.t(), dr, out=self.w)
             for _ in self.gradients(i):
-                slope = torch.mv(cores, self.g).add_(dr - p0, alpha=prox)
+                grad = torch.mv(cores, self.g).add_(dr - p0, alpha=prox)
                 cores[i].sub_(self.g, alpha=self.rate * float(dr[i]))
-                dr.sub_(slope, alpha=self.settings.dr_learning_rate)
+                dr.sub_(grad, alpha=self.settings.dr_learning_rate)
                 torch.mv(cores.t(), dr, out=self.w)
             learned[i] = cores[i]
         self.own = learned

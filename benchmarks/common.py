@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from client.app import app as client_app
-from client.settings import RunSettings, parse_settings
-from server.engine import InProcessGrid, flower_identity
-from server.loop import Federation
-from server.rundir import RunDirectory
+from server.run.engine import InProcessGrid, flower_identity
+from server.run.loop import RoundLoop
+from server.run.rundir import RunDirectory
+from strategies import strategies
+from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import UserError
 
 Timed = Callable[[], object]
+T = TypeVar("T")
 
 
 def seconds(work: Timed) -> float:
@@ -59,9 +63,7 @@ class Prepared:
     """A federation in this process that has met its silos; :meth:`round` runs one more round."""
 
     def __init__(self, values: Mapping[str, Any], *, on_disk: bool = False) -> None:
-        logging.getLogger("flwr").setLevel(
-            logging.ERROR
-        )  # a line per silo and round would be part of the time
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # a line per silo and round would be part of the time
         self.settings: RunSettings = parse_settings({"evaluate-every": 0, "rounds": 10_000, **values})
         directory = None
         if on_disk:
@@ -70,7 +72,7 @@ class Prepared:
         states = directory.checkpoint(self.settings.run_key) / "silos" if directory else None
         grid = InProcessGrid(client_app, self.settings.common.silos, self.settings.flat(), states)
         with flower_identity():
-            self.federation = Federation(grid, self.settings, directory)
+            self.federation = RoundLoop(grid, self.settings, directory)
             self.strategy = self.federation.prepare(self.federation.gather())
             self.federation.restore(self.strategy, None)
         self.done = 0
@@ -81,6 +83,15 @@ class Prepared:
             self.federation.round(self.strategy, self.done)
 
 
+def each_method(values: Mapping[str, Any], make: Callable[[dict[str, Any]], T]) -> dict[str, T]:
+    """``make`` of the settings with each method in turn, but for those that refuse them (fedbn without its layers)."""
+    made = {}
+    for name in sorted(strategies()):
+        with contextlib.suppress(UserError):
+            made[name] = make({**values, "strategy": name})
+    return made
+
+
 def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) -> None:
     """An .npz of pictures (height, width, channels) of ten classes, ``samples`` per silo for training.
 
@@ -89,6 +100,4 @@ def random_pictures(file: Path, shape: Sequence[int], silos: int, samples: int) 
     rng = np.random.default_rng(0)
     count = 2 * samples * silos
     x, y = rng.integers(0, 256, (count, *shape), np.uint8), np.arange(count) % 10
-    np.savez(
-        file, x_train=x[::2], y_train=y[::2], x_val=x[1::4], y_val=y[1::4], x_test=x[3::4], y_test=y[3::4]
-    )
+    np.savez(file, x_train=x[::2], y_train=y[::2], x_val=x[1::4], y_val=y[1::4], x_test=x[3::4], y_test=y[3::4])

@@ -27,11 +27,20 @@ import numpy as np
 import torch
 
 from benchmarks.bare import METHODS, Loop
-from benchmarks.common import Prepared, interleaved, random_pictures, ratios, table
+from benchmarks.common import Prepared, each_method, interleaved, random_pictures, ratios, table
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
-GRADIENTS = {"fedavg-ft": 2, "fedprox-ft": 2, "apfl": 2, "ditto": 2, "fedalt": 2, "fedapm": 2, "per-fedavg": 2,
-             "pfedme": 5, "fedrep": 11}  # fmt: skip
+GRADIENTS = {
+    "fedavg-ft": 2,
+    "fedprox-ft": 2,
+    "apfl": 2,
+    "ditto": 2,
+    "fedalt": 2,
+    "fedapm": 2,
+    "per-fedavg": 2,
+    "pfedme": 5,
+    "fedrep": 11,
+}
 
 
 Values = dict[str, object]
@@ -58,9 +67,7 @@ def floor(given: Values, repeats: int) -> str:
 
 
 def methods(given: Values, repeats: int) -> str:
-    from strategies import strategies
-
-    prepared = {n: Prepared({**values_of(given, 12), "strategy": n}) for n in strategies()}
+    prepared = each_method(values_of(given, 12), Prepared)
     for one in prepared.values():  # past the first rounds, which differ for several methods
         one.round()
         one.round()
@@ -78,9 +85,7 @@ def algebra(given: Values, repeats: int) -> str:
         file = Path(folder) / "random.npz"
         random_pictures(file, (28, 28, 1), 12, 256)
         rounds = {
-            n: Prepared(
-                {**values_of({**given, "dataset": str(file)}, 12), "strategy": n, "learning-rate": 1e-4}
-            )
+            n: Prepared({**values_of({**given, "dataset": str(file)}, 12), "strategy": n, "learning-rate": 1e-4})
             for n in METHODS
         }
         works = {}
@@ -103,11 +108,15 @@ TOGETHER: dict[str, Values] = {
     "FedAvg, MLP 64, batch 64": {"batch-size": 64},
     "FedAvg, MLP 256, batch 10": {"mlp.hidden": "256", "batch-size": 10},
     "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
-    "FedAvg, MLP 256, batch 10, unequal silos": {"mlp.hidden": "256", "batch-size": 10, "partition": "dirichlet",
-                                                 "dirichlet.beta": 5.0},
+    "FedAvg, MLP 256, batch 10, unequal silos": {
+        "mlp.hidden": "256",
+        "batch-size": 10,
+        "partition": "dirichlet",
+        "dirichlet.beta": 5.0,
+    },
     "APPLE, MLP 64, batch 10": {"strategy": "apple", "batch-size": 10},
     "FedALA, MLP 64, batch 10": {"strategy": "fedala", "batch-size": 10},
-}  # fmt: skip
+}
 LIFTED: dict[str, Values] = {
     "FedAvg, MLP 512, batch 64": {"mlp.hidden": "512", "batch-size": 64},
     "FedAvg, MLP 1024, batch 10": {"mlp.hidden": "1024", "batch-size": 10},
@@ -150,12 +159,8 @@ def turns_and_together(values: Values, repeats: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)

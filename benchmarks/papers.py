@@ -6,6 +6,10 @@ accuracy: the mean over silos of test accuracy, each silo counting alike, in its
 papers do), of the received and of the personal models; the mean over seeds. A silo that misses a round counts with what
 it had before.
 
+FedALA (arXiv 2212.01197): accuracy weighted by test samples, in its best round (*by samples*).
+
+FedAPM (KDD 2025): accuracy, weighted F1 and AUC, means over silos, each in its own best round (*each best*).
+
 PLayer-FL (arXiv 2502.08829): of each silo the locally trained model (personal) of least validation loss (cross-entropy;
 the authors' code takes the training loss, which is another where that is focal), its test macro-F1; F1 is the mean over
 silos, weighted by test samples, then the median over seeds with its 95 % bootstrap interval. Fairness is the variance
@@ -25,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import table
-from server.history import History, Row
-from server.summary import values_by_round
+from server.run.history import History, Row
+from server.run.summary import values_by_round
 
 Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
 
@@ -49,6 +53,25 @@ def best_round(rows: Sequence[Row], snapshot: str) -> tuple[int, float]:
     """(round, mean test accuracy over silos) of the best round; (0, nan) where there is none."""
     means = {n: statistics.fmean(v.values()) for n, v in values_by_round(rows, "test", snapshot).items()}
     return max(means.items(), key=lambda item: item[1], default=(0, math.nan))
+
+
+def best_by_samples(rows: Sequence[Row], snapshot: str) -> float:
+    """FedALA's statistic: the best round's mean test accuracy over silos, weighted by their test samples."""
+    counts = {r.silo: r.n or 0 for r in rows if r.split == "test" and r.metric == "accuracy"}
+    means = []
+    for values in values_by_round(rows, "test", snapshot).values():
+        total = sum(counts[silo] for silo in values)
+        means += [sum(v * counts[silo] for silo, v in values.items()) / total] if total else []
+    return max(means, default=math.nan)
+
+
+def best_of_each(rows: Sequence[Row], snapshot: str) -> list[float]:
+    """FedAPM's statistics: mean test accuracy, weighted F1 and AUC over silos, each in its own best round."""
+    found = []
+    for metric in ("accuracy", "weighted_f1", "auc"):
+        values = values_by_round(rows, "test", snapshot, metric)
+        found.append(max((statistics.fmean(v.values()) for v in values.values()), default=math.nan))
+    return found
 
 
 def selected(rows: Sequence[Row], metric: str = "macro_f1") -> dict[str, Row]:
@@ -92,7 +115,10 @@ def accuracy_lines(runs: Runs) -> list[list[str]]:
             if not math.isnan(best[0][1]):
                 at = ", ".join(str(number) for number, _ in best)
                 mean = 100 * statistics.fmean(accuracy for _, accuracy in best)
-                lines.append([method, snapshot, f"{mean:.2f}", at, str(len(best))])
+                weighted_ = 100 * statistics.fmean(best_by_samples(rows, snapshot) for rows in seeds.values())
+                each = [best_of_each(rows, snapshot) for rows in seeds.values()]
+                own = " ".join(f"{100 * statistics.fmean(column):.1f}" for column in zip(*each, strict=True))
+                lines.append([method, snapshot, f"{mean:.2f}", at, f"{weighted_:.2f}", own, str(len(best))])
     return lines
 
 
@@ -106,9 +132,11 @@ def player_lines(runs: Runs) -> list[list[str]]:
         accuracy = [100 * weighted(selected(rows, "accuracy")) for rows in seeds.values()]
         spread = statistics.pvariance(medians[method].values())
         bars = [medians[name] for name in ("local", "fedavg") if name in medians]
-        rate = "" if len(bars) < 2 or method in ("local", "fedavg") else (
-            f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}"
-        )  # fmt: skip
+        rate = (
+            ""
+            if len(bars) < 2 or method in ("local", "fedavg")
+            else (f"{100 * statistics.fmean(all(v > bar[s] for bar in bars) for s, v in medians[method].items()):.0f}")
+        )
         middle = f"{statistics.median(f1):.1f}"
         if len(f1) > 1:
             low, high = median_interval(f1)
@@ -126,7 +154,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         runs = read_runs(parser.parse_args(arguments).runs)
     except ValueError as error:
         parser.error(str(error))
-    print(table(accuracy_lines(runs), ["method", "snapshot", "best accuracy", "round", "seeds"]))
+    print(
+        table(
+            accuracy_lines(runs),
+            ["method", "snapshot", "best accuracy", "round", "by samples", "each best: accuracy, F1, AUC", "seeds"],
+        )
+    )
     print("\nPLayer-FL's statistics: the personal model of least validation loss\n")
     print(table(player_lines(runs), ["method", "F1 (95 %)", "accuracy", "fairness", "IPR"]))
 

@@ -23,8 +23,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import table
-from server import local, processes, submit
-from server.federation import read_federation
+from client.site.launch import FLOWER, free_ports
+from server.deploy import local, processes, submit
+from server.deploy.federation import read_federation
 
 PARAMETERS = 582_026  # of fedala-cnn on 28 x 28 grey pictures
 TIMEOUT_SECONDS = 900.0
@@ -110,36 +111,50 @@ def plain(silos: int, rounds: int) -> list[float]:
     """The same of the plain app, under Flower's own commands."""
     with homes() as folder, ExitStack() as stack:
         stack.callback(lambda: processes.end(processes.find(folder), grace=5.0))
-        fleet, control, *ports = local.free_ports(silos + 2)
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        fleet, control, *ports = free_ports(silos + 2)
+        # Not `environment()`: how often a SuperExec asks is part of what is compared.
+        inherited = {**os.environ, **FLOWER, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
         def start(part: str, *command: str) -> None:
             log = folder / f"{part}.log"
-            processes.start(part, command, directory=folder, log=log, environment=environment)
+            processes.start(part, command, directory=folder, log=log, environment=inherited)
 
-        start("superlink", "flower-superlink", "--insecure", "--fleet-api-address", f"127.0.0.1:{fleet}",
-              "--port", str(control), "--disable-runtime-dependency-installation")  # fmt: skip
+        start(
+            "superlink",
+            "flower-superlink",
+            "--insecure",
+            "--fleet-api-address",
+            f"127.0.0.1:{fleet}",
+            "--port",
+            str(control),
+            "--disable-runtime-dependency-installation",
+        )
         for port in ports:
-            start(f"supernode-{port}", "flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{fleet}",
-                  "--port", str(port))  # fmt: skip
+            start(
+                f"supernode-{port}",
+                "flower-supernode",
+                "--insecure",
+                "--superlink",
+                f"127.0.0.1:{fleet}",
+                "--port",
+                str(port),
+            )
         app, times = folder / "app", folder / "times"
         app.mkdir()
         (app / "pyproject.toml").write_text(PLAIN_PROJECT)
         (app / "plain.py").write_text(PLAIN_APP)
-        flower = Path(environment["FLWR_HOME"])
+        flower = Path(inherited["FLWR_HOME"])
         flower.mkdir(exist_ok=True)
         connection = f'[superlink.plain]\naddress = "127.0.0.1:{control}"\ninsecure = true\n'
         (flower / "config.toml").write_text(connection)
         config = f'rounds={rounds} silos={silos} parameters={PARAMETERS} times="{times}"'
         time.sleep(20)  # until all are there; the strategy waits for them anyway
         command = ["flwr", "run", str(app), "plain", "--run-config", config]
-        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, env=inherited, check=True, capture_output=True, timeout=60)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not times.exists() or len(times.read_text().splitlines()) < rounds:
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    "the plain app does not end: " + (folder / "superlink.log").read_text()[-2000:]
-                )
+                raise RuntimeError("the plain app does not end: " + (folder / "superlink.log").read_text()[-2000:])
             time.sleep(1)
         return [float(line) for line in times.read_text().splitlines()][1:]
 
@@ -149,9 +164,7 @@ def homes() -> Iterator[Path]:
     """A folder for everything that is written, this process's homes in it."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as name:
-        os.environ |= {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower"}
-        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        os.environ["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+        os.environ |= {"XDG_STATE_HOME": f"{name}/state", "FLWR_HOME": f"{name}/flower", **FLOWER}
         try:
             yield Path(name)
         finally:
@@ -160,9 +173,7 @@ def homes() -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silos", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--plain-rounds", type=int, default=3)

@@ -75,9 +75,7 @@ def parameters() -> str:
     for name, options in (("mlp", {"mlp.hidden": "76"}), ("fedala-cnn", {}), ("resnet18", {})):
         m = measure({"strategy": "fedavg", "model": name, "silos": 12, **options}, [28, 28, 1], 32, [2])
         states = (m["memory"][0] - m["before"]) / (12 * 4 * m["parameters"] / MIB)
-        rows.append(
-            [name, f"{m['parameters']:,}", f"{m['seconds']:.2f}", f"{m['peak']:.0f}", f"{states:.1f}"]
-        )
+        rows.append([name, f"{m['parameters']:,}", f"{m['seconds']:.2f}", f"{m['peak']:.0f}", f"{states:.1f}"])
     return table(rows, ["model", "parameters", "seconds per round", "peak, MiB", "held per silo, models"])
 
 
@@ -100,9 +98,7 @@ def resnet18() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = {"silos": silos, "parameters": parameters, "rounds": rounds, "resnet18": resnet18}
     parser.add_argument("what", nargs="*", default=list(known), help=", ".join(known))
     parser.add_argument("--case", help=argparse.SUPPRESS)

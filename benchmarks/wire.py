@@ -17,17 +17,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Message
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from benchmarks.common import Prepared, table
-from server.engine import flower_identity
+from benchmarks.common import Prepared, each_method, table
+from client.site.flower import internal
+from server.run.engine import flower_identity
 from server.simulate import simulate
 from strategies import strategies
 
 README_SETTINGS = {
-    "rounds": 15, "partition": "dirichlet", "batch-size": 10, "local-epochs": 2, "momentum": 0.5,
+    "rounds": 15,
+    "partition": "dirichlet",
+    "batch-size": 10,
+    "local-epochs": 2,
+    "momentum": 0.5,
     "apple.common-init": True,
-}  # fmt: skip
+}
 
 
 class Tapped:
@@ -57,14 +61,13 @@ class Tapped:
 def sizes(message: Message) -> dict[str, int]:
     """The objects of a message, each under its hash, with their bytes."""
     with flower_identity():
-        objects = get_all_nested_objects(message).items()
+        objects = internal("get_all_nested_objects")(message).items()
         return {key: len(part.deflate()) for key, part in objects}
 
 
 def units(values: dict[str, Any]) -> str:
     rows = []
-    for name in sorted(strategies()):
-        tapped = Tapped({**values, "strategy": name})
+    for name, tapped in each_method(values, Tapped).items():
         for _ in range(3):
             tapped.round()
         row = [name, *strategies()[name].sends]
@@ -105,9 +108,7 @@ def dtype(values: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["units", "growth"], help="units, growth, dtype")
     parser.add_argument("--dataset", default="digits")
     given = parser.parse_args()

@@ -1,9 +1,9 @@
 """Entry point of both images.
 
-    setup                   one-shot: credentials, demo data, registration (server.setup)
+    setup                   one-shot: credentials, demo data, registration (server.deploy.setup)
     install                 one-shot, at a hospital: a bundle's files into the silo's volume
-    flower-superlink ...    once `setup` has written its credentials, with the registrar beside it (server.registrar)
-    flower-supernode ...    supervised (client.supervisor)
+    flower-superlink ...    once `setup` has written its credentials; beside it server.deploy.registrar
+    flower-supernode ...    supervised (client.site.supervisor)
     anything else           as it is, such as `silofl doctor`
 
 `setup` and `install` start as root, with the one capability it takes to give away a new volume, because Docker makes
@@ -24,7 +24,7 @@ READY_SECONDS = 600.0  # `setup` may download public data first
 def main(command: list[str]) -> int:
     if command[:1] == ["setup"]:
         give_away()
-        from server.setup import set_up
+        from server.deploy.setup import set_up
 
         set_up(os.environ)
         return 0
@@ -34,23 +34,24 @@ def main(command: list[str]) -> int:
     if command[:1] == ["flower-superlink"]:
         wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
         subprocess.Popen([sys.executable, "-P", __file__, "registrar"])  # ends with this container
-        os.umask(0)  # the run directories are the host's user's to tidy up
+        os.umask(0)  # with SILOFL_SHARED of this image: the run directories are the host's user's to tidy up
     elif command[:1] == ["registrar"]:
-        from server.control import Connection
-        from server.registrar import keep_registrations
+        from server.deploy.control import Connection
+        from server.deploy.registrar import keep_registrations
 
         server = Connection("registrar", "control:8000", "/server/ca.crt")
         keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
     elif command[:1] == ["flower-supernode"]:
-        from client.site import Site
-        from client.supervisor import run
+        from client.site.launch import threads
+        from client.site.node import Site
+        from client.site.supervisor import run
+        from partitions.disk import keep_private
 
+        keep_private()  # what this silo writes, and everything that it starts
         site = Site.from_environment(os.environ)
         sharing = int(os.environ.get("SILOFL_SHARING") or 1)  # silos that share this machine's cores
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // sharing)))
-        return run(
-            site, command, os.environ, online=Path("/tmp/online"), say=lambda line: print(line, flush=True)
-        )
+        os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
+        return run(site, command, os.environ, online=Path("/tmp/online"), say=lambda line: print(line, flush=True))
     os.execvp(command[0], command)
 
 
@@ -67,23 +68,23 @@ def give_away() -> None:
         os.setuid(USER)
     for folder in folders:
         if not os.access(folder, os.W_OK):
-            raise ValueError(
-                f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there"
-            )
+            raise ValueError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
 
 
 def install() -> None:
     """A bundle's files, readable for their owner alone, into /site for whoever runs the silo (SILOFL_USER)."""
+    if not Path("/bundle/node.key").exists():
+        raise ValueError(
+            "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"
+        )
     user, _, group = os.environ["SILOFL_USER"].partition(":")
-    for path in (
-        Path("/site"),
-        Path("/state"),
-        *Path("/state").rglob("*"),
-    ):  # it may have been another user's
+    for path in (Path("/site"), Path("/state"), *Path("/state").rglob("*")):  # it may have been another user's
         os.chown(path, int(user), int(group or user))
-    for name, mode in (("ca.crt", 0o444), ("allowed-apps", 0o444), ("node.key", 0o400)):
+    for name, mode in (("ca.crt", 0o444), ("allowed-apps", 0o444), ("policy.toml", 0o444), ("node.key", 0o400)):
         target = Path("/site", name)
         target.unlink(missing_ok=True)
+        if name == "policy.toml" and not Path("/bundle", name).exists():
+            continue  # a silo that is told to read one, and finds none, sends nothing
         target.touch(mode=0o600)
         shutil.copyfile(Path("/bundle", name), target)
         target.chmod(mode)
@@ -95,9 +96,7 @@ def wait_for_setup(ready: Path, hosts: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not ready.exists() or ready.read_text() != hosts:
         if time.monotonic() > deadline:
-            raise ValueError(
-                f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`"
-            )
+            raise ValueError(f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`")
         time.sleep(0.1)
 
 

@@ -3,7 +3,7 @@
     python3 docker/requirements.py silo|server < pyproject.toml
 
 The versions stand in pyproject.toml alone. That a silo imports nothing of what is left out is a test
-(tests/test_compose.py).
+(tests/server/deploy/test_compose.py).
 """
 
 import re
@@ -11,10 +11,7 @@ import sys
 import tomllib
 
 # A silo reads its own file and trains; it downloads no public data set and draws no report.
-LEFT_OUT = {
-    "server": {"ray"},
-    "silo": {"ray", "torchvision", "medmnist", "scikit-learn", "scipy", "matplotlib"},
-}
+LEFT_OUT = {"server": {"ray"}, "silo": {"ray", "torchvision", "medmnist", "scikit-learn", "scipy", "matplotlib"}}
 
 
 def requirements(part: str, pyproject: str) -> list[str]:

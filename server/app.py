@@ -6,15 +6,16 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
 
-from client.settings import parse_settings
-from server.history import History
-from server.loop import Federation
-from server.report import try_report, write_manifest
-from server.rundir import RunDirectory, default_out
-from server.summary import write_summary
+from partitions.disk import private
+from server.report.write import try_report, write_manifest
+from server.run.history import History
+from server.run.loop import RoundLoop
+from server.run.rundir import RunDirectory, default_out
+from server.run.summary import write_summary
+from strategies.base.run_settings import RunSettings, parse_settings
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line
 
@@ -25,18 +26,22 @@ def main(grid: Grid, context: Context) -> None:
     settings = parse_settings(context.run_config)
     c = settings.common
     if c.vectorize:
-        log(
-            WARNING,
-            "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself",
-        )
+        log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
-    # A study (several methods or seeds) has written its config before its first run starts.
-    directory = RunDirectory.open(
-        out, settings.flat(), resume=c.resume, member=bool(c.out) and (out / "study").exists()
-    )
-    directory.lock()
+    with private():
+        # A study (several methods or seeds) has written its config before its first run starts.
+        directory = RunDirectory.open(
+            out, settings.flat(), resume=c.resume, member=bool(c.out) and (out / "study").exists()
+        )
+        with directory.held():
+            run(grid, settings, directory)
+
+
+def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+    """The run, its summary and its report, in a directory that is held."""
+    c = settings.common
     try:
-        federation = Federation(grid, settings, directory)
+        federation = RoundLoop(grid, settings, directory)
         federation.run()
         if all(card["simulated"] for card in federation.cards.values()):
             write_manifest(directory, settings)

@@ -17,15 +17,17 @@ from typing import Any
 import yaml
 
 from partitions.datasets import load_dataset
+from partitions.fedala import Dirichlet
 from partitions.manifest import write_partition
-from server import local, submit
-from server.federation import read_federation
-from server.report import Study, silo_table, write_report
+from server.deploy import local, submit
+from server.deploy.federation import read_federation
+from server.report.study import Study
+from server.report.write import silo_table, write_report
 
 NAME = "silofl-demo"
 SILOS = 12
 SEED = 1
-PARTITION = {"dirichlet.beta": 0.5, "dirichlet.min-test": 20}
+PARTITION = Dirichlet(beta=0.5, min_test=20)
 SETTINGS: dict[str, object] = {
     "strategy": "local,fedavg,apple",
     "seed": SEED,
@@ -63,7 +65,7 @@ def write_federation(folder: Path) -> Path:
         load_dataset("digits"), "dirichlet", folder / "data", silos=SILOS, seed=SEED, settings=PARTITION
     )
     silos: list[dict[str, Any]] = [
-        {"name": s["name"], "device": "cpu", "data": f"data/{s['file']}"} for s in manifest["silos"]
+        {"name": s["name"], "device": "cpu", "data": f"data/{s['file']}", "policy": "public"} for s in manifest["silos"]
     ]
     file = folder / "federation.yaml"
     file.write_text(yaml.safe_dump({"name": NAME, "silos": silos}, sort_keys=False), encoding="utf-8")
@@ -74,10 +76,8 @@ def demo(root: Path) -> Path:
     """The whole demonstration below ``root``; returns the report. Whatever happens, no process of it stays behind."""
     out, folder = root / "demo", root / "demo-silos"
     clear(out)
-    local.down(NAME)  # of a demonstration that was killed
-    say(
-        f"splitting digits over {SILOS} silos (dirichlet {PARTITION['dirichlet.beta']}, seed {SEED}) in {folder}"
-    )
+    local.clear(NAME)  # of a demonstration that was killed
+    say(f"splitting digits over {SILOS} silos (dirichlet {PARTITION.beta}, seed {SEED}) in {folder}")
     federation = read_federation(write_federation(folder))
     try:
         say("starting a server and the silos")
@@ -86,7 +86,7 @@ def demo(root: Path) -> Path:
         submit.run({**SETTINGS, "out": str(out)}, NAME)
     finally:
         say("stopping everything")
-        local.down(NAME)
+        local.clear(NAME)
     shutil.copy(folder / "data" / "manifest.json", out / "manifest.json")  # these data are public
     report = write_report(out)
     print(f"\n{silo_table(Study(out))}\n", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import sys
@@ -10,53 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
 from tqdm import tqdm
 
 from client.app import app as client_app
-from client.settings import RunSettings, defaults, parse_settings
-from client.silo import device_of, split
-from models.architectures import build
-from server.engine import InProcessGrid, flower_identity
-from server.history import History
-from server.loop import Federation, Progress
-from server.report import Study, silo_table, try_report, write_manifest
-from server.rundir import RunDirectory, default_out
-from server.summary import write_summary
-from server.tracking import Tracker, open_trackers, round_values
-from strategies.settings import UserError, Value
-
-
-def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
-    """The runs of a study: every strategy with every seed. Raises UserError before anything is written."""
-    names = [n.strip() for n in str(values.get("strategy", defaults()["strategy"])).split(",") if n.strip()]
-    seeds = [s.strip() for s in str(values.get("seed", defaults()["seed"])).split(",") if s.strip()]
-    if not names or not seeds:
-        raise UserError("a study needs at least one strategy and one seed")
-    for kind, given in (("strategy", names), ("seed", seeds)):
-        if len(set(given)) < len(given):
-            raise UserError(f"{kind} = {','.join(given)} names one of them twice")
-    return [parse_settings({**values, "strategy": n, "seed": s}) for s, n in itertools.product(seeds, names)]
-
-
-def study_config(runs: list[RunSettings]) -> dict[str, Value]:
-    """Everything needed to repeat the study, as one flat mapping."""
-    values: dict[str, Value] = {}
-    for run in runs:
-        values |= run.flat()
-    values["strategy"] = ",".join(dict.fromkeys(r.common.strategy for r in runs))
-    seeds = list(dict.fromkeys(r.common.seed for r in runs))
-    values["seed"] = seeds[0] if len(seeds) == 1 else ",".join(map(str, seeds))
-    plain = {k: v for k, v in values.items() if "." not in k}
-    return plain | {k: v for k, v in values.items() if "." in k}
-
-
-def check_run(run: RunSettings) -> None:
-    """Load and split the data, build the network: whatever is wrong shows before anything is written."""
-    device_of(run, server_context(run))
-    whole, _ = split(run)
-    name, options = run.model_for(whole.input_shape)
-    build(name, whole.input_shape, whole.classes, dict(options))
+from server.report.study import Study
+from server.report.write import silo_table, try_report, write_manifest
+from server.run.engine import InProcessGrid, flower_identity
+from server.run.history import History
+from server.run.loop import Progress, RoundLoop
+from server.run.rundir import RunDirectory, default_out
+from server.run.study import check_run, study_config, study_runs
+from server.run.summary import write_summary
+from server.run.tracking import Tracker, open_trackers, round_values
+from strategies.base.run_settings import RunSettings
 
 
 def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence[str] = ()) -> Path:
@@ -73,15 +38,21 @@ def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence
     config = study_config(runs)
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
     directory = RunDirectory.open(out, config, resume=first.resume)
-    directory.lock()
+    with directory.held():
+        run_all(runs, directory, trackers, quiet=quiet)
+    if not quiet:
+        print(silo_table(Study(directory.path)), file=sys.stderr)
+    return directory.path
+
+
+def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool) -> None:
+    """The runs one after the other, below a progress bar; the report is written however they end."""
     # A progress bar says it better than one log line per silo and round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     total = sum(r.common.rounds for r in runs)
     bar: tqdm[Any]
     try:
-        with tqdm(
-            total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
-        ) as bar:
+        with tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar:
             for run in runs:
                 run_one(run, directory, bar, trackers)
     except KeyboardInterrupt:
@@ -91,9 +62,6 @@ def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence
         ) from None
     finally:
         try_report(directory.path)
-    if not quiet:
-        print(silo_table(Study(directory.path)), file=sys.stderr)
-    return directory.path
 
 
 def run_one(
@@ -129,7 +97,7 @@ def run_one(
         tracker.start(run, directory.path)
     try:
         with flower_identity():
-            federation = Federation(grid, run, directory, watch)
+            federation = RoundLoop(grid, run, directory, watch)
             federation.run()
         record(run.common.rounds + 1)  # the closing evaluation
         write_summary(directory, History(directory.history), federation)
@@ -151,8 +119,3 @@ def skip(bar: tqdm[Any], rounds: int) -> None:
         bar.initial += rounds
         bar.last_print_n += rounds
         bar.n += rounds
-
-
-def server_context(run: RunSettings) -> Context:
-    """The context that Flower would give the ServerApp; tests run the app itself with it."""
-    return Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(run.flat()))

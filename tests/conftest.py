@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -64,29 +65,30 @@ def three(tmp_path: Path) -> Files:
 def zero_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All initial models are zero: softmax gives 1/2 to each of two classes, and round 1 can be done in the head."""
     import client.silo
-    import server.loop
+    import models.initial
+    import server.run.loop
 
-    made = client.silo.initial_model
+    made = models.initial.initial_model
 
     def zero(*arguments: object) -> Callable[[str], Tensor]:
-        return lambda purpose: torch.zeros_like(made(*arguments)(purpose))  # type: ignore[arg-type]
+        return lambda purpose: torch.zeros_like(made(*arguments)(purpose))
 
     monkeypatch.setattr(client.silo, "initial_model", zero)
-    monkeypatch.setattr(server.loop, "initial_model", zero)
+    monkeypatch.setattr(server.run.loop, "initial_model", zero)
     yield
     monkeypatch.undo()
     forget_models()
 
 
 class TinyBatchNorm(nn.Module):
-    """Linear, BatchNorm, linear: 3 columns, 4 hidden units; running statistics are 8 buffer scalars."""
+    """Linear, BatchNorm, linear, with 4 hidden units; running statistics are 8 buffer scalars."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
-        self.fc1, self.norm, self.fc2 = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)
+        self.fc1, self.norm, self.fc2 = nn.Linear(inputs, 4), nn.BatchNorm1d(4), nn.Linear(4, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x))))
+        y: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x.flatten(1)))))
         return y
 
 
@@ -94,7 +96,7 @@ class TinyBatchNorm(nn.Module):
 def tiny_bn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes ``tiny-bn``, a network with running statistics, known by name."""
     spec = ModelSpec(
-        "tiny", "tests", "tables of 3 columns", lambda shape, classes, own: TinyBatchNorm(classes), rank=1
+        "tiny", "tests", "any input", lambda s, classes, _: TinyBatchNorm(math.prod(s), classes), rank=None
     )
     monkeypatch.setitem(MODELS, "tiny-bn", spec)
     yield

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.rundir import read_toml
-from server.simulate import study_runs
+from server.run.rundir import read_toml
+from server.run.study import study_runs
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -25,8 +25,20 @@ def test_every_experiment_parses(file: Path) -> None:
 
 # What the papers and their authors' scripts give (file, key, value); a wrong one would quietly be another experiment.
 GIVEN: list[tuple[str, dict[str, Any]]] = [
-    ("apple/*", {"silos": 12, "rounds": 160, "local-epochs": 5, "batch-size": 256, "learning-rate": 0.01,
-                 "momentum": 0.9, "model": "apple-cnn", "dataset": "mnist", "apple.dr-learning-rate": 0.001}),
+    (
+        "apple/*",
+        {
+            "silos": 12,
+            "rounds": 160,
+            "local-epochs": 5,
+            "batch-size": 256,
+            "learning-rate": 0.01,
+            "momentum": 0.9,
+            "model": "apple-cnn",
+            "dataset": "mnist",
+            "apple.dr-learning-rate": 0.001,
+        },
+    ),
     ("apple/mnist-practical", {"partition": "apple-practical"}),
     ("apple/mnist-pathological", {"partition": "apple-pathological"}),
     ("diversifed/*", {"silos": 40, "rounds": 500, "local-epochs": 10, "batch-size": 100, "dataset": "fashion-mnist"}),
@@ -34,8 +46,18 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("diversifed/fmnist-dirichlet-0.1", {"diversifed-dirichlet.alpha": 0.1, "diversifed.tau": 0.9}),
     ("diversifed/fmnist-dirichlet-0.5", {"diversifed-dirichlet.alpha": 0.5, "diversifed.tau": 0.6}),
     ("diversifed/fmnist-dirichlet-1.0", {"diversifed-dirichlet.alpha": 1.0, "diversifed.tau": 0.5}),
-    ("fedapm/*", {"silos": 20, "participation": 0.3, "rounds": 300, "local-epochs": 3, "batch-size": 50,
-                  "dataset": "cifar10", "fedapm-dirichlet.beta": 0.5}),
+    (
+        "fedapm/*",
+        {
+            "silos": 20,
+            "participation": 0.3,
+            "rounds": 300,
+            "local-epochs": 3,
+            "batch-size": 50,
+            "dataset": "cifar10",
+            "fedapm-dirichlet.beta": 0.5,
+        },
+    ),
     ("fedapm/cifar10-dirichlet", {"learning-rate": 0.1, "fedapm.rho": 0.01, "fedapm.sigma": 0.01}),
     ("playerfl/fmnist-*", {"silos": 5, "rounds": 100, "batch-size": 128, "player-dirichlet.beta": 0.5}),
     ("playerfl/heart-*", {"silos": 4, "rounds": 20, "batch-size": 32, "loss": "focal", "focal-gamma": 3.0}),
@@ -47,9 +69,11 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("playerfl/heart-player-fl", {"learning-rate": 0.01, "weight-decay": 1e-4, "amsgrad": True}),
     ("playerfl/heart-player-fl-random", {"learning-rate": 0.01, "weight-decay": 1e-4, "amsgrad": True}),
     ("playerfl/fmnist-local-playerfl", {"learning-rate": 0.001, "weight-decay": 1e-4, "amsgrad": True}),
-    ("playerfl/fmnist-fedavg-fedprox-ditto", {"learning-rate": 0.0005, "weight-decay": 1e-4, "fedprox.mu": 0.1,
-                                              "ditto.lambda": 0.1}),
-]  # fmt: skip
+    (
+        "playerfl/fmnist-fedavg-fedprox-ditto",
+        {"learning-rate": 0.0005, "weight-decay": 1e-4, "fedprox.mu": 0.1, "ditto.lambda": 0.1},
+    ),
+]
 
 
 @pytest.mark.parametrize(("pattern", "wanted"), GIVEN, ids=[pattern for pattern, _ in GIVEN])
@@ -62,10 +86,4 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
 
 
 def test_there_are_experiments_of_each_paper() -> None:
-    assert {file.parent.name for file in FILES} == {
-        "apple",
-        "diversifed",
-        "fedapm",
-        "foundation",
-        "playerfl",
-    }
+    assert {file.parent.name for file in FILES} == {"apple", "diversifed", "fedapm", "foundation", "playerfl"}

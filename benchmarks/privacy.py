@@ -1,0 +1,358 @@
+"""What can be read from what a silo sends: its patients' records (inversion), and how many it has of each class.
+
+``python -m benchmarks.privacy inversion labels``. The messages are those of real runs, taken from the in-process grid;
+the attacker is the server, which knows the network, the learning rate, the numbers of samples, batches and epochs, and
+the order of the batches (it is drawn of seed, silo and round). The classes are given to it too: the worst
+case, and `labels` says how much of a gift that is.
+
+Two attacks on records. *Quotients*: a first fully connected layer's change of weights over its change of bias, unit by
+unit; exact where one sample alone moved a unit (x = dW_i / db_i). *Matching* (Geiping et al. 2020, arXiv 2003.14053):
+samples are moved until the same local training, simulated step by step, gives the same update; 1 - cosine, total
+variation of pictures, Adam on the sign of the gradient. Reconstructions are assigned to true samples in the best way
+that there is, which the attacker could not do.
+
+*Error* is the squared distance to the true sample over the mean squared distance of the data set's samples to their
+mean: who says "the average patient" has about 1. *Found*: the share of true samples whose reconstruction is nearer than
+the nearest other patient of the whole data set; below that, nobody in particular is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from flwr.app import Context, Message, MessageType
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from benchmarks.common import table
+from client.app import app as client_app
+from client.silo import _samples
+from models.flat import FlatModel, gather, scatter
+from models.initial import flat_model, initial_model
+from models.standardisation import standardisation
+from models.threads import use_threads
+from models.training import batches, generator
+from partitions.datasets import load_dataset
+from partitions.names import silo_name
+from partitions.simulated import part_of
+from server.run.engine import InProcessGrid, flower_identity
+from server.run.loop import RoundLoop
+from strategies.base.payload import decode
+from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.silo import GLOBAL
+
+SEED = 42
+ITERATIONS = 300
+PLAIN = {"threads": 1, "device": "cpu", "seed": SEED, "evaluate-every": 0, "learning-rate": 0.05}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What travels
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One silo's round, as the server sees it: the vectors that it sent there, and those that came back."""
+
+    round: int
+    silo: str
+    received: Mapping[str, Tensor]
+    sent: Mapping[str, Tensor]
+
+
+def watch(
+    values: Mapping[str, Any], files: Mapping[str, Path] | None = None
+) -> tuple[PersonalizedStrategy, list[Seen]]:
+    """A whole run in this process, of a simulation's silos or of these files, and all that the server saw of it."""
+    settings = parse_settings({**PLAIN, **values})
+    seen: list[Seen] = []
+
+    def tapped(message: Message, context: Context) -> Message:
+        reply = client_app(message, context)
+        if message.metadata.message_type == MessageType.TRAIN:
+            (down, _), (up, _) = decode(message.content), decode(reply.content)
+            first = next(iter(up.models.values()))
+            models = [{name: model.vector for name, model in way.models.items()} for way in (down, up)]
+            seen.append(Seen(first.round, first.silo, *models))
+        return reply
+
+    grid = InProcessGrid(tapped, settings.common.silos, settings.flat())  # type: ignore[arg-type]
+    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
+        context.node_config = {"name": name, "data": str(file)}
+    with flower_identity():
+        return RoundLoop(grid, settings).run(), seen
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A data set, standardised, and what its samples are compared with."""
+
+    name: str
+    x: Tensor  # (n, *shape)
+    y: Tensor
+    classes: int
+
+    @property
+    def spread(self) -> float:
+        """The mean squared distance of a sample to the mean sample."""
+        return float((self.x - self.x.mean(0)).flatten(1).square().sum(1).mean())
+
+    def nearest_other(self, chosen: Sequence[int]) -> Tensor:
+        """Of each chosen sample the error of the nearest other one of the data set that is not the same record."""
+        distances = torch.cdist(self.x[list(chosen)].flatten(1), self.x.flatten(1)).square()
+        return distances.masked_fill(distances < 1e-6, torch.inf).min(1).values / self.spread
+
+
+def subject(name: str) -> Subject:
+    """A built-in data set whole: tables standardised by column, pictures by one mean and standard deviation."""
+    parts = load_dataset(name, "")
+    x = torch.from_numpy(np.concatenate([parts.train.x, parts.test.x]).astype(np.float32))
+    y = torch.from_numpy(np.concatenate([parts.train.y, parts.test.y]).astype(np.int64))
+    if x.ndim == 2:
+        return Subject(name, (x - x.mean(0)) / x.std(0), y, parts.classes)
+    return Subject(name, ((x - x.mean()) / x.std()).permute(0, 3, 1, 2), y, parts.classes)
+
+
+class Case(NamedTuple):
+    """A silo with ``samples`` patients, trained for ``epochs`` in batches of ``batch``, watched in this round."""
+
+    samples: int
+    batch: int
+    epochs: int
+    round: int = 1
+
+
+CASES = [Case(n, n, epochs) for n in (1, 8, 64) for epochs in (1, 5)]
+CASES += [Case(64, 8, 1), Case(8, 8, 1, round=20)]
+VICTIMS = {1: 8, 8: 2, 64: 1}  # silos that are attacked, of so many samples
+
+
+def simulate(model: FlatModel, start: Tensor, x: Tensor, y: Tensor, steps: Sequence[Tensor], rate: float) -> Tensor:
+    """The silo's local training, which can be differentiated by x: the model after these steps of SGD."""
+    w = start.clone().requires_grad_()
+    for index in steps:
+        logits = torch.func.functional_call(model.module, model.layout.unflatten(w), (x[index],))
+        (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y[index]), w, create_graph=True)
+        w = w - rate * gradient
+    return w
+
+
+class Attack:
+    """The server, with one silo's round before it."""
+
+    def __init__(
+        self, settings: RunSettings, strategy: PersonalizedStrategy, seen: Seen, case: Case, x: Tensor, y: Tensor
+    ) -> None:
+        shape = self.shape = tuple(x.shape[1:])
+        name, options = settings.model_for(shape)
+        classes, c = int(str(strategy.extra["classes"])), settings.common
+        self.model, self.y, self.rate = flat_model(name, shape, classes, options, "cpu", None), y, c.learning_rate
+        whole = [slice(0, self.model.layout.size)]
+        self.parts = strategy.shared_parts() if hasattr(strategy, "shared_parts") else whole
+        received, sent = seen.received[GLOBAL], next(iter(seen.sent.values()))
+        if received.numel() != sent.numel():
+            received = gather(received, self.parts)
+        # What a silo keeps is known too in round 1: everyone starts from the model that the seed makes.
+        start = initial_model(name, shape, classes, options, c.seed)("")
+        self.start, self.update = scatter(start, self.parts, received), sent - received
+        rng = generator(c.seed, seen.silo, seen.round, "train")
+        self.steps = list(batches(case.samples, case.batch, case.epochs, rng))
+
+    def again(self, x: Tensor) -> Tensor:
+        """What the silo would have sent, had it these samples."""
+        return gather(simulate(self.model, self.start, x, self.y, self.steps, self.rate) - self.start, self.parts)
+
+    def quotients(self) -> Tensor | None:
+        """One candidate per unit of a first fully connected layer; None where there is none, or it is not sent."""
+        weight, bias = self.model.layout.parameters[:2]
+        shared = any(p.start <= 0 and weight.stop <= p.stop for p in self.parts)
+        if len(weight.shape) != 2 or not shared:
+            return None
+        change = scatter(torch.zeros_like(self.start), self.parts, self.update)
+        slopes = change[weight.start : weight.stop].view(weight.shape)
+        offsets = change[bias.start : bias.stop]
+        moved = offsets.abs() > 1e-6 * offsets.abs().max()
+        return (slopes[moved] / offsets[moved, None]).view(-1, *self.shape)
+
+    def matching(self, smooth: float) -> Tensor:
+        """Samples whose training gives the update that was sent, as nearly as the iterations find."""
+        x = torch.randn((len(self.y), *self.shape), generator=torch.Generator().manual_seed(SEED)).requires_grad_()
+        optimizer = torch.optim.Adam([x], lr=0.1)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, ITERATIONS)
+        for _ in range(ITERATIONS):
+            loss = 1 - F.cosine_similarity(self.again(x), self.update, dim=0)
+            if smooth:
+                loss = loss + smooth * (x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean())
+            (gradient,) = torch.autograd.grad(loss, x)
+            x.grad = gradient.sign()
+            optimizer.step()
+            schedule.step()
+        return x.detach()
+
+
+def assigned(found: Tensor, true: Tensor) -> Tensor:
+    """Of each true sample the squared distance to the reconstruction that is assigned to it; inf without one."""
+    distances = torch.cdist(true.flatten(1), found.flatten(1)).square()
+    rows, columns = linear_sum_assignment(distances.numpy())
+    result = torch.full((len(true),), torch.inf)
+    result[torch.from_numpy(rows)] = distances[torch.from_numpy(rows), torch.from_numpy(columns)]
+    return result
+
+
+def write_silos(data: Subject, case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, list[int]]]:
+    """Silos of this many patients each, as files, and which ones each has."""
+    silos = max(VICTIMS[case.samples], 2)
+    order = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(SEED)).tolist()
+    files, chosen = {}, {}
+    for k in range(silos):
+        name = f"silo-{k + 1}"
+        own, rest = order[k * case.samples : (k + 1) * case.samples], order[-20:]
+        parts = {"train": own, "val": rest[:10], "test": rest[10:]}
+        arrays = {f"x_{part}": data.x[rows].numpy() for part, rows in parts.items()}
+        arrays |= {f"y_{part}": data.y[rows].numpy() for part, rows in parts.items()}
+        files[name], chosen[name] = folder / f"{name}.npz", own
+        np.savez(files[name], classes=np.array(data.classes), **arrays)  # type: ignore[arg-type]
+    return files, chosen
+
+
+def invert(data: Subject, model: str, method: str, case: Case) -> list[list[str]]:
+    """Lines of the table: what each attack finds of the silos of this case."""
+    values = {
+        "strategy": method,
+        "model": model,
+        "normalization": "none",
+        "rounds": case.round,
+        "local-epochs": case.epochs,
+        "batch-size": case.batch,
+        "silos": max(VICTIMS[case.samples], 2),
+        **({"lg-fedavg.layers": 1} if method == "lg-fedavg" else {}),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        files, chosen = write_silos(data, case, Path(folder))
+        strategy, seen = watch(values, files)
+    settings = parse_settings({**PLAIN, **values})
+    errors: dict[str, list[float]] = {"quotients": [], "matching": []}
+    mean, near = [], []
+    for silo in list(files)[: VICTIMS[case.samples]]:
+        true = data.x[chosen[silo]]
+        own = next(s for s in seen if (s.round, s.silo) == (case.round, silo))
+        attack = Attack(settings, strategy, own, case, true, data.y[chosen[silo]])
+        found = {"quotients": attack.quotients(), "matching": attack.matching(0.01 if data.x.ndim == 4 else 0.0)}
+        mean += ((true - data.x.mean(0)).flatten(1).square().sum(1) / data.spread).tolist()
+        near += data.nearest_other(chosen[silo]).tolist()
+        for name, x in found.items():
+            if x is not None and len(x):
+                x = x.clamp(float(data.x.min()), float(data.x.max())) if data.x.ndim == 4 else x
+                errors[name] += (assigned(x, true) / data.spread).tolist()
+    head = [f"{data.name}, {model}", method, str(case.samples), str(case.batch), str(case.epochs), str(case.round)]
+    lines = []
+    for name, values_ in errors.items():
+        if values_:
+            hit = statistics.fmean(e < n for e, n in zip(values_, near, strict=True))
+            numbers = [statistics.median(of) for of in (values_, mean, near)]
+            lines.append([*head, name, f"{hit:.2f}", *(f"{number:.2g}" for number in numbers)])
+    return lines
+
+
+def inversion() -> str:
+    table_of, pictures = subject("breast-cancer"), subject("digits")
+    one = [Case(8, 8, 1), Case(8, 8, 5)]
+    plan = [(table_of, "mlp", "fedavg", CASES), (pictures, "mlp", "fedavg", CASES)]
+    plan += [(pictures, "small-cnn", "fedavg", [Case(1, 1, 1), Case(1, 1, 5), Case(8, 8, 1), Case(8, 8, 5)])]
+    plan += [(table_of, "mlp", method, [Case(1, 1, 1), *one]) for method in ("fedper", "lg-fedavg")]
+    lines = []
+    for data, model, method, cases in plan:
+        for case in cases:
+            lines += invert(data, model, method, case)
+            print(lines[-1], file=sys.stderr)
+    header = ["data, network", "method", "patients", "batch", "epochs", "round", "attack", "found", "error"]
+    return table(lines, [*header, "mean patient", "nearest other"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Labels
+
+
+def shares_from_bias(seen: Seen, model: FlatModel, others: Tensor, steps: int, rate: float) -> Tensor:
+    """The shares of the classes, from the change of the last bias alone.
+
+    A step moves it by -rate (mean p - c), with p the softmax of the batch and c its classes' shares, so c is about
+    mean p + change / (rate steps). p is taken of other samples, by the models before and after.
+    """
+    before, after = seen.received[GLOBAL], next(iter(seen.sent.values()))
+    _, bias = model.layout.linear_head()
+    p = torch.zeros(bias.stop - bias.start)
+    for vector in (before, after):
+        model.load(vector)
+        with torch.no_grad():
+            p += model.module(others).softmax(1).mean(0) / 2
+    c = (p + (after - before)[bias.start : bias.stop] / (rate * steps)).clamp(min=0)
+    return c / c.sum()
+
+
+def overlap(a: Tensor, b: Tensor) -> float:
+    """Of two histograms of sum 1: 1 is equal, 0 no class in common."""
+    return float(torch.minimum(a, b).sum())
+
+
+def labels_of(dataset: str, model: str, epochs: int, rounds: Sequence[int]) -> list[str]:
+    """Overlap of the estimated with the true histogram in these rounds, mean over silos."""
+    given = {"dataset": dataset, "model": model, "local-epochs": epochs, "batch-size": 10, "silos": 12}
+    given |= {"partition": "dirichlet", "dirichlet.beta": 0.3, "rounds": max(rounds)}
+    settings = parse_settings({**PLAIN, **given})
+    strategy, seen = watch(given)
+    parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
+    shape, classes = next(iter(parts.values())).input_shape, next(iter(parts.values())).classes
+    name, options = settings.model_for(shape)
+    network = flat_model(name, shape, classes, options, "cpu", None)
+    agreed = [standardisation(p.train.x, settings.common.normalization, strategy.extra) for p in parts.values()]
+    samples = [_samples(p, torch.device("cpu"), *a)[2] for p, a in zip(parts.values(), agreed, strict=True)]
+    others = torch.cat([test.take(slice(None))[0] for test in samples])
+    true = {n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes) for n, p in parts.items()}
+    found: dict[int, list[float]] = {r: [] for r in rounds}
+    for s in (s for s in seen if s.round in found):
+        n = int(true[s.silo].sum())
+        shares = shares_from_bias(s, network, others, epochs * -(-n // 10), settings.common.learning_rate)
+        found[s.round].append(overlap(shares, true[s.silo] / n))
+    everyone = torch.stack(list(true.values())).sum(0).float()
+    guess = statistics.fmean(overlap(everyone / everyone.sum(), t / t.sum()) for t in true.values())
+    return [f"{dataset}, {model}", str(epochs), *(f"{statistics.fmean(found[r]):.2f}" for r in rounds), f"{guess:.2f}"]
+
+
+def labels() -> str:
+    rounds = (1, 2, 5, 20)
+    subjects = [("breast-cancer", "mlp"), ("digits", "mlp"), ("digits", "small-cnn")]
+    lines = [labels_of(*one, epochs, rounds) for one in subjects for epochs in (1, 2, 5)]
+    return table(lines, ["data, network", "epochs", *(f"round {r}" for r in rounds), "guess: all silos' mean"])
+
+
+MEASURED = {"inversion": inversion, "labels": labels}
+
+
+def main(arguments: Sequence[str]) -> None:
+    unknown = [a for a in arguments if a not in MEASURED]
+    if unknown or not arguments:
+        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both")
+    use_threads(1)
+    logging.disable(logging.WARNING)
+    for name in arguments:
+        print(MEASURED[name]())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

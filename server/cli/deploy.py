@@ -1,0 +1,249 @@
+"""Commands of a deployment: ``compose``, ``credentials``, ``add-silo``, ``remove-silo``, ``withdraw``, ``doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+FEDERATION = "federation.yaml"
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser(
+        "compose",
+        help="write the compose file of a federation",
+        description="Write the compose file of a federation: one container per silo and a server, with TLS and keys.",
+    )
+    add_federation(p)
+    p.add_argument("--out", metavar="FILE", type=Path, help="where to write it (default: standard output)")
+    p.set_defaults(run=compose)
+
+    p = commands.add_parser(
+        "credentials",
+        help="make missing keys and certificates, and write the flwr connection",
+        description="With the containers of docker-compose.yml: fetch the CA's certificate from the server and write "
+        "the flwr connection named after the federation. Without: make the CA, certificates and keys "
+        "that are missing, for silofl up. What is there is kept.",
+    )
+    add_federation(p)
+    p.set_defaults(run=credentials)
+
+    p = commands.add_parser(
+        "add-silo",
+        help="make the bundle of one more hospital",
+        description="Register one more silo and write its bundle NAME.tar (mode 0600): the CA's certificate, a compose "
+        "file, the server's address and the apps it may run. With --request the hospital has made its key "
+        "itself, and its name stands in the request; without, the key is made here and in the bundle: for "
+        "machines of one's own. Nobody else is touched.",
+    )
+    p.add_argument("name", metavar="NAME", nargs="?", default="", help="the silo's name (default: the request's)")
+    p.add_argument("--request", metavar="FILE", type=Path, help="what `silofl request` made at the hospital")
+    p.add_argument("--out", metavar="FILE", type=Path, help="the bundle to write (default: NAME.tar)")
+    p.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu or cuda:N, at the hospital")
+    p.add_argument("--image", metavar="IMAGE", default="", help="image that the hospital takes")
+    add_operator(p)
+    p.set_defaults(run=add_silo)
+
+    p = commands.add_parser(
+        "remove-silo",
+        help="shut a silo out at once",
+        description="Unregister a silo: the server refuses its key from its next call on.",
+    )
+    p.add_argument("name", metavar="NAME", help="the silo's name")
+    add_operator(p)
+    p.set_defaults(run=remove_silo)
+
+    p = commands.add_parser(
+        "withdraw",
+        help="delete what runs keep of a hospital",
+        description="A hospital withdraws: its models, metrics and data card leave the checkpoints, histories and "
+        "summaries of these runs. What was averaged stays. Such a run cannot be resumed. "
+        "silofl remove-silo shuts the hospital out.",
+    )
+    p.add_argument("name", metavar="NAME", help="the silo's name")
+    p.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="run directories (default: all below runs/)")
+    p.set_defaults(run=withdraw)
+
+    p = commands.add_parser(
+        "doctor",
+        help="check a site, or the server, and say what to mend",
+        description="A site: name, port, certificate, key, versions, clock, data, state, GPU, policy. A server: ports, "
+        "certificates, who is registered, who is online. Exit code 0, or 2 where something fails.",
+    )
+    p.add_argument(
+        "what",
+        metavar="BUNDLE|FEDERATION.yaml",
+        nargs="?",
+        type=Path,
+        help="a site's bundle, or a federation's file for its server (default: in a silo's container that "
+        f"silo, else {FEDERATION})",
+    )
+    p.add_argument("--data", metavar="FILE", type=Path, help="the site's data file")
+    p.add_argument("--policy", metavar="FILE", type=Path, help="the site's policy.toml (default: the bundle's)")
+    p.add_argument("--connection", metavar="NAME", default="", help="flwr connection (default: the federation's)")
+    p.set_defaults(run=doctor)
+
+
+def add_federation(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "file",
+        metavar="FEDERATION.yaml",
+        nargs="?",
+        default=Path(FEDERATION),
+        type=Path,
+        help=f"which silos, devices and data (default: {FEDERATION})",
+    )
+
+
+def add_operator(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--federation",
+        metavar="FEDERATION.yaml",
+        default=Path(FEDERATION),
+        type=Path,
+        help=f"the federation's file (default: {FEDERATION})",
+    )
+    p.add_argument("--connection", metavar="NAME", default="", help="flwr connection (default: the federation's)")
+
+
+def compose(given: argparse.Namespace) -> None:
+    from server.deploy.compose import compose_file
+    from server.deploy.federation import read_federation
+    from server.deploy.submit import app_directory
+
+    out = given.out or Path("docker-compose.yml")
+    text = compose_file(read_federation(given.file), out.absolute().parent, app_directory())
+    if given.out:
+        given.out.write_text(text, encoding="utf-8")
+        print(given.out)
+    else:
+        print(text, end="")
+
+
+def credentials(given: argparse.Namespace) -> None:
+    from client.site.launch import THIS_MACHINE
+    from server.deploy import containers as deployed
+    from server.deploy.credentials import check_certificates, ensure_credentials
+    from server.deploy.federation import read_federation
+    from server.deploy.local import state_directory
+
+    federation = read_federation(given.file, check_data=False)
+    compose = given.file.absolute().parent / "docker-compose.yml"
+    if deployed.containers_exist(compose):
+        found = deployed.connect(federation, compose)
+        print(f"connection {found.connection.name} ({found.connection.address}); runs land in {found.runs}")
+        return
+    made = ensure_credentials(
+        state_directory(federation.name) / "credentials",
+        silos=[silo.name for silo in federation.silos],
+        hosts={*THIS_MACHINE, federation.server.address},
+    )
+    for check in check_certificates(made.server_certificate, made.ca_certificate):
+        print(f"{check.name}: {check.detail}")
+    print(f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection")
+
+
+def add_silo(given: argparse.Namespace) -> None:
+    from client.site.launch import THIS_MACHINE
+    from client.site.request import read_request
+    from server.deploy import bundle
+    from server.deploy.control import Control, read_connection
+    from server.deploy.federation import DEVICE, read_federation
+    from server.deploy.submit import app_directory
+
+    if not DEVICE.fullmatch(given.device):
+        raise ValueError(f"--device {given.device}: no device; use cpu, or cuda:0 and so on")
+    federation = read_federation(given.federation, check_data=False)
+    request = read_request(given.request) if given.request else None
+    name = given.name or (request.name if request else "")
+    if not name:
+        raise ValueError("give a NAME, or --request FILE: `silofl request NAME` at the hospital makes it")
+    if request and name != request.name:
+        raise ValueError(f"{given.request} is a request of {request.name}, not of {name}: leave the name away")
+    out = given.out or Path(f"{name}.tar")
+    with Control(read_connection(given.connection or federation.name)) as control:
+        bundle.add_silo(
+            federation,
+            control,
+            name,
+            out,
+            fleet_port=bundle.fleet_port(federation),
+            app=app_directory(),
+            device=given.device,
+            image=given.image,
+            request=request,
+        )
+    address = federation.server.address
+    if address in THIS_MACHINE:
+        hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
+        print(hint, file=sys.stderr)
+    if request:
+        print(f"{name} has the key {request.fingerprint}: compare it with what the hospital tells you")
+        print(f"{out}: hand it to {name}; no private key is in it")
+    else:
+        print(f"{out}: hand it to {name} as the secret it is")
+
+
+def remove_silo(given: argparse.Namespace) -> None:
+    from server.deploy import bundle
+    from server.deploy.control import Control, read_connection
+    from server.deploy.federation import read_federation
+
+    federation = read_federation(given.federation, check_data=False)
+    with Control(read_connection(given.connection or federation.name)) as control:
+        left = bundle.remove_silo(federation, control, given.name)
+    print(f"{given.name} is shut out")
+    if left:
+        print(left, file=sys.stderr)
+
+
+def withdraw(given: argparse.Namespace) -> None:
+    from server.run.withdraw import withdraw
+
+    for line in withdraw(given.name, given.runs):
+        print(line)
+    print(f"what others averaged or copied stays; `silofl remove-silo {given.name}` shuts it out", file=sys.stderr)
+
+
+def doctor(given: argparse.Namespace) -> None:
+    from client.site.doctor import table
+
+    what = given.what
+    if what is None and not os.environ.get("SILOFL_SERVER"):
+        what = Path(FEDERATION)
+    if what is not None and what.suffix in (".yaml", ".yml"):
+        from server.deploy.doctor import server_checks
+        from server.deploy.federation import read_federation
+
+        federation = read_federation(what, check_data=False)
+        subject, checks = federation.name, server_checks(federation, given.connection or federation.name)
+    else:
+        subject, checks = site_doctor(what, given.data, given.policy)
+    print(table(checks))
+    failed = [check.name for check in checks if not check.ok]
+    if failed:
+        raise ValueError(f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+
+
+def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
+    """The checks of a site: of this container, or of a bundle."""
+    from client.site.bundle import check_key, read_bundle, site_of, unpack
+    from client.site.doctor import site_checks
+    from client.site.node import Site
+
+    if what is None:
+        site = Site.from_environment(os.environ)
+        site = replace(site, data=data or site.data, policy=str(policy or site.policy))
+        return site.name, site_checks(site)
+    files = read_bundle(what)
+    check_key(files, site_of(files, Path()))
+    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
+        unpack(files, Path(folder))
+        site = site_of(files, Path(folder), data, policy=policy)
+        return site.name, site_checks(site)

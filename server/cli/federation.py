@@ -1,0 +1,115 @@
+"""Commands of a federation: ``up``, ``status``, ``run``, ``stop``, ``down``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from server.cli.research import add_run_options, run_values
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser(
+        "up",
+        help="start a federation of processes on this machine",
+        description="Start a server and one process per silo on this machine, talking gRPC with TLS and node keys, "
+        "and write the flwr connection named after the federation. Returns when every silo is online. "
+        "Run again it mends what has died and applies what has changed in the file. "
+        "With SILOFL_ALLOWED_APPS set (a file of SHA-256 sums, or sums joined by commas) "
+        "the silos refuse every other app.",
+    )
+    p.add_argument(
+        "file",
+        metavar="FEDERATION.yaml",
+        nargs="?",
+        default="federation.yaml",
+        type=Path,
+        help="which silos, devices and data (default: federation.yaml)",
+    )
+    p.set_defaults(run=up)
+
+    p = commands.add_parser("status", help="which silos are online, which runs there are")
+    p.add_argument("--json", action="store_true", help="as JSON")
+    add_name(p)
+    p.set_defaults(run=status)
+
+    p = commands.add_parser(
+        "run",
+        help="run methods on a federation",
+        description="Submit with `flwr run`, follow the rounds, and say why where it fails. Ctrl-C stops the run. "
+        "The last line printed is the run directory.",
+    )
+    add_run_options(p)
+    p.add_argument(
+        "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
+    )
+    p.set_defaults(run=run)
+
+    p = commands.add_parser("stop", help="end the runs that are under way")
+    p.add_argument(
+        "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
+    )
+    p.set_defaults(run=stop)
+
+    p = commands.add_parser(
+        "down",
+        help="end a federation of processes",
+        description="End every process of the federation. Keys, silo state, data and logs stay.",
+    )
+    add_name(p)
+    p.set_defaults(run=down)
+
+
+def add_name(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--name", metavar="NAME", default="", help="which federation, where several are up")
+
+
+def up(given: argparse.Namespace) -> None:
+    from server.deploy import local
+    from server.deploy.federation import read_federation
+
+    federation = local.up(read_federation(given.file), say=lambda line: print(line, file=sys.stderr))
+    print(f"{federation.name} is up: {len(federation.silos)} silos, connection {federation.connection.name}")
+
+
+def status(given: argparse.Namespace) -> None:
+    from server.deploy import local
+
+    found = local.status(local.find_local(given.name))
+    if given.json:
+        print(json.dumps(found, indent=1))
+        return
+    server = "running" if found["superlink"]["running"] else "stopped"
+    print(f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}")
+    width = max(len(silo["name"]) for silo in found["silos"])
+    for silo in found["silos"]:
+        print(f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}")
+    for one in found["runs"][:5]:
+        print(f"  run {one['run_id']}: {one['status']} {one['details']}".rstrip())
+
+
+def run(given: argparse.Namespace) -> None:
+    from server.deploy import submit
+
+    print(submit.run(run_values(given), given.connection))
+
+
+def stop(given: argparse.Namespace) -> None:
+    from server.deploy import submit
+
+    stopped = submit.stop(given.connection)
+    print("\n".join(f"run {run_id} is stopped" for run_id in stopped) or "no run is under way")
+
+
+def down(given: argparse.Namespace) -> None:
+    from server.deploy import local
+
+    name = given.name or local.leftover()
+    if not name:
+        print("no federation is up")
+        return
+    print(f"{name} is down ({local.down(name)} processes ended)")

@@ -1,0 +1,216 @@
+"""Commands of the researcher: ``strategies``, ``simulate``, ``report``, ``partition``, ``export``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+# What a command needs is imported when it runs: PyTorch and Flower take seconds that `--help` must not cost.
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser("strategies", help="list the methods")
+    p.add_argument("--json", action="store_true", help="as JSON, with their settings")
+    p.set_defaults(run=list_strategies)
+
+    p = commands.add_parser(
+        "simulate",
+        help="run methods in this process",
+        description="Run one method, or a study of several methods and seeds, in this process. "
+        "The last line printed is the run directory.",
+    )
+    add_run_options(p)
+    data = p.add_mutually_exclusive_group()
+    data.add_argument("--dataset", metavar="D", help="data set by name")
+    data.add_argument("--data", metavar="FILE.npz", help="one .npz file, split over the silos")
+    p.add_argument("--data-dir", metavar="DIR", help="where data sets lie or are downloaded to")
+    p.add_argument("--partition", metavar="P", help="how the data are split over the silos")
+    p.add_argument("--silos", metavar="N", help="number of silos")
+    p.add_argument(
+        "--log",
+        metavar="LIBRARY",
+        action="append",
+        default=[],
+        help="also log to tensorboard or mlflow, below the run directory; may be repeated",
+    )
+    p.set_defaults(run=simulate)
+
+    p = commands.add_parser("report", help="make a run's report.html anew")
+    p.add_argument("directory", metavar="RUN", help="a run directory")
+    p.set_defaults(run=report)
+
+    p = commands.add_parser("partition", help="split a data set into one file per silo")
+    p.add_argument(
+        "--dataset", metavar="D", default="digits", help="data set by name, or an .npz file (default: digits)"
+    )
+    p.add_argument("--data-dir", metavar="DIR", default="", help="where data sets lie or are downloaded to")
+    p.add_argument("--partition", metavar="P", default="dirichlet", help="how to split (default: dirichlet)")
+    p.add_argument("--silos", metavar="N", type=int, default=12, help="number of silos (default: 12)")
+    p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
+    p.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2",
+    )
+    p.add_argument("--plot", metavar="FILE", help="also draw who holds what (.png or .svg)")
+    p.add_argument("--out", metavar="DIR", required=True, help="directory for hospital-01.npz ... and manifest.json")
+    p.set_defaults(run=partition)
+
+    p = commands.add_parser("export", help="save a silo's personal model as safetensors")
+    p.add_argument("source", metavar="RUN|STATE_DIR", help="a run directory, or a silo's state directory")
+    p.add_argument("--silo", metavar="NAME", required=True, help="for example hospital-03")
+    p.add_argument(
+        "--which", choices=("best", "last"), default="best", help="best on validation data, or last (default: best)"
+    )
+    p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
+    p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
+    p.add_argument("--run-id", metavar="ID", default="", help="which of several runs that had the same name")
+    p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
+    p.set_defaults(run=export)
+
+
+def add_run_options(p: argparse.ArgumentParser) -> None:
+    """Options that ``simulate`` and ``run`` share."""
+    p.add_argument("--strategy", metavar="A[,B...]", help="method, or several for a study")
+    p.add_argument("--rounds", metavar="R", help="communication rounds")
+    p.add_argument("--seed", metavar="S[,S...]", help="seed, or several for a study")
+    p.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="any other setting, for example learning-rate=0.01 apple.mu=0.1",
+    )
+    p.add_argument(
+        "--config", metavar="FILE.toml", help="settings from a file; options on the command line go before it"
+    )
+    p.add_argument("--out", metavar="DIR", help="run directory (default: runs/TIME-STRATEGY)")
+
+
+def assignments(pairs: list[str]) -> dict[str, object]:
+    """``KEY=VALUE`` pairs; values stay text and are converted by the setting's type."""
+    values: dict[str, object] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or not key:
+            raise ValueError(f"--set {pair}: KEY=VALUE is wanted here, for example learning-rate=0.01")
+        values[key] = value
+    return values
+
+
+def run_values(given: argparse.Namespace) -> dict[str, object]:
+    """The settings of a command line: the file first, then --set, then the named options."""
+    from server.run.rundir import read_toml
+
+    values: dict[str, object] = dict(read_toml(Path(given.config))) if given.config else {}
+    values |= assignments(given.set)
+    named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
+    values |= {n.replace("_", "-"): getattr(given, n) for n in named if getattr(given, n, None) is not None}
+    if getattr(given, "data", None):
+        values["dataset"] = given.data
+        if not given.data.endswith(".npz"):
+            raise ValueError(f"--data {given.data}: an .npz file is wanted here (silofl import makes one)")
+    # The run's config.toml must mean the same files in whatever directory it is used again.
+    for key, is_path in (("dataset", str(values.get("dataset")).endswith(".npz")), ("data-dir", True)):
+        if is_path and values.get(key):
+            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    return values
+
+
+def list_strategies(given: argparse.Namespace) -> None:
+    from strategies import strategies
+    from strategies.base.settings import keys_of
+
+    rows = [
+        {
+            "name": name,
+            "title": s.title,
+            "paper": s.paper,
+            "sends": {"down": s.sends[0], "up": s.sends[1]},
+            "reports": s.reports,
+            "settings": {
+                key: {"default": f.default, "symbol": f.metadata["symbol"], "type": type(f.default).__name__}
+                for key, f in keys_of(s.Settings, name).items()
+            },
+        }
+        for name, s in strategies().items()
+    ]
+    if given.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return
+    for name, s in strategies().items():
+        print(f"{name:18}{s.title} ({s.paper}); down {s.sends[0]}, up {s.sends[1]}, reports {s.reports}")
+        for key, f in keys_of(s.Settings, name).items():
+            symbol = f"{f.metadata['symbol']}, " if f.metadata["symbol"] else ""
+            print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
+
+
+def simulate(given: argparse.Namespace) -> None:
+    from server.simulate import simulate
+
+    out = simulate(run_values(given), log=given.log)
+    for run in json.loads((out / "summary.json").read_text())["runs"]:
+        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
+    print(out)
+
+
+def report(given: argparse.Namespace) -> None:
+    from server.report.write import write_report
+
+    print(write_report(Path(given.directory)))
+
+
+def outcome(run: dict[str, Any]) -> str:
+    """A run's result in one line."""
+    final = run["final"]
+    if final["accuracy_mean"] is None:
+        return f"{run['rounds']} rounds, nothing evaluated"
+    return (
+        f"accuracy {final['accuracy_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts at round "
+        f"{final['round']} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
+    )
+
+
+def partition(given: argparse.Namespace) -> None:
+    from partitions.datasets import load_dataset
+    from partitions.manifest import check_plot, plot_partition, write_partition
+    from partitions.silo_file import read_dataset_file
+    from strategies.base.run_settings import parse_settings
+
+    values = assignments(given.set)
+    named = ("dataset", "data_dir", "partition", "silos", "seed")
+    settings = parse_settings({**values, **{n.replace("_", "-"): getattr(given, n) for n in named}})
+    c = settings.common
+    if given.plot:
+        check_plot(given.plot)
+    of_file = c.dataset.endswith(".npz")
+    dataset = read_dataset_file(c.dataset, seed=c.seed) if of_file else load_dataset(c.dataset, c.data_dir)
+    manifest = write_partition(
+        dataset,
+        c.partition,
+        Path(given.out),
+        silos=c.silos,
+        seed=c.seed,
+        settings=settings.partition,
+        validation=c.validation,
+    )
+    for silo in manifest["silos"]:
+        print(f"{silo['name']}: {silo['n_train']} train, {silo['n_val']} val, {silo['n_test']} test")
+    if given.plot:
+        plot_partition(manifest, Path(given.plot))
+    print(given.out)
+
+
+def export(given: argparse.Namespace) -> None:
+    from client.export import export_model
+
+    out = Path(given.out)
+    card = export_model(Path(given.source), given.silo, given.which, out, given.strategy, given.seed, given.run_id)
+    print(f"{out}: {card['method']}, seed {card['seed']}, {given.which} model of {card['silo']}, round {card['round']}")

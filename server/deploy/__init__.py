@@ -1,0 +1,1 @@
+"""A federation outside this process: its file, keys, containers, processes, bundles, checks."""

@@ -1,0 +1,288 @@
+"""`silofl add-silo` and `remove-silo`: a remote hospital joins, or is shut out, while everyone else goes on.
+
+The hospital has made its key itself and sends a request (`client/site/request.py`), or, for machines of one's own, the
+key is made here; it is registered through the Control API, and the CA stays as it is. What the hospital gets is one
+tar, readable for its owner alone; where the key is in it, to be handed over as the secret it is.
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import socket
+import ssl
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from client.site.flower import internal
+from client.site.keys import fingerprint
+from client.site.launch import supernode_command
+from client.site.node import Site
+from client.site.policy import default_file
+from client.site.request import Request, new_key, private_bytes, public_bytes
+from partitions.disk import write_atomically
+from partitions.names import check_silo_name, unknown_name
+from server.deploy.compose import CPU, FLEET_PORT, GPU, gpu_reservation, image
+from server.deploy.control import Control
+from server.deploy.federation import Federation
+from server.deploy.local import find_local, remote_keys, state_root
+
+COMPOSE = """\
+# One hospital silo; .env holds its settings. `docker compose up --detach` joins, `docker compose down` leaves.
+name: ${{SILOFL_NAME}}
+
+x-container: &container
+  image: ${{SILOFL_IMAGE}}
+  init: true
+  read_only: true
+  cap_drop: [ALL]
+  security_opt: ["no-new-privileges:true"]
+  tmpfs: ["/tmp:size=256m"]
+  logging: {{driver: json-file, options: {{max-size: 10m, max-file: "3"}}}}
+
+services:
+  install:  # one-shot, without network: hands the key to the user that runs the silo
+    <<: *container
+    command: [install]
+    user: "0:0"
+    cap_add: [CHOWN, DAC_OVERRIDE]
+    network_mode: none
+    restart: "no"
+    healthcheck: {{disable: true}}
+    environment: {{SILOFL_USER: "${{SILOFL_USER}}"}}
+    volumes: ["./:/bundle:ro", "site:/site", "state:/state"]
+
+  silo:
+    <<: *container
+    user: ${{SILOFL_USER}}
+    restart: unless-stopped
+    stop_grace_period: 15s
+    depends_on: {{install: {{condition: service_completed_successfully}}}}
+    command: {command}
+    environment:
+      SILOFL_NAME: ${{SILOFL_NAME}}
+      SILOFL_SERVER: ${{SILOFL_SERVER}}
+      SILOFL_DEVICE: ${{SILOFL_DEVICE}}
+      SILOFL_FLWR: ${{SILOFL_FLWR}}
+      SILOFL_ALLOWED_APPS: /site/allowed-apps
+      SILOFL_POLICY: /site/policy.toml
+    volumes:
+      - site:/site:ro
+      - state:/state
+      - type: bind
+        source: ${{SILOFL_DATA}}
+        target: /data/data.npz
+        read_only: true
+        bind: {{create_host_path: false}}
+{deploy}
+volumes:
+  site:
+  state:
+"""
+
+VARIABLES = """\
+# The silo's name, and the address by which it reaches the server (one outbound TCP port).
+SILOFL_NAME={name}
+SILOFL_SERVER={server}
+# The data file of this hospital (check it with `silofl check-data FILE`), and who may read it, as UID:GID.
+SILOFL_DATA=./data.npz
+SILOFL_USER=10001:10001
+SILOFL_DEVICE={device}
+SILOFL_IMAGE={image}
+SILOFL_FLWR={flwr}
+"""
+
+KEY = "This folder holds the silo's private key (node.key): keep it secret, run it in one place only."
+OWN_KEY = "It holds no private key. With Docker, unpack it where `silofl request --folder` has put the node.key."
+README = """\
+# {name}: one silo of the federation {federation}
+{key}
+1. Get the image {image} (docker load, or your registry; another name goes into .env).
+2. Write the path of your data file into .env: SILOFL_DATA=/path/to/data.npz (readable for SILOFL_USER).
+3. Check: docker compose run --rm silo silofl doctor
+4. Join: docker compose up --detach; log: docker compose logs --follow silo; leave: docker compose down
+Without Docker: silofl join {name}.tar --data /path/to/data.npz
+Outbound TCP to {server} is all it needs. Data, and models of methods that keep them local, stay here.
+allowed-apps lists the SHA-256 of the app builds this site runs, policy.toml says what may leave: read both first.
+Models: docker compose run --rm silo silofl export /state --silo {name} --strategy METHOD --out /state/own.safetensors
+"""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle is made of."""
+
+    name: str
+    federation: str
+    server: str
+    ca_certificate: bytes
+    node_key: bytes  # empty: the hospital has it
+    allowed_apps: str
+    device: str = "cpu"
+    image: str = ""
+    fingerprint: str = ""  # of the hospital's own key
+
+    def files(self) -> dict[str, str | bytes]:
+        """The bundle's files by name."""
+        variant = CPU if self.device == "cpu" else GPU
+        words = {
+            "name": self.name,
+            "federation": self.federation,
+            "server": self.server,
+            "device": "cpu" if self.device == "cpu" else "cuda:0",
+            "image": self.image or image("silo", variant),
+            "flwr": importlib.metadata.version("flwr"),
+            "key": KEY if self.node_key else OWN_KEY,
+        }
+        placeholder = Site.from_environment(
+            {"SILOFL_NAME": "${SILOFL_NAME}", "SILOFL_SERVER": "${SILOFL_SERVER}", "SILOFL_DEVICE": "${SILOFL_DEVICE}"}
+        )
+        command = "[" + ", ".join(f'"{word}"' for word in supernode_command(placeholder)) + "]"
+        deploy = "" if self.device == "cpu" else gpu_reservation(self.device, 4) + "\n"
+        wanted = f"SILOFL_KEY={self.fingerprint}\n" if self.fingerprint else ""
+        files: dict[str, str | bytes] = {
+            ".env": VARIABLES.format(**words) + wanted,
+            "README.md": README.format(**words),
+            "allowed-apps": self.allowed_apps,
+            "ca.crt": self.ca_certificate,
+            "docker-compose.yml": COMPOSE.format(command=command, deploy=deploy),
+            "policy.toml": default_file(),
+        }
+        return files | ({"node.key": self.node_key} if self.node_key else {})
+
+    def write(self, path: Path) -> None:
+        """Write the tar with mode 0600, whole or not at all. Raises ValueError where the file exists."""
+        if path.exists():
+            raise ValueError(f"{path} is there already: remove it, or give --out another name")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+        write_atomically(path, self._archive, mode=0o600)
+
+    def _archive(self, path: Path) -> None:
+        with tarfile.open(path, mode="w") as archive:
+            folder = tarfile.TarInfo(self.name)
+            folder.type, folder.mode, folder.mtime = tarfile.DIRTYPE, 0o700, int(time.time())
+            archive.addfile(folder)
+            for name, content in self.files().items():
+                data = content.encode() if isinstance(content, str) else content
+                member = tarfile.TarInfo(f"{self.name}/{name}")
+                member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
+                archive.addfile(member, io.BytesIO(data))
+
+
+def add_silo(
+    federation: Federation,
+    control: Control,
+    name: str,
+    out: Path,
+    *,
+    fleet_port: int,
+    app: Path,
+    device: str = "cpu",
+    image: str = "",
+    request: Request | None = None,
+) -> None:
+    """Register one more silo, with the key of its request or one that is made here, and write its bundle to `out`.
+
+    Raises ValueError: the name is taken or no name, the file exists, or the server's certificate is not for the address
+    that the bundle would give the hospital.
+    """
+    check_silo_name(name)
+    if any(silo.name == name for silo in federation.silos):
+        raise ValueError(f"{name} is a silo of {federation.path} already; a bundle is for another one")
+    nodes = control.nodes()
+    if any(node.name == name for node in nodes):
+        raise ValueError(f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first")
+    if request and (twin := next((n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None)):
+        raise ValueError(f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one")
+    if out.exists():
+        raise ValueError(f"{out} is there already: remove it, or give --out another name")
+    ca = Path(control.connection.root_certificates)
+    check_address(federation, control.connection.address, ca)
+    key = None if request else new_key()
+    bundle = Bundle(
+        name=name,
+        federation=federation.name,
+        server=f"{bracketed(federation.server.address)}:{fleet_port}",
+        ca_certificate=ca.read_bytes(),
+        node_key=private_bytes(key) if key else b"",
+        allowed_apps=pins(app),
+        device=device,
+        image=image,
+        fingerprint=request.fingerprint if request else "",
+    )
+    public = public_bytes(key) if key else cast(Request, request).public_key
+    node = control.register(name, public)
+    try:
+        bundle.write(out)
+        write_atomically(remote_key(federation, name), public)
+    except BaseException:
+        control.unregister(node)
+        raise
+
+
+def remote_key(federation: Federation, name: str) -> Path:
+    """Where the public key of a silo with a bundle is noted: `silofl up` registers it again after a restart."""
+    return remote_keys(state_root() / federation.name) / f"{name}.pem"
+
+
+def fleet_port(federation: Federation) -> int:
+    """The port at which silos reach the server: of the file, of the processes that are up, or the containers'."""
+    if federation.server.fleet_port:
+        return federation.server.fleet_port
+    try:
+        return find_local(federation.name).fleet_port
+    except ValueError:
+        return FLEET_PORT
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def check_address(federation: Federation, control_address: str, ca_certificate: Path) -> None:
+    """ValueError where the running server's certificate is not for `server.address`: no hospital could connect."""
+    host, _, port = control_address.rpartition(":")
+    address = federation.server.address
+    context = ssl.create_default_context(cafile=str(ca_certificate))
+    try:
+        with (
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5.0) as plain,
+            context.wrap_socket(plain, server_hostname=address),
+        ):
+            pass
+    except ssl.SSLCertVerificationError:
+        raise ValueError(
+            f"the server's certificate is not for {address} (server.address in {federation.path}): "
+            "bring the federation up again with this file, then add the silo"
+        ) from None
+
+
+def pins(app: Path) -> str:
+    """The bundle's `allowed-apps`: the SHA-256 of the app as `flwr run` would ship it now."""
+    version = importlib.metadata.version("silofl")
+    return f"# SHA-256 of the app builds that this site runs, one per line\n{app_hash(app)}  silofl {version}\n"
+
+
+def app_hash(app: Path) -> str:
+    """SHA-256 of the app bundle (FAB) that `flwr run` makes of the directory `app`."""
+    return hashlib.sha256(internal("build_fab_from_disk")(app)).hexdigest()
+
+
+def remove_silo(federation: Federation, control: Control, name: str) -> str:
+    """Unregister a silo: its key is refused from its next call on. What is left to do, or an empty text.
+
+    Raises ValueError where no such silo is registered.
+    """
+    nodes = [node for node in control.nodes() if node.name == name]
+    if not nodes:
+        raise unknown_name("silo", name, (node.name for node in control.nodes()))
+    for node in nodes:
+        control.unregister(node.node_id)
+    remote_key(federation, name).unlink(missing_ok=True)
+    if any(silo.name == name for silo in federation.silos):
+        return f"{name} still stands in {federation.path} and would be registered again: remove it there too"
+    return ""

@@ -1,0 +1,272 @@
+"""`silofl compose`: the compose file of a federation, made from `federation.yaml`.
+
+    setup        one-shot: makes the CA, certificates and keys that are missing, splits the demo data, registers
+                 the silos (server/setup.py)
+    superlink    the server; on two networks
+    SILO         one per silo, on the internal network `fleet`: it reaches the server's Fleet port and nothing else
+
+The Control API, through which code is shipped, listens on the network `control` alone, and its port is published
+on the host's loopback interface. Volumes: `setup` (the CA's key and the demo data; no server or silo sees it),
+`server` (its certificate, and who is registered), and per silo `SILO-site` (its key), `SILO-data`, `SILO-state`.
+"""
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from client.site.launch import THIS_MACHINE, superlink_command, supernode_command
+from client.site.node import Site
+from client.site.policy import PUBLIC
+from server.deploy.federation import Federation, SiloEntry
+
+FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host those of federation.yaml, or these
+SERVER = "superlink"  # the server's name on the network `fleet`
+CONTROL = "control"  # the server's name on the network `control`
+CPU, GPU = "", "-gpu"
+POLICY = "/policy.toml"  # where a silo's container has its own
+OWN_WORDS = ("", PUBLIC)  # policies that are no files
+
+HEAD = """\
+# {name}: a server and {count} hospital silos. Made by `silofl compose {file}`: change that file, not this one.
+#
+# docker compose up --detach --wait: builds the images, makes keys and demo data, starts.
+# silofl credentials {file}: writes the connection {name!r} of `flwr`.
+# flwr run . {name} --stream: trains; history and report come to {runs}, models stay in the silos' volumes.
+# docker compose down: stops; with --volumes it forgets keys, data and models too.
+#
+# Ports: {fleet} for the silos{where}; {control} for the operator, on this machine's loopback interface only.
+
+name: {name}
+
+x-container: &container
+  init: true
+  read_only: true
+  cap_drop: [ALL]
+  security_opt: ["no-new-privileges:true"]
+  tmpfs: ["/tmp:size=256m"]
+  stop_grace_period: 15s
+  logging: {{driver: json-file, options: {{max-size: 10m, max-file: "3"}}}}
+
+x-silo: &silo
+  <<: *container
+  restart: unless-stopped
+  networks: [fleet]
+  depends_on: {{setup: {{condition: service_completed_successfully}}}}
+
+x-silo-environment: &silo-environment
+  SILOFL_SERVER: {silo_server}
+  SILOFL_FLWR: {flwr}
+  SILOFL_SHARING: {count}  # silos that share this machine's cores
+  SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS:-}}  # SHA-256 sums of the apps that silos may run; empty: all
+
+services:
+  setup:
+    <<: *container
+    image: {server_image}
+{server_build}
+    command: [setup]
+    user: "0:0"  # gives new volumes to the image's user, then becomes that user
+    cap_add: [CHOWN, SETGID, SETUID]
+    restart: "no"
+    networks: [control]
+    environment:
+      SILOFL_HOSTS: {hosts}
+      SILOFL_DATA: /datasets
+      SILOFL_FEDERATION: |
+{federation}
+    volumes:
+{setup_volumes}
+
+  superlink:
+    <<: *container
+    image: {server_image}
+    pull_policy: never  # `setup` builds it
+    restart: unless-stopped
+    command: {superlink_command}
+    environment: {{SILOFL_HOSTS: {hosts}}}
+    networks: {{fleet: {{}}, control: {{aliases: [{alias}]}}}}
+    ports: [{fleet_publish}, {control_publish}]
+    depends_on: {{setup: {{condition: service_started}}}}
+    volumes: ["server:/server", "{runs}:/runs"]
+"""
+
+TAIL = """
+networks:
+  fleet: {internal: true}  # no way out, and none to the Control port
+  control: {}
+
+volumes:
+"""
+
+
+def compose_file(federation: Federation, directory: Path, source: Path) -> str:
+    """The text of the compose file.
+
+    ``directory``: where the file will lie; paths on this machine are written relative to it.
+    ``source``: silofl's checkout, from which the images are built.
+    """
+    server = federation.server
+    fleet, control = server.fleet_port or FLEET_PORT, server.control_port or CONTROL_PORT
+    for silo in federation.silos:
+        if silo.name in ("setup", SERVER):
+            raise ValueError(
+                f"{federation.path}: silo {silo.name}: a service of ours has that name; choose another name"
+            )
+    local_only = server.address in THIS_MACHINE
+    runs = f"./runs/{federation.name}"
+    volumes = ["setup", "server"]
+    setup_volumes = ["setup:/setup", "server:/server", f"{runs}:/runs"]
+    if federation.demo_silos:
+        # A name is a volume, a path a folder of the host: SILOFL_DATA=/srv/datasets docker compose up
+        setup_volumes.append("${SILOFL_DATA:-datasets}:/datasets")
+        volumes.append("datasets")
+    for silo in federation.silos:
+        setup_volumes.append(f"{silo.name}-site:/volumes/site/{silo.name}")
+        volumes.append(f"{silo.name}-site")
+        if silo.data is None:
+            setup_volumes.append(f"{silo.name}-data:/volumes/data/{silo.name}")
+            volumes.append(f"{silo.name}-data")
+        volumes.append(f"{silo.name}-state")
+    hosts = sorted({*THIS_MACHINE, server.address, SERVER, CONTROL})
+    context = os.path.relpath(source, directory)
+    text = HEAD.format(
+        name=federation.name,
+        count=len(federation.silos),
+        file=federation.path.name,
+        runs=runs,
+        fleet=fleet,
+        control=control,
+        where=" on this machine" if local_only else "",
+        silo_server=f"{SERVER}:{FLEET_PORT}",
+        flwr=_quoted(importlib.metadata.version("flwr")),
+        server_image=image("server"),
+        server_build=_build(context, "server", CPU),
+        hosts=_quoted(" ".join(hosts)),
+        federation=_indented(_summary(federation), 8),
+        setup_volumes=_indented("\n".join(f"- {_quoted(volume, keep='$')}" for volume in setup_volumes), 6),
+        superlink_command=_listed(container_superlink()),
+        alias=CONTROL,
+        fleet_publish=_quoted(f"127.0.0.1:{fleet}:{FLEET_PORT}" if local_only else f"{fleet}:{FLEET_PORT}"),
+        control_publish=_quoted(f"127.0.0.1:{control}:{CONTROL_PORT}"),
+    )
+    built: set[str] = set()
+    for silo in federation.silos:
+        text += "\n" + _silo(silo, context, built)
+    return text + TAIL + "".join(f"  {volume}:\n" for volume in volumes)
+
+
+def image(part: str, variant: str = CPU) -> str:
+    """The name of an image of this version: `silofl-silo:0.1.0`, `silofl-silo:0.1.0-gpu`."""
+    return f"silofl-{part}:{importlib.metadata.version('silofl')}{variant}"
+
+
+def container_superlink() -> list[str]:
+    """The server's command line in its container."""
+    folder = Path("/server")
+    return superlink_command(
+        "flower-superlink",
+        ca_certificate=folder / "ca.crt",
+        certificate=folder / "server.crt",
+        key=folder / "server.key",
+        fleet=f"0.0.0.0:{FLEET_PORT}",
+        host=CONTROL,  # a name that only the network `control` resolves
+        port=CONTROL_PORT,
+    )
+
+
+def container_site(silo: SiloEntry) -> Site:
+    """A silo as its container sees it: there it has one GPU, whichever it is on the host."""
+    device = "cpu" if silo.device == "cpu" else "cuda:0"
+    environment = {"SILOFL_NAME": silo.name, "SILOFL_SERVER": f"{SERVER}:{FLEET_PORT}", "SILOFL_DEVICE": device}
+    return Site.from_environment(environment)
+
+
+def _silo(silo: SiloEntry, context: str, built: set[str]) -> str:
+    site = container_site(silo)
+    variant = CPU if silo.device == "cpu" else GPU
+    name = image("silo", variant)
+    lines = [f"{silo.name}:", "  <<: *silo", f"  image: {name}"]
+    if name in built:
+        lines.append("  pull_policy: never  # the first silo builds it")
+    else:
+        lines.append(_indented(_build(context, "silo", variant, indent=0), 2))
+        built.add(name)
+    lines += [
+        f"  command: {_listed(supernode_command(site))}",
+        f"  environment: {{<<: *silo-environment, SILOFL_NAME: {silo.name}, SILOFL_DEVICE: {_quoted(site.device)}, "
+        f"SILOFL_POLICY: {_quoted(silo.policy if silo.policy in OWN_WORDS else POLICY)}}}",
+        "  volumes:",
+        f"    - {_quoted(f'{silo.name}-site:/site:ro')}",
+        f"    - {_quoted(f'{silo.name}-state:/state')}",
+    ]
+    if silo.data is None:
+        lines.append(f"    - {_quoted(f'{silo.name}-data:/data:ro')}")
+    else:
+        lines.append(_mounted(silo.data, str(site.data)))
+    if silo.policy not in OWN_WORDS:
+        lines.append(_mounted(Path(silo.policy), POLICY))
+    if silo.memory:
+        lines.append(f"  mem_limit: {silo.memory}")
+    if variant == GPU:
+        lines.append(gpu_reservation(silo.device))
+    return _indented("\n".join(lines), 2) + "\n"
+
+
+def _mounted(file: Path, target: str) -> str:
+    return (
+        f"    - {{type: bind, source: {_quoted(str(file))}, target: {target}, read_only: true, "
+        "bind: {create_host_path: false}}"
+    )
+
+
+def gpu_reservation(device: str, indent: int = 2) -> str:
+    """The `deploy` section that gives a service the host's GPU of `cuda:N`."""
+    number = device.removeprefix("cuda:")
+    text = (
+        "deploy:\n  resources:\n    reservations:\n"
+        f'      devices: [{{driver: nvidia, device_ids: ["{number}"], capabilities: [gpu]}}]'
+    )
+    return _indented(text, indent)
+
+
+def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
+    lines = [
+        "build:",
+        f"  context: {_quoted(context)}",
+        "  dockerfile: docker/Dockerfile",
+        f"  target: {part}",
+        # Wheels that are taken before the index, for a server without a fast network.
+        f'  additional_contexts: {{wheels: "${{SILOFL_WHEELS:-{os.path.join(context, "docker/wheels")}}}"}}',
+    ]
+    if variant == GPU:
+        lines.append('  args: {TORCH_INDEX: ""}')
+    return _indented("\n".join(lines), indent)
+
+
+def _summary(federation: Federation) -> str:
+    """What `setup` has to know of the federation, as a federation file."""
+    demo = federation.demo
+    content: dict[str, object] = {"name": federation.name}
+    if demo is not None:
+        content["demo"] = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
+    content["silos"] = [
+        {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
+    ]
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=1000).replace("$", "$$")
+
+
+def _listed(words: Iterable[str]) -> str:
+    return "[" + ", ".join(_quoted(word) for word in words) + "]"
+
+
+def _quoted(text: str, keep: str = "") -> str:
+    """A YAML string; a dollar sign is doubled, or compose would put a variable there."""
+    return json.dumps(text if keep == "$" else text.replace("$", "$$"), ensure_ascii=False)
+
+
+def _indented(text: str, spaces: int) -> str:
+    return "\n".join(" " * spaces + line if line else line for line in text.rstrip("\n").split("\n"))

@@ -1,0 +1,253 @@
+"""Flower's Control API and the `flwr` connections: who is online, which runs there are, stop one.
+
+Speaks with the client class that `flwr list`, `flwr stop` and `flwr supernode` use themselves (flwr 1.39,
+protobuf over HTTPS), because a start of that command line costs more than a second each time. Only `flwr run`
+is run as the command it is (`server/submit.py`).
+"""
+
+import contextlib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from client.site.flower import internal
+from partitions.disk import write_atomically
+
+
+@dataclass(frozen=True)
+class Connection:
+    """A `[superlink.NAME]` entry of Flower's configuration."""
+
+    name: str
+    address: str
+    root_certificates: str = ""
+    insecure: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """A SuperNode; `status` is registered, online, offline or unregistered, `activated` a Unix time (0: never)."""
+
+    node_id: int
+    name: str
+    status: str
+    public_key: bytes
+    activated: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as the SuperLink knows it; `status` is such as `running` or `finished:failed`."""
+
+    run_id: int
+    status: str
+    details: str
+    fab_hash: str
+
+    @property
+    def finished(self) -> bool:
+        return self.status.startswith("finished")
+
+
+# --- the entries of Flower's configuration ----------------------------------------------------------------
+
+
+def flower_config() -> Path:
+    """Flower's configuration file, `FLWR_HOME/config.toml`."""
+    return Path(internal("get_flwr_home")()) / "config.toml"
+
+
+def read_connection(name: str) -> Connection:
+    """The connection of that name; ValueError where there is none, or none with an address."""
+    entries = _entries(flower_config())
+    entry = entries.get(name)
+    if not isinstance(entry, dict):
+        known = ", ".join(sorted(key for key, value in entries.items() if isinstance(value, dict))) or "none"
+        raise ValueError(
+            f"there is no connection {name!r} in {flower_config()} (there are: {known}); `silofl up` writes one"
+        )
+    if not entry.get("address") or str(entry["address"]).startswith(":"):
+        raise ValueError(
+            f"connection {name!r} in {flower_config()} is a simulation on this machine; use `flwr run . {name}`"
+        )
+    return Connection(name, str(entry["address"]), str(entry.get("root-certificates", "")), bool(entry.get("insecure")))
+
+
+def write_connection(connection: Connection) -> None:
+    """Write or replace one connection; everything else in the file, comments too, stays as it is.
+
+    Raises ValueError where an entry of that name trusts another CA: it is not ours to overwrite.
+    """
+    path = flower_config()
+    before = _entries(path).get(connection.name)
+    if isinstance(before, dict) and before.get("root-certificates") != connection.root_certificates:
+        raise ValueError(
+            f"{path} already has a connection {connection.name!r} that is not this federation's; "
+            "rename the federation, or remove that entry"
+        )
+    lines = [f"[superlink.{connection.name}]", f"address = {_quoted(connection.address)}"]
+    if connection.root_certificates:
+        lines.append(f"root-certificates = {_quoted(connection.root_certificates)}")
+    if connection.insecure:
+        lines.append("insecure = true")
+    _replace_entry(path, connection.name, lines)
+
+
+def remove_connection(connection: Connection) -> None:
+    """Remove the connection if it is still the one given."""
+    before = _entries(flower_config()).get(connection.name)
+    if isinstance(before, dict) and before.get("root-certificates") == connection.root_certificates:
+        _replace_entry(flower_config(), connection.name, [])
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ValueError(
+            f"cannot read Flower's configuration {path}: {error.strerror}; FLWR_HOME names another folder for it"
+        ) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"cannot read Flower's configuration {path}: {error}") from None
+    entries = content.get("superlink", {})
+    return entries if isinstance(entries, dict) else {}
+
+
+def _replace_entry(path: Path, name: str, new: list[str]) -> None:
+    """Replace the table `[superlink.NAME]` in the text of the file, or append it."""
+    # A configuration that does not exist yet begins as Flower itself would begin it, with its `local` entry.
+    text = path.read_text(encoding="utf-8") if path.exists() else str(internal("DEFAULT_FLOWER_CONFIG_TOML"))
+    kept = []
+    inside = False
+    for line in text.splitlines():
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]", line):
+            inside = [part.strip().strip("\"'") for part in header[1].split(".")][:2] == ["superlink", name]
+        if not inside:
+            kept.append(line)
+    while kept and not kept[-1].strip():
+        kept.pop()
+    if new:
+        kept += ["", *new] if kept else new
+    result = "\n".join(kept) + "\n"
+    others = [tomllib.loads(content) for content in (text, result)]
+    for content in others:
+        content.get("superlink", {}).pop(name, None)
+    if others[0] != others[1]:
+        raise ValueError(f"cannot change the connection {name!r} in {path} without touching others; edit it by hand")
+    try:
+        write_atomically(path, result)
+    except OSError as error:
+        raise ValueError(
+            f"cannot write Flower's configuration {path}: {error.strerror}; FLWR_HOME names another folder for it"
+        ) from None
+
+
+def _quoted(text: str) -> str:
+    if re.search(r'[\x00-\x1f"\\]', text):
+        return '"' + "".join(f"\\u{ord(c):04x}" if c < " " or c in '"\\' else c for c in text) + '"'
+    return f'"{text}"'
+
+
+# --- the Control API --------------------------------------------------------------------------------------
+
+
+class Control:
+    """Control API of one SuperLink; every call raises ConnectionError with one line where it fails."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        certificates: bytes | None = None
+        if connection.root_certificates:
+            try:
+                certificates = Path(connection.root_certificates).read_bytes()
+            except OSError as error:
+                raise ValueError(f"connection {connection.name!r}: {error.filename}: {error.strerror}") from None
+        self._requests = internal("control_pb2")
+        version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
+        self._client = internal("ControlHttpClient").from_server_address(
+            server_address=connection.address,
+            insecure=connection.insecure,
+            root_certificates=certificates,
+            interceptors=[internal("CliClientHttpInterceptor")(), version],
+        )
+
+    def __enter__(self) -> "Control":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def nodes(self) -> list[Node]:
+        """All SuperNodes that were ever registered, the unregistered ones left out."""
+        with self._translated():
+            answer = self._client.ListNodes(self._requests.ListNodesRequest())
+        nodes = [
+            Node(
+                node_id=info.node_id,
+                name=info.name,
+                status=info.status,
+                public_key=info.public_key,
+                activated=datetime.fromisoformat(info.last_activated_at).timestamp() if info.last_activated_at else 0.0,
+            )
+            for info in answer.nodes_info
+        ]
+        return [node for node in nodes if node.status != "unregistered"]
+
+    def register(self, name: str, public_key: bytes) -> int:
+        """Register a node key; the node's number."""
+        with self._translated():
+            request = self._requests.RegisterNodeRequest(public_key=public_key, name=name)
+            return int(self._client.RegisterNode(request).node_id)
+
+    def unregister(self, node_id: int) -> None:
+        with self._translated():
+            self._client.UnregisterNode(self._requests.UnregisterNodeRequest(node_id=node_id))
+
+    def runs(self) -> list[Run]:
+        """All runs, the latest first."""
+        with self._translated():
+            answer = self._client.ListRuns(self._requests.ListRunsRequest())
+        runs = sorted(answer.run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
+        return [self._run(run) for run in runs]
+
+    def run(self, run_id: int) -> Run:
+        with self._translated():
+            answer = self._client.ListRuns(self._requests.ListRunsRequest(run_id=run_id))
+        return self._run(answer.run_dict[run_id])
+
+    @staticmethod
+    def _run(run: Any) -> Run:
+        status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
+        return Run(run.run_id, status, run.status.details, run.fab_hash)
+
+    def stop(self, run_id: int) -> bool:
+        """Stop a run; False where it had ended already."""
+        with self._translated():
+            return bool(self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success)
+
+    def log(self, run_id: int) -> str:
+        """What the server app has logged so far."""
+        with self._translated():
+            for part in self._client.StreamLogs(self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)):
+                return str(part.log_output)
+        return ""
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        where = f"the SuperLink at {self.connection.address} (connection {self.connection.name!r})"
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            flower = internal("FlowerError").from_json(error.response.text)
+            reason = flower.message if flower else f"HTTP status {error.response.status_code}"
+            raise ConnectionError(f"{where} refused: {reason}") from None
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"no answer from {where}: {error}") from None

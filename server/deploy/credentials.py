@@ -1,0 +1,291 @@
+"""Certificates and keys of a federation: one CA, the server's certificate, one key pair per silo.
+
+    DIRECTORY/ca.crt ca.key            the CA; kept for ever, silos trust it
+    DIRECTORY/server.crt server.key    issued by the CA for the server's names and addresses
+    DIRECTORY/nodes/NAME  NAME.pub     a silo's key pair (ECDSA P-384, OpenSSH format, as Flower asks)
+
+`ensure_credentials` makes what is missing and keeps what is there, so adding a silo invalidates nobody.
+The server's certificate alone is issued anew when it is about to expire or lacks a name. Files have mode
+0600, directories 0700; nothing here prints a key. Uses `cryptography`, which flwr itself requires.
+"""
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from partitions.disk import write_atomically
+
+CA_YEARS = 10
+SERVER_DAYS = 825
+RENEW_DAYS = 30
+RENEW = "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl down, then silofl up"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Where the files of a federation's credentials lie."""
+
+    directory: Path
+
+    @property
+    def ca_certificate(self) -> Path:
+        return self.directory / "ca.crt"
+
+    @property
+    def ca_key(self) -> Path:
+        return self.directory / "ca.key"
+
+    @property
+    def server_certificate(self) -> Path:
+        return self.directory / "server.crt"
+
+    @property
+    def server_key(self) -> Path:
+        return self.directory / "server.key"
+
+    def node_key(self, name: str) -> Path:
+        """The private key of silo `name`; its public key lies beside it with the ending `.pub`."""
+        return self.directory / "nodes" / name
+
+    def node_public_key(self, name: str) -> Path:
+        return self.directory / "nodes" / f"{name}.pub"
+
+    def node_public_pem(self, name: str) -> bytes:
+        """The public key in the form in which a SuperLink registers it."""
+        key = load_ssh_public_key(self.node_public_key(name).read_bytes())
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@dataclass(frozen=True)
+class CertificateCheck:
+    """One line of a table of checks: what was looked at, whether it is right, what was seen, how to mend it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable[str]) -> Credentials:
+    """Make the credentials that are missing under `directory`; keep all others.
+
+    ``silos``: names of the silos, each gets a key pair of its own.
+    ``hosts``: names and IP addresses by which silos and operators reach the server.
+
+    Raises ValueError: the CA has expired, or the CA's certificate or key is there without the other.
+    """
+    credentials = Credentials(directory)
+    for folder in (directory, directory / "nodes"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    halves = (credentials.ca_certificate, credentials.ca_key)
+    if not any(path.exists() for path in halves):
+        _make_ca(credentials)
+    for path in halves:
+        if not path.exists():
+            raise ValueError(
+                f"{path} is missing while its other half is there: restore it from a backup, "
+                f"or remove {directory} to start with new credentials for every silo"
+            )
+    ca = load_certificate(credentials.ca_certificate)
+    if _now() >= ca.not_valid_after_utc:
+        raise ValueError(
+            f"the CA certificate {credentials.ca_certificate} expired on {ca.not_valid_after_utc:%Y-%m-%d}: "
+            f"remove {directory} to make a new CA, then give every silo its new certificate and key"
+        )
+    wanted = _alternative_names(hosts)
+    if not _server_certificate_serves(credentials, ca, wanted):
+        _issue_server_certificate(credentials, ca, wanted)
+    for name in silos:
+        if not credentials.node_key(name).exists():
+            _make_node_key(credentials, name)
+        elif not credentials.node_public_key(name).exists():
+            _write_public_key(credentials, name)
+    return credentials
+
+
+def load_certificate(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file; ValueError names the file where it is none."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read the certificate {path}: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{path} is not a certificate in PEM format") from None
+
+
+def check_certificates(
+    certificate: Path, ca_certificate: Path, *, host: str = "", now: datetime.datetime | None = None
+) -> list[CertificateCheck]:
+    """Whether `certificate` was issued by the CA, is for `host`, and is valid now and for 30 days more.
+
+    `now` is for tests. Raises ValueError where a file cannot be read.
+    """
+    moment = now or _now()
+    ca = load_certificate(ca_certificate)
+    server = load_certificate(certificate)
+    checks = []
+    for name, path, one in (("CA", ca_certificate, ca), ("server", certificate, server)):
+        left = one.not_valid_after_utc - moment
+        fix = RENEW if one is server else "make a new CA and give it to every silo"
+        if moment < one.not_valid_before_utc:
+            detail, ok = f"not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC", False
+            fix = "set this machine's clock"
+        elif left <= datetime.timedelta(0):
+            detail, ok = f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}", False
+        else:
+            ok = left > datetime.timedelta(days=RENEW_DAYS)
+            detail = f"valid until {one.not_valid_after_utc:%Y-%m-%d} ({left.days} days)"
+        checks.append(CertificateCheck(f"{name} certificate's dates", ok, detail, "" if ok else fix))
+    try:
+        server.verify_directly_issued_by(ca)
+        issued = True
+    except (ValueError, TypeError, InvalidSignature):
+        issued = False
+    detail = f"issued by {ca_certificate}" if issued else f"not issued by {ca_certificate}"
+    fix = "" if issued else "ask the server's operator for its CA certificate"
+    checks.append(CertificateCheck("chain", issued, detail, fix))
+    if host:
+        names = sorted(str(name.value) for name in _names_of(server))
+        ok = _alternative_names([host]) <= _names_of(server)
+        fix = "" if ok else f"use one of these names, or add {host} to the certificate"
+        checks.append(CertificateCheck("names", ok, f"for {', '.join(names)}", fix))
+    return checks
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _alternative_names(hosts: Iterable[str]) -> set[x509.GeneralName]:
+    names: set[x509.GeneralName] = set()
+    for host in hosts:
+        try:
+            names.add(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.add(x509.DNSName(host))
+    return names
+
+
+def _names_of(certificate: x509.Certificate) -> set[x509.GeneralName]:
+    try:
+        return set(certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except x509.ExtensionNotFound:
+        return set()
+
+
+def _server_certificate_serves(credentials: Credentials, ca: x509.Certificate, wanted: set[x509.GeneralName]) -> bool:
+    if not credentials.server_certificate.exists() or not credentials.server_key.exists():
+        return False
+    certificate = load_certificate(credentials.server_certificate)
+    left = certificate.not_valid_after_utc - _now()
+    if left <= datetime.timedelta(days=RENEW_DAYS) or not wanted <= _names_of(certificate):
+        return False
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _make_ca(credentials: Credentials) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"silofl CA {os.urandom(4).hex()}")])
+    now = _now()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # a silo's clock may be slow
+        .not_valid_after(now + datetime.timedelta(days=365 * CA_YEARS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(ca=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write_key(credentials.ca_key, key, PrivateFormat.PKCS8)
+    write_atomically(credentials.ca_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
+
+
+def _issue_server_certificate(credentials: Credentials, ca: x509.Certificate, names: set[x509.GeneralName]) -> None:
+    ca_key = load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
+        raise ValueError(f"{credentials.ca_key} is not the key of {credentials.ca_certificate}")
+    if credentials.server_certificate.exists():
+        names = names | _names_of(load_certificate(credentials.server_certificate))
+    key = ec.generate_private_key(ec.SECP384R1())
+    now = _now()
+    ends = min(now + datetime.timedelta(days=SERVER_DAYS), ca.not_valid_after_utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "silofl server")]))
+        .issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectAlternativeName(sorted(names, key=repr)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(ca=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    _write_key(credentials.server_key, key, PrivateFormat.PKCS8)
+    write_atomically(credentials.server_certificate, certificate.public_bytes(Encoding.PEM), mode=0o600)
+
+
+def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _make_node_key(credentials: Credentials, name: str) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_key(credentials.node_key(name), key, PrivateFormat.OpenSSH)
+    _write_public_key(credentials, name)
+
+
+def _write_public_key(credentials: Credentials, name: str) -> None:
+    path = credentials.node_key(name)
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except ValueError:
+        raise ValueError(f"{path} is not a private key in OpenSSH format: remove it to make a new one") from None
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    write_atomically(credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600)
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, kind: PrivateFormat) -> None:
+    """Never readable by others, not even for a moment."""
+    write_atomically(path, key.private_bytes(Encoding.PEM, kind, NoEncryption()), mode=0o600)

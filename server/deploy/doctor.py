@@ -1,0 +1,94 @@
+"""The server's half of `silofl doctor`: ports, certificates, who is registered and who is online."""
+
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+
+from client.site.doctor import TIMEOUT_SECONDS, port_check, resolve_check
+from client.site.launch import THIS_MACHINE
+from partitions.silo_file import Check
+from server.deploy.bundle import fleet_port
+from server.deploy.control import Control, read_connection
+from server.deploy.credentials import check_certificates
+from server.deploy.federation import Federation
+
+UP = "bring it up: silofl up, or docker compose up --wait and silofl credentials"
+
+
+def server_checks(federation: Federation, connection_name: str) -> list[Check]:
+    """All checks of a running server; where it does not answer those that need it are left out."""
+    try:
+        connection = read_connection(connection_name)
+    except ValueError as error:
+        return [Check("connection", False, str(error), UP)]
+    host, _, port = connection.address.rpartition(":")
+    host = host.strip("[]")
+    address = federation.server.address
+    checks = [Check("connection", True, f"{connection_name} is {connection.address}")]
+    checks += named("control port", port_check(host, int(port)), UP)
+    if not checks[-1].ok:
+        return checks
+    checks += exposure_checks(address, int(port))
+    checks += fleet_checks(federation)
+    checks += certificate_checks(host, int(port), Path(connection.root_certificates), address)
+    try:
+        with Control(connection) as control:
+            nodes, runs = control.nodes(), control.runs()
+    except (ConnectionError, ValueError) as error:
+        return [*checks, Check("registrations", False, str(error), UP)]
+    names = {node.name for node in nodes}
+    missing = [silo.name for silo in federation.silos if silo.name not in names]
+    fix = "the federation is up with another file: bring it up again with this one"
+    detail = f"not registered: {', '.join(missing)}" if missing else f"{len(names)} silos: {', '.join(sorted(names))}"
+    checks.append(Check("registrations", not missing, detail, fix if missing else ""))
+    away = sorted(node.name for node in nodes if node.status != "online")
+    fix = "ask these sites for the end of their log and for `silofl doctor`; a run waits for --set silos=N silos only"
+    detail = f"not online: {', '.join(away)}" if away else f"all {len(nodes)} silos"
+    checks.append(Check("online", not away, detail, fix if away else ""))
+    active = [run for run in runs if not run.finished]
+    checks.append(Check("runs", True, f"{len(active)} under way, {len(runs) - len(active)} ended"))
+    return checks
+
+
+def named(name: str, check: Check, fix: str) -> list[Check]:
+    """The check under another name, with another fix."""
+    return [Check(name, check.ok, check.detail, "" if check.ok else fix)]
+
+
+def exposure_checks(address: str, control_port: int) -> list[Check]:
+    """Whoever reaches the Control port can ship code to every silo: it must not answer on the server's address."""
+    if address in THIS_MACHINE:
+        return []
+    try:
+        socket.create_connection((address, control_port), timeout=TIMEOUT_SECONDS).close()
+    except OSError:
+        return [Check("control port's reach", True, f"{address}:{control_port} is closed to others")]
+    detail = f"{address}:{control_port} answers: whoever reaches it can ship code to every silo"
+    return [Check("control port's reach", False, detail, "publish it on 127.0.0.1 only")]
+
+
+def fleet_checks(federation: Federation) -> list[Check]:
+    """Whether the address that silos are given leads here."""
+    address = federation.server.address
+    checks = [resolve_check(address)]
+    if checks[-1].ok:
+        fix = "bring the federation up again with this file, and open the port in the firewall"
+        checks += named("fleet port", port_check(address, fleet_port(federation)), fix)
+    return checks
+
+
+def certificate_checks(host: str, port: int, ca_certificate: Path, address: str) -> list[Check]:
+    """The certificate that the server shows, and the CA's."""
+    try:
+        # Not verified here: what is wrong with it is what the checks are for.
+        pem = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
+    except OSError as error:
+        return [Check("certificate", False, f"{host}:{port}: {error}", UP)]
+    with tempfile.NamedTemporaryFile("w", suffix=".crt") as file:
+        file.write(pem)
+        file.flush()
+        found = check_certificates(Path(file.name), ca_certificate, host=address)
+    return [
+        Check(one.name, one.ok, one.detail.replace(file.name, "the server's certificate"), one.fix) for one in found
+    ]

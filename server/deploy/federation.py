@@ -1,0 +1,204 @@
+"""`federation.yaml`: which silos there are, on which device, with which data.
+
+    name: demo
+    server: {address: 127.0.0.1, fleet-port: 9092, control-port: 8000}   # a port left out or 0: a free one
+    demo: {dataset: digits, partition: dirichlet, seed: 42}              # what `data: demo` silos get
+    silos:
+      - {name: hospital-01, device: cpu, data: demo}
+      - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
+
+Read by `silofl up` and `silofl compose`. A relative path starts at the file's own directory.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from client.site.policy import PUBLIC, read_policy
+from partitions.names import SILO, unknown_name
+
+NAME = SILO
+DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
+MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
+TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configuration has
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where silos reach the server; a port of 0 means: choose a free one."""
+
+    address: str = "127.0.0.1"
+    fleet_port: int = 0
+    control_port: int = 0
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The data set that is split over the silos with `data: demo`."""
+
+    dataset: str = "digits"
+    partition: str = "dirichlet"
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class SiloEntry:
+    """One silo; `data` is None where it gets its part of the demo data."""
+
+    name: str
+    device: str = "cpu"
+    data: Path | None = None
+    memory: str = ""
+    policy: str = ""  # a file, `public`, or nothing, which means the defaults
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A whole file, checked."""
+
+    path: Path
+    name: str
+    server: Server
+    demo: Demo | None
+    silos: tuple[SiloEntry, ...]
+
+    @property
+    def demo_silos(self) -> tuple[SiloEntry, ...]:
+        """The silos that get demo data, in the file's order."""
+        return tuple(silo for silo in self.silos if silo.data is None)
+
+
+def read_federation(path: Path, *, check_data: bool = True) -> Federation:
+    """Read and check a federation file.
+
+    `check_data` also looks whether the silos' data files are there.
+
+    Raises ValueError: one line that says what is wrong, where, and how to mend it.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: write one, or name another file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+
+    top = _mapping(content, f"{path}", ("name", "server", "demo", "silos"), required=("name", "silos"))
+    name = _name(top["name"], f"{path}: name")
+    if name in TAKEN:
+        raise ValueError(f"{path}: name: {name!r} is an entry of Flower's own configuration; choose another name")
+    server = _server(top.get("server"), path)
+    demo = _demo(top.get("demo"), path)
+    if not isinstance(top["silos"], list) or not top["silos"]:
+        raise ValueError(f"{path}: silos: needs a list of at least one silo, each with a `name`")
+    silos = tuple(_silo(item, number, path, check_data) for number, item in enumerate(top["silos"], start=1))
+    names = [silo.name for silo in silos]
+    for silo in names:
+        if names.count(silo) > 1:
+            raise ValueError(f"{path}: silos: the name {silo!r} is there {names.count(silo)} times; each needs its own")
+    users = [silo.name for silo in silos if silo.data is None]
+    if users and demo is None:
+        raise ValueError(
+            f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
+            "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
+        )
+    return Federation(path=path, name=name, server=server, demo=demo, silos=silos)
+
+
+def _server(content: Any, path: Path) -> Server:
+    if content is None:
+        return Server()
+    where = f"{path}: server"
+    fields = _mapping(content, where, ("address", "fleet-port", "control-port"))
+    address = fields.get("address", Server.address)
+    if not isinstance(address, str) or not HOST.fullmatch(address):
+        raise ValueError(f"{where}.address: {address!r} is neither a host name nor an IP address")
+    ports = {}
+    for key in ("fleet-port", "control-port"):
+        port = fields.get(key, 0)
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise ValueError(f"{where}.{key}: {port!r} is not a port; use 1 to 65535, or 0 for a free one")
+        ports[key] = port
+    if ports["fleet-port"] and ports["fleet-port"] == ports["control-port"]:
+        raise ValueError(f"{where}: fleet-port and control-port are both {ports['fleet-port']}; they must differ")
+    return Server(address, ports["fleet-port"], ports["control-port"])
+
+
+def _demo(content: Any, path: Path) -> Demo | None:
+    if content is None:
+        return None
+    from partitions import DATASETS, PARTITIONS
+
+    where = f"{path}: demo"
+    fields = _mapping(content, where, ("dataset", "partition", "seed"))
+    seed = fields.get("seed", Demo.seed)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"{where}.seed: {seed!r} is not a whole number of at least 0")
+    demo = Demo(fields.get("dataset", Demo.dataset), fields.get("partition", Demo.partition), seed)
+    for kind, name, known in (("dataset", demo.dataset, DATASETS), ("partition", demo.partition, PARTITIONS)):
+        if name not in known:
+            raise ValueError(f"{where}.{kind}: {unknown_name(kind, name, known)}")
+    return demo
+
+
+def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
+    where = f"{path}: silo {number}"
+    fields = _mapping(content, where, ("name", "device", "data", "memory", "policy"), required=("name", "data"))
+    name = _name(fields["name"], f"{where}: name")
+    where = f"{path}: silo {name}"
+    device = fields.get("device", "cpu")
+    if not isinstance(device, str) or not DEVICE.fullmatch(device):
+        raise ValueError(f"{where}: device: {device!r} is no device; use `cpu`, or `cuda:0` and so on")
+    memory = fields.get("memory", "")
+    if memory != "" and not (isinstance(memory, str) and MEMORY.fullmatch(memory)):
+        raise ValueError(f"{where}: memory: {memory!r} is no amount of memory; write for example `2g` or `512m`")
+    policy = _policy(fields.get("policy"), f"{where}: policy", path)
+    data = fields["data"]
+    if not isinstance(data, str) or not data:
+        raise ValueError(f"{where}: data: {data!r} is neither `demo` nor the path of an .npz file")
+    if data == "demo":
+        return SiloEntry(name, device, None, memory, policy or PUBLIC)  # nobody's secret
+    file = (path.parent / Path(data).expanduser()).absolute()
+    if check_data and not file.is_file():
+        raise ValueError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
+    return SiloEntry(name, device, file, memory, policy)
+
+
+def _policy(named: Any, where: str, path: Path) -> str:
+    """A silo's policy, which is looked at now: a silo with one that cannot be read does not start."""
+    if named in (None, PUBLIC):
+        return named or ""
+    if not isinstance(named, str) or not named:
+        raise ValueError(f"{where}: {named!r} is neither the path of a policy.toml nor `public`")
+    file = str((path.parent / Path(named).expanduser()).absolute())
+    read_policy(file)
+    return file
+
+
+def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    """The mapping itself, if it has no unknown key and all required ones."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: needs keys and values ({', '.join(known)}), got {content!r}")
+    for key in content:
+        if key not in known:
+            raise ValueError(f"{where}: {unknown_name('key', key, known)}")
+    for key in required:
+        if content.get(key) is None:
+            raise ValueError(f"{where}: the key {key!r} is missing")
+    return content
+
+
+def _name(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError(
+            f"{where}: {value!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
+        )
+    return value

@@ -1,0 +1,84 @@
+"""The one-shot service `setup` of a compose file: credentials, demo data, registration.
+
+    /setup/credentials      CA, certificates, every silo's key pair; only this service sees it
+    /setup/data             the demo data as they were split
+    /server                 ca.crt server.crt server.key ready: what the SuperLink gets
+    /volumes/site/NAME      ca.crt node.key: what silo NAME gets
+    /volumes/data/NAME      data.npz
+
+Runs at every `docker compose up`; what is there stays, so that nobody is shut out.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from partitions.disk import write_atomically
+from server.deploy.compose import CONTROL, CONTROL_PORT
+from server.deploy.control import Connection, Control
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.federation import Federation, read_federation
+from server.deploy.local import split_demo
+from server.deploy.registrar import register
+
+
+def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
+    """Do all of it. `root` is for tests.
+
+    Raises ValueError: the federation, or what lies in the volumes, cannot be used.
+    Raises RuntimeError: the SuperLink does not answer.
+    """
+    federation = _federation(environment)
+    hosts = environment["SILOFL_HOSTS"]
+    credentials = ensure_credentials(
+        root / "setup/credentials", silos=[silo.name for silo in federation.silos], hosts=hosts.split()
+    )
+    for source, name in (
+        (credentials.ca_certificate, "ca.crt"),
+        (credentials.server_certificate, "server.crt"),
+        (credentials.server_key, "server.key"),
+    ):
+        copy(source, root / "server" / name)
+    write_atomically(root / "server/ready", hosts, mode=0o600)
+    for silo in federation.silos:
+        copy(credentials.ca_certificate, root / "volumes/site" / silo.name / "ca.crt")
+        copy(credentials.node_key(silo.name), root / "volumes/site" / silo.name / "node.key")
+    parts = split_demo(federation, root / "setup", print)
+    for silo in federation.demo_silos:
+        copy(parts[silo.name], root / "volumes/data" / silo.name / "data.npz")
+    connection = Connection("setup", f"{CONTROL}:{CONTROL_PORT}", str(credentials.ca_certificate))
+    with Control(connection) as control:
+        register_silos(federation, credentials, control)
+    print(f"{federation.name}: {len(federation.silos)} silos are registered", flush=True)
+
+
+def _federation(environment: Mapping[str, str]) -> Federation:
+    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
+        path = Path(folder, "federation.yaml")
+        path.write_text(environment["SILOFL_FEDERATION"], encoding="utf-8")
+        return read_federation(path, check_data=False)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file of ours, readable for its owner alone, unless it is there already; whole or not at all."""
+    if target.exists() and target.read_bytes() == source.read_bytes():
+        return
+    write_atomically(target, lambda temporary: shutil.copyfile(source, temporary), mode=0o600)
+
+
+def register_silos(federation: Federation, credentials: Credentials, control: Control) -> None:
+    """Register every silo's key; unregister, and forget, keys of silos that are no longer in the file.
+
+    Silos that joined with a bundle are none of ours: their keys are not here.
+    """
+    wanted = {silo.name for silo in federation.silos}
+    ours = {path.stem: credentials.node_public_pem(path.stem) for path in credentials.directory.glob("nodes/*.pub")}
+    register(control, {key.decode(): name for name, key in ours.items() if name in wanted})
+    nodes = {node.public_key.strip(): node for node in control.nodes()}
+    for name in sorted(ours.keys() - wanted):
+        if node := nodes.get(ours[name].strip()):
+            control.unregister(node.node_id)
+            print(f"{name} is no longer in the federation", flush=True)
+        credentials.node_key(name).unlink(missing_ok=True)
+        credentials.node_public_key(name).unlink()

@@ -1,0 +1,327 @@
+"""`silofl run` and `silofl stop`: submit with `flwr run`, follow the run to its end, say why it failed.
+
+A study (several methods or seeds) is one Flower run after the other, all in one run directory. The server app
+appends a JSON line per round to `progress.jsonl` there; how a run ends is asked from the SuperLink, so that a
+run that dies before its first round, or with its server app, is noticed too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from client.site.launch import environment, program
+from partitions.disk import shared, write_atomically
+from server.deploy.containers import find_deployed
+from server.deploy.control import Control, read_connection
+from server.deploy.local import find_local, last_lines, state_root
+
+if TYPE_CHECKING:
+    from server.run.rundir import RunDirectory
+    from strategies.base.settings import Value
+
+POLL_SECONDS = 0.5
+SILENCE_SECONDS = 30.0  # how long the SuperLink may give no answer before the run is taken for lost
+STOP_SECONDS = 60.0
+
+
+class RunFailedError(RuntimeError):
+    """A run failed or was stopped; the message holds the reason."""
+
+
+def default_connection() -> str:
+    """The connection of the one federation that is up: that `silofl up` or `silofl credentials` wrote."""
+    try:
+        return find_local().connection.name
+    except ValueError:
+        if deployed := find_deployed():
+            return deployed.connection.name
+        raise
+
+
+def run(values: Mapping[str, object], connection: str = "", app: Path | None = None) -> Path:
+    """Run one method, or a study, on a federation; returns the run directory.
+
+    ``values``: settings as on the command line; `silos`, if not given, is the number of registered silos.
+    ``connection``: name of a `flwr` connection; by default the one that `silofl up` wrote.
+    ``app``: directory of the Flower app; by default the one this file belongs to.
+
+    Raises ValueError: a wrong setting, no such connection, data that are not the federation's.
+    Raises RunFailedError: the run failed at submission, at a silo or at the server, or was stopped.
+    Raises KeyboardInterrupt: after the run was stopped.
+    """
+    from server.run.rundir import default_out
+    from server.run.study import study_config, study_runs
+
+    name = connection or default_connection()
+    app = app or app_directory()
+    with Control(read_connection(name)) as control:
+        given = {**_own_data(name, values), **values}
+        if "silos" not in given:
+            given["silos"] = _silos_before(given) or _silos_here(control)
+        runs = study_runs(given)
+        first = runs[0].common
+        if first.silos > (known := len(control.nodes())) and not first.resume:
+            raise ValueError(f"silos = {first.silos}: only {known} are registered, the run would wait in vain")
+        config = study_config(runs)
+        out = (Path(first.out) if first.out else default_out(str(config["strategy"]))).absolute()
+        theirs = out
+        if deployed := find_deployed(name):
+            out = out if first.out else Path(deployed.runs, out.name)
+            theirs = deployed.in_container(out)
+        with shared() if deployed else contextlib.nullcontext():  # the server in its container is another user
+            directory = open_directory(out, config, federation_file(name), resume=first.resume)
+        for one in runs:
+            settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
+            submit_and_follow(control, app, settings, directory.path)
+    return directory.path
+
+
+def open_directory(out: Path, config: Mapping[str, Value], federation: str, *, resume: bool) -> RunDirectory:
+    """The run directory, in which the server app will find that it is open already."""
+    from server.run.rundir import RunDirectory
+
+    directory = RunDirectory.open(out, config, resume=resume)
+    directory.check_free()
+    write_atomically(directory.path / "study", federation)  # tells the report which federation this was
+    return directory
+
+
+def app_directory() -> Path:
+    """The directory of silofl's own Flower app."""
+    directory = Path(__file__).resolve().parents[2]
+    if not (directory / "pyproject.toml").is_file():
+        raise ValueError(
+            f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e"
+        )
+    return directory
+
+
+def _silos_before(given: Mapping[str, object]) -> int:
+    """How many silos the run has that is to be resumed; 0: none is. Which of them are here, the server will see."""
+    from server.run.rundir import read_toml
+
+    config = Path(str(given.get("out") or "")) / "config.toml"
+    resumed = str(given.get("resume", "")).lower() == "true" and bool(given.get("out")) and config.is_file()
+    return cast(int, read_toml(config)["silos"]) if resumed else 0
+
+
+def _silos_here(control: Control) -> int:
+    """How many silos are online; a hospital that has not joined yet, or has left, keeps nobody waiting."""
+    nodes = control.nodes()
+    away = sorted(node.name for node in nodes if node.status != "online")
+    if away:
+        print(f"without {', '.join(away)}: not online (--set silos={len(nodes)} waits)", file=sys.stderr)
+    return max(1, len(nodes) - len(away))
+
+
+def federation_file(connection: str) -> str:
+    """The file of a federation of processes on this machine; empty for any other."""
+    try:
+        return find_local(connection).file
+    except ValueError:
+        return ""
+
+
+def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object]:
+    """The demo data of a federation on this machine as settings; ValueError where `values` ask for others."""
+    from strategies.base.run_settings import defaults
+
+    own: dict[str, object] = {}
+    try:
+        local = find_local(connection)
+        demo, file, again = local.demo or {}, local.file, f"silofl up {local.file}"
+    except ValueError:
+        deployed = find_deployed(connection)
+        if deployed is None:
+            return {}
+        demo, file = deployed.demo or {}, deployed.file
+        again = f"silofl compose {file} --out docker-compose.yml && docker compose up --wait"
+    own |= {key: demo[key] for key in ("dataset", "partition") if key in demo}
+    for key in ("dataset", "partition", "data-dir"):
+        asked = values.get(key) or own.get(key)
+        unused = not demo and asked == defaults()[key]  # as the config.toml of an earlier run has it
+        if asked != own.get(key) and not unused:
+            has = f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}" if demo else "each silo's own file"
+            raise ValueError(
+                f"{key} = {asked}: the data are the federation's own ({has}); to split other data, "
+                f"change `demo` in {file} and `{again}`"
+            )
+    return own
+
+
+def submit_and_follow(control: Control, app: Path, settings: Mapping[str, Any], out: Path) -> None:
+    """One Flower run from submission to end. Ctrl-C stops the run before it is passed on."""
+    progress = Progress(out / "progress.jsonl")
+    run_id, interrupted = submit(app, control.connection.name, settings)
+    try:
+        if interrupted:
+            raise KeyboardInterrupt
+        follow(control, run_id, progress)
+    except KeyboardInterrupt:
+        print("stopping the run; press Ctrl-C again to leave it to itself", file=sys.stderr)
+        stop_run(control, run_id)
+        raise
+
+
+def submit(app: Path, connection: str, settings: Mapping[str, Any]) -> tuple[int, bool]:
+    """`flwr run`; the run's number, and whether Ctrl-C was pressed meanwhile.
+
+    Raises RunFailedError with Flower's own message where the run is refused.
+    """
+    from strategies.base.run_settings import toml_text
+
+    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
+        config = Path(folder, "run-config.toml")
+        config.write_text(toml_text(dict(settings)), encoding="utf-8")
+        command = [program("flwr"), "run", str(app), connection, "--run-config", str(config), "--format", "json"]
+        # In a session of its own: a Ctrl-C that ended it half-way would leave a run of which nobody knows the number.
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+        interrupted = False
+        try:
+            out, err = process.communicate()
+        except KeyboardInterrupt:
+            interrupted = True
+            out, err = process.communicate()
+    try:
+        answer = json.loads(out)
+    except ValueError:
+        answer = {}
+    if not answer.get("success"):
+        text = answer.get("error-message") or err or out
+        lines = [line.strip() for line in text.splitlines() if line.strip()]  # warnings first, the reason last
+        reason = lines[-1] if lines else f"exit code {process.returncode}"
+        raise RunFailedError(f"`flwr run` did not submit the run: {reason}")
+    return int(answer["run-id"]), interrupted
+
+
+class Progress:
+    """The lines that a run adds to `progress.jsonl`, read as they come and printed to stderr."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.exists() else 0  # what earlier runs of the study wrote
+        self.error = ""
+        self.round = 0
+
+    def read(self) -> None:
+        """Print the rounds that were added since the last call."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                self.offset += len(line)
+                event = json.loads(line)
+                if event["event"] == "round":
+                    self.round = event["round"]
+                    print(round_line(event), file=sys.stderr, flush=True)
+                elif event["event"] == "refused":
+                    print(f"refused: {event['message']}", file=sys.stderr, flush=True)
+                elif event["event"] == "note":
+                    print(event["message"], file=sys.stderr, flush=True)
+                elif event["event"] == "error":
+                    self.error = event["message"]
+
+
+def round_line(event: Mapping[str, Any]) -> str:
+    """One round as a line: round, silos in, mean accuracy, seconds, bytes, and who was left out and why."""
+    accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.4f}"
+    line = (
+        f"{event['strategy']} seed {event['seed']}  round {event['round']}/{event['rounds']}  "
+        f"{event['silos']} silos  accuracy {accuracy}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
+    )
+    left_out = "; ".join(f"{silo}: {reason}" for silo, reason in event.get("rejected", {}).items())
+    return f"{line}  without {left_out}" if left_out else line
+
+
+def follow(control: Control, run_id: int, progress: Progress) -> None:
+    """Wait for the end of a run; RunFailedError with the reason unless it completed."""
+    answered = time.monotonic()
+    while True:
+        progress.read()
+        try:
+            now = control.run(run_id)
+            answered = time.monotonic()
+        except ConnectionError as error:
+            if time.monotonic() - answered > SILENCE_SECONDS:
+                raise RunFailedError(f"run {run_id} is lost after round {progress.round}: {error}") from None
+            time.sleep(POLL_SECONDS)
+            continue
+        if now.finished:
+            break
+        time.sleep(POLL_SECONDS)
+    progress.read()
+    if now.status == "finished:completed":
+        return
+    if now.status == "finished:stopped":
+        raise RunFailedError(
+            f"run {run_id} was stopped after round {progress.round}; "
+            f"it continues with --set resume=true --out {progress.path.parent}"
+        )
+    raise RunFailedError(
+        f"run {run_id} failed after round {progress.round}: {reason_of(control, run_id, progress, now.details)}"
+    )
+
+
+def reason_of(control: Control, run_id: int, progress: Progress, details: str) -> str:
+    """Why a run failed: what the server app said, else what Flower says, else the end of the log."""
+    if progress.error:
+        return plain(progress.error)
+    lines: list[str] = []
+    with contextlib.suppress(ConnectionError):
+        lines = [line.strip() for line in control.log(run_id).splitlines() if line.strip()]
+    errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    if errors and errors[-1].partition(": ")[2] not in details:
+        details = f"{details} ({errors[-1]})"
+    if details == "No heartbeat received from the task":
+        details = "the server app ended without a word (killed, or out of memory)"
+    if not details and lines:
+        details = lines[-1]
+    log = state_root() / control.connection.name / "logs" / "superlink.log"
+    if not details and log.exists():
+        details = " | ".join(last_lines(log, 3))
+    return plain(details) or "the SuperLink gives no reason"
+
+
+def plain(reason: str) -> str:
+    """Flower's `<class 'a.B'>:<'text'>` as `B: text`."""
+    return re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*?)'>", r"\1: \2", reason)
+
+
+def stop(connection: str = "") -> list[int]:
+    """Stop every run that is under way; their numbers."""
+    stopped = []
+    with Control(read_connection(connection or default_connection())) as control:
+        for one in control.runs():
+            if not one.finished:
+                stop_run(control, one.run_id)
+                stopped.append(one.run_id)
+    return stopped
+
+
+def stop_run(control: Control, run_id: int) -> None:
+    """Stop a run and wait until the SuperLink counts it as ended."""
+    deadline = time.monotonic() + STOP_SECONDS
+    control.stop(run_id)
+    while not control.run(run_id).finished:
+        if time.monotonic() > deadline:
+            raise RunFailedError(f"run {run_id} does not stop; `silofl down` ends it with the federation")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,464 @@
+"""The round loop, once for all methods and for all three ways to run.
+
+Gather data cards; per round: payloads out, replies in, checks, aggregation,
+history, checkpoint; closing evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from client.site.flower import internal
+from models.initial import flat_model, initial_model
+from models.standardisation import agreed_statistics
+from models.threads import use_threads
+from server.run.history import History, Row, metric_rows
+from server.run.names import ImpostorError, Names
+from server.run.rundir import RunDirectory
+from strategies.base.metrics_and_cards import SECONDS, WITHHELD, is_refusal, read_card, read_metrics, reason_of
+from strategies.base.run_settings import RunSettings
+from strategies.base.server import AWAY, PersonalizedStrategy, SiloInfo, check_cards
+from strategies.base.settings import UserError
+from strategies.base.silo import model_of
+from strategies.base.state import State
+
+POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two looks for replies
+CODES = internal("ErrorCode")
+UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
+FORMAT = 2  # of the server's checkpoint
+CARD_SECONDS = 300.0  # how long a silo may take over its data card
+
+
+@dataclass
+class Progress:
+    """What a round came to, for whoever watches."""
+
+    round: int
+    rounds: int
+    silos: int
+    accuracy: float  # unweighted mean over silos of test accuracy, of the snapshot that the method reports
+    seconds: float
+    bytes: int
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+class RoundLoop:
+    """One run of one method."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        settings: RunSettings,
+        directory: RunDirectory | None = None,
+        watch: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.grid, self.settings, self.common = grid, settings, settings.common
+        self.directory, self.watch = directory, watch
+        self.history = History(directory.history if directory else None)
+        self.run_id = secrets.token_hex(8)
+        self.cards: dict[str, dict[str, Any]] = {}
+        self.names = Names()
+        self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
+        self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
+        self.total_bytes = {"down": 0, "up": 0}
+
+    def run(self) -> PersonalizedStrategy:
+        """All rounds and the closing evaluation. Raises UserError, or RuntimeError with the reason of a failure."""
+        use_threads(self.common.threads)
+        saved = self.saved()
+        self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
+        self.names = Names(self.keys)
+        silos = self.gather()
+        strategy = self.prepare(silos + self.absent(saved))
+        strategy.summary()
+        done = self.restore(strategy, saved)
+        self.history.forget(self.common.strategy, self.common.seed, after=done)
+        for server_round in range(done + 1, self.common.rounds + 1):
+            self.round(strategy, server_round)
+        self.close(strategy)
+        return strategy
+
+    # -- before the first round ---------------------------------------------------------------------------------------
+
+    def gather(self) -> list[SiloInfo]:
+        """Wait for the silos and ask each for its data card; refuse silos that do not fit each other."""
+        cards: dict[int, dict[str, Any]] = {}
+        faults: dict[int, str] = {}
+        impostors: dict[int, str] = {}
+        deadline = time.monotonic() + self.common.round_timeout
+        announced = -1
+        while True:
+            nodes = self.names.update(self.grid.get_nodes())
+            asked = [n for n in nodes if n not in {**cards, **faults, **impostors}]
+            self.ask_cards(asked, cards, faults, impostors)
+            nodes = [n for n in nodes if n not in impostors]  # whose places are still free
+            needed, unwilling = self.needed(faults), all(map(is_refusal, faults.values()))
+            if not unwilling and len(nodes) - len(faults) < needed:
+                raise UserError("; ".join(dict.fromkeys(faults.values())))
+            here = [n for n in nodes if n in cards]
+            if len(here) + len(faults) >= self.common.silos or any(c["simulated"] for c in cards.values()):
+                break
+            if time.monotonic() > deadline:
+                if 0 < self.common.min_silos <= len(here):
+                    log(WARNING, "goes on with %d of %d silos", len(here), self.common.silos)
+                    break
+                names = ", ".join(sorted(c["name"] for c in cards.values())) or "none"
+                refused = "".join(f"; refused: {reason}" for reason in impostors.values())
+                raise RuntimeError(
+                    f"waited {self.common.round_timeout:g} s for {self.common.silos} silos; "
+                    f"here are {len(cards)}: {names}{refused}"
+                )
+            if len(here) != announced:
+                log(INFO, "%d of %d silos are here", len(here), self.common.silos)
+                announced = len(here)
+            time.sleep(0.5)
+        if faults and len(here) < needed:
+            raise UserError("; ".join(dict.fromkeys(faults.values())))
+        for fault in faults.values():
+            self.note(fault)
+        check_cards([cards[n] for n in here])
+        self.cards = {cards[n]["name"]: cards[n] for n in here}
+        self.keys |= {cards[n]["name"]: key for n in here if (key := self.names.key(n))}
+        self._name_the_withheld()
+        return [silo_info(cards[n], n) for n in here]
+
+    def needed(self, faults: Mapping[int, str]) -> int:
+        """How many silos it takes to begin; who will not take part, by its own policy, is not waited for."""
+        return self.common.min_silos or max(self.common.silos - sum(map(is_refusal, faults.values())), 1)
+
+    def without_sums(self) -> list[str]:
+        """The silos of a table that give no sums of its columns: each is standardised by its own statistics."""
+        if self.common.normalization != "agreed":
+            return []
+        return [name for name, card in self.cards.items() if len(card["shape"]) == 1 and "sum" not in card]
+
+    def _name_the_withheld(self) -> None:
+        others = len(self.cards) - len(self.without_sums())
+        for name in self.without_sums():
+            reason = self.cards[name].get(WITHHELD) or "its card has none"
+            own = f"it is standardised by its own statistics, the others by those of {others} silos"
+            self.note(f"{name} gives no sums of its columns: {reason}; {own}")
+
+    def note(self, line: str) -> None:
+        """Say what whoever runs this has to know of a silo, in the log and to who follows the run."""
+        log(WARNING, "%s", line)
+        if self.directory is not None:
+            self.directory.progress("note", strategy=self.common.strategy, seed=self.common.seed, message=line)
+
+    def ask_cards(
+        self, nodes: Sequence[int], cards: dict[int, dict[str, Any]], faults: dict[int, str], impostors: dict[int, str]
+    ) -> None:
+        """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later."""
+        content = RecordDict({"config": ConfigRecord({})})
+        asked = [Message(content, dst_node_id=n, message_type=MessageType.QUERY, ttl=CARD_SECONDS) for n in nodes]
+        for reply in self.exchange(asked, CARD_SECONDS) if asked else []:
+            node = reply.metadata.src_node_id
+            if not reply.has_error():
+                try:
+                    card = read_card(reply.content.get("card"))
+                    self.names.check(node, card["name"])
+                    cards[node] = card
+                except ImpostorError as error:
+                    impostors[node] = str(error)
+                    log(WARNING, "refused: %s", error)
+                    if self.directory is not None:
+                        self.directory.progress("refused", message=str(error))
+                    continue
+                except ValueError as error:
+                    faults[node] = f"a silo (node {node}) cannot take part: {error}"
+                    continue
+                log(
+                    INFO,
+                    "%s: %d training samples, shape %s, %s, %s",
+                    card["name"],
+                    card["n_train"],
+                    card["shape"],
+                    card["device"],
+                    card["versions"],
+                )
+            elif reply.error.code in UNREACHABLE:
+                log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reply.error.reason)
+            else:
+                faults[node] = f"a silo (node {node}) cannot take part: {reason_of(reply.error.reason)}"
+
+    def prepare(self, silos: list[SiloInfo]) -> PersonalizedStrategy:
+        """The strategy in its state of before round 1, and what all silos are told: classes, statistics, the run."""
+        c, cards = self.common, list(self.cards.values())
+        shape, classes = tuple(cards[0]["shape"]), max(card["classes"] for card in cards)
+        name, options = self.settings.model_for(shape)
+        head = self.settings.strategy.head
+        layout = flat_model(name, shape, classes, options, "cpu", head).layout
+        strategy = self.settings.strategy(c, self.settings.method, layout)
+        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head))
+        own_files = any(card["own_file"] for card in cards)
+        self.min_metric_samples = c.min_metric_samples or (10 if own_files else 1)
+        strategy.extra = {
+            "classes": classes,
+            "run": self.directory.name if self.directory else "",
+            "min_metric_samples": self.min_metric_samples,
+            **agreed_statistics(cards),
+        }
+        if alone := self.without_sums():
+            strategy.extra["own_statistics"] = alone
+        return strategy
+
+    def saved(self) -> State | None:
+        """The checkpoint that is to be resumed, if there is one."""
+        file = self._checkpoint()
+        if file is None or not self.common.resume or not file.exists():
+            return None
+        state = State.load(file)
+        if gone := state.numbers.get("withdrawn"):
+            raise UserError(f"{file}: {', '.join(gone)} withdrew from this run, which cannot go on: start a new one")
+        return state
+
+    def absent(self, saved: State | None) -> list[SiloInfo]:
+        """Silos of the checkpoint that are not here, where a quorum is: the run goes on without them.
+
+        Their data cards are the checkpoint's, so that what all silos agreed on stays as it was.
+        """
+        if saved is None or not 0 < self.common.min_silos <= len(self.cards):
+            return []
+        cards = saved.numbers.get("cards", {})
+        away = {n: card for n, card in cards.items() if n not in self.cards and not card["simulated"]}
+        self.cards = dict(sorted({**self.cards, **away}.items()))
+        return [silo_info(card, AWAY) for card in away.values()]
+
+    def restore(self, strategy: PersonalizedStrategy, state: State | None) -> int:
+        """The last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+        if state is not None:
+            numbers = state.numbers["strategy"]
+            if sorted(strategy.silos) != state.numbers["silos"]:
+                raise UserError(
+                    f"{self._checkpoint()} is of the silos {', '.join(state.numbers['silos'])}; here are "
+                    f"{', '.join(strategy.silos)} (min-silos lets a run go on without some)"
+                )
+            strategy.state = State(by_key(state), numbers)
+            self.run_id = state.numbers["run_id"]
+            self.seconds, self.total_bytes = state.numbers["seconds"], state.numbers["bytes"]
+            log(INFO, "resumes after round %d", state.numbers["round"])
+            done = cast(int, state.numbers["round"])
+        else:
+            done = 0
+        strategy.extra["run_id"] = self.run_id
+        return done
+
+    def _checkpoint(self) -> Any:
+        return self.directory and self.directory.checkpoint(self.settings.run_key) / "server.safetensors"
+
+    # -- a round ------------------------------------------------------------------------------------------------------
+
+    def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        started = time.perf_counter()
+        c = self.common
+        save = server_round % c.checkpoint_every == 0 or server_round == c.rounds
+        messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
+        sent = time.perf_counter()
+        replies = self.exchange(messages, c.round_timeout)
+        received = time.perf_counter()
+        strategy.aggregate_train(server_round, replies)
+        strategy.aggregate_evaluate(server_round, replies)
+        self._name_the_silent(strategy, messages, replies)
+        self._check_quorum(strategy, messages)
+        aggregated = time.perf_counter()
+        metrics = self.metrics(strategy, replies)
+        rows = self.rows(strategy, server_round, metrics)
+        seconds = aggregated - started
+        rows += self._round_rows(server_round, seconds, strategy.bytes_down, strategy.bytes_up)
+        self.history.add(rows)
+        compute = self._compute_seconds(metrics.values())
+        for key, value in (
+            ("total", seconds),
+            ("train", compute),
+            ("communicate", max(received - sent - compute, 0.0)),
+            ("aggregate", aggregated - received),
+        ):
+            self.seconds[key] += value
+        self.total_bytes["down"] += strategy.bytes_down
+        self.total_bytes["up"] += strategy.bytes_up
+        if save:
+            self.save(strategy, server_round)
+        self._tell(strategy, rows, server_round, seconds)
+
+    def close(self, strategy: PersonalizedStrategy) -> None:
+        """The closing exchange: every silo evaluates what it would start the next round from."""
+        started = time.perf_counter()
+        messages = strategy.configure_evaluate(
+            self.common.rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid
+        )
+        if messages:
+            replies = self.exchange(messages, self.common.round_timeout)
+            strategy.aggregate_evaluate(self.common.rounds, replies)
+            self._name_the_silent(strategy, messages, replies)
+            self.history.add(self.rows(strategy, self.common.rounds + 1, self.metrics(strategy, replies)))
+            seconds = time.perf_counter() - started
+            self.history.add(self._round_rows(self.common.rounds + 1, seconds, strategy.bytes_down, 0))
+            self.seconds["total"] += seconds
+
+    def exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Send all, and collect until all have replied, or the time is up and the quorum is there.
+
+        Without a quorum at the deadline the replies that came are returned all the same; who was silent is named.
+        """
+        # Flower takes a reply from whoever names the message it is to. That name is a hash of the message, in which
+        # this is what nobody else can know.
+        for message in messages:
+            message.metadata.group_id = secrets.token_hex(16)
+        pushed = list(zip(self.grid.push_messages(messages), messages, strict=True))
+        sent = {i: message for i, message in pushed if i}
+        waiting = set(sent)
+        deadline = time.monotonic() + timeout
+        gone = Error(CODES.NODE_UNAVAILABLE, "the server does not know it any more")
+        replies = [Message(gone, reply_to=message) for i, message in pushed if not i]
+        pause = POLL_SECONDS[0]
+        while waiting:
+            arrived = list(self.grid.pull_messages(list(waiting)))
+            replies += [answers(reply, sent) for reply in arrived if reply.metadata.reply_to_message_id in sent]
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            if time.monotonic() > deadline:
+                break
+            pause = POLL_SECONDS[0] if arrived else min(pause * 1.5, POLL_SECONDS[1])
+            if waiting:
+                time.sleep(pause)
+        return replies
+
+    def _name_the_silent(
+        self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
+    ) -> None:
+        """Silos whose reply did not come in time."""
+        answered = {r.metadata.src_node_id for r in replies}
+        asked = {m.metadata.dst_node_id for m in messages}
+        for name, info in strategy.silos.items():
+            if info.node_id in asked - answered:
+                strategy.reject(name, f"no reply within {self.common.round_timeout:g} s")
+
+    def _check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
+        """Below the quorum the run stops, for its result would be another's."""
+        trained = {m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.TRAIN}
+        names = [name for name, info in strategy.silos.items() if info.node_id in trained]
+        usable = len([name for name in names if name not in strategy.rejected])
+        if usable < self.common.min_silos:
+            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
+            raise RuntimeError(
+                f"round {strategy.round}: {usable} usable updates, min-silos = {self.common.min_silos} ({reasons})"
+            )
+
+    # -- what is written down -----------------------------------------------------------------------------------------
+
+    def metrics(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
+        """What the silos that are not left out have measured, by name."""
+        names = {i.node_id: i.name for i in strategy.silos.values() if i.name not in strategy.rejected}
+        return {
+            names[r.metadata.src_node_id]: read_metrics(r.content.get("metrics"))
+            for r in replies
+            if r.metadata.src_node_id in names
+        }
+
+    def rows(
+        self, strategy: PersonalizedStrategy, server_round: int, metrics: Mapping[str, Mapping[str, float]]
+    ) -> list[Row]:
+        rows: list[Row] = []
+        for name, measured in metrics.items():
+            info = strategy.silos[name]
+            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+            rows += metric_rows(
+                self.common.strategy, self.common.seed, server_round, name, measured, counts, self.min_metric_samples
+            )
+        rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
+        rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
+        return rows
+
+    def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
+        return Row(self.common.strategy, self.common.seed, server_round, silo, "", "", metric, value, None)
+
+    def _round_rows(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
+        values = {"round_seconds": seconds, "bytes_down": float(down), "bytes_up": float(up)}
+        return [self._row(server_round, metric, value) for metric, value in values.items()]
+
+    def _compute_seconds(self, metrics: Iterable[Mapping[str, float]]) -> float:
+        """Seconds the silos computed: of the slowest, or of all where they share one process."""
+        of_all: float | None = getattr(self.grid, "seconds", None)
+        if of_all is not None:
+            return of_all
+        return max((sum(m.get(name, 0.0) for name in SECONDS) for m in metrics), default=0.0)
+
+    def save(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        file = self._checkpoint()
+        if file is not None:
+            numbers = {
+                "format": FORMAT,
+                "round": server_round,
+                "run_id": self.run_id,
+                "silos": sorted(strategy.silos),
+                "cards": self.cards,
+                "keys": self.keys,
+                "strategy": strategy.state.numbers,
+                "seconds": self.seconds,
+                "bytes": self.total_bytes,
+            }
+            State(strategy.state.arrays, numbers).save(file)
+
+    def _tell(self, strategy: PersonalizedStrategy, rows: Sequence[Row], server_round: int, seconds: float) -> None:
+        values = [
+            r.value
+            for r in rows
+            if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, "accuracy") and not math.isnan(r.value)
+        ]
+        accuracy = sum(values) / len(values) if values else float("nan")
+        silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(strategy.rejected)
+        total = strategy.bytes_down + strategy.bytes_up
+        progress = Progress(server_round, self.common.rounds, silos, accuracy, seconds, total, dict(strategy.rejected))
+        result = f"accuracy {accuracy:.4f}" if values else "not evaluated"
+        log(
+            INFO,
+            "round %d/%d: %d silos, %s, %.1f s, %d bytes",
+            server_round,
+            self.common.rounds,
+            silos,
+            result,
+            seconds,
+            total,
+        )
+        if self.directory is not None:
+            self.directory.progress(
+                "round",
+                strategy=self.common.strategy,
+                seed=self.common.seed,
+                round=server_round,
+                rounds=self.common.rounds,
+                silos=silos,
+                accuracy=None if accuracy != accuracy else accuracy,
+                seconds=seconds,
+                bytes=total,
+                rejected=dict(strategy.rejected),
+            )
+        if self.watch is not None:
+            self.watch(progress)
+
+
+def silo_info(card: Mapping[str, Any], node: int) -> SiloInfo:
+    return SiloInfo(card["name"], node, card["n_train"], card["n_val"], card["n_test"])
+
+
+def by_key(state: State) -> dict[str, Tensor]:
+    """The server's arrays of a checkpoint; one of before format 2 has silos' models under their bare names."""
+    silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
+    return {model_of(name) if name in silos else name: array for name, array in state.arrays.items()}
+
+
+def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
+    """The reply as one of the silo that was asked, to what it was asked: the SuperLink signs its own errors itself."""
+    asked = sent[reply.metadata.reply_to_message_id].metadata
+    reply.metadata.__dict__ |= {"_src_node_id": asked.dst_node_id, "_message_type": asked.message_type}
+    return reply

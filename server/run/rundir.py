@@ -1,0 +1,146 @@
+"""A run directory: ``config.toml``, ``history.csv``, ``progress.jsonl``, ``summary.json``, ``checkpoint/``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from partitions.disk import locked, write_atomically
+from strategies.base.run_settings import toml_text
+from strategies.base.settings import UserError, Value
+from strategies.base.state import State
+
+LOCK = ".lock"  # held by the process that trains
+# These may differ between a run and its continuation; everything else makes it another run.
+FREE_ON_RESUME = (
+    "rounds",
+    "resume",
+    "out",
+    "threads",
+    "vectorize",
+    "device",
+    "data-dir",
+    "round-timeout",
+    "min-silos",
+    "checkpoint-every",
+)
+
+
+def default_out(strategy: str) -> Path:
+    """``runs/TIME-STRATEGY``, with a number behind it where one was started in the same second."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy.replace(',', '+')}"
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(path for path in (Path("runs") / name for name in names) if not path.exists())
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Nested TOML tables as flat keys with dots."""
+    flat: dict[str, Value] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def read_toml(path: Path) -> dict[str, Value]:
+    """A configuration file as flat keys. Raises UserError where it cannot be read."""
+    try:
+        return flatten(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration file {path}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"the configuration file {path} cannot be read: {error}") from None
+
+
+class RunDirectory:
+    """One study's directory. ``config`` are all its settings; strategies and seeds may be comma-separated lists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, config: Mapping[str, Value], *, resume: bool, member: bool = False) -> RunDirectory:
+        """Create the directory, or take it up again.
+
+        ``member`` is one run of a study whose directory already stands. Raises UserError where the directory holds
+        another run, or something that is no run.
+        """
+        path = path.expanduser()
+        file = path / "config.toml"
+        config = {k: v for k, v in config.items() if k not in ("resume", "out")}
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: give --out a directory")
+        if file.exists():
+            if member:
+                return cls(path)
+            if not resume:
+                raise UserError(
+                    f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
+                )
+            cls._check_same(file, config)
+        elif path.exists() and any(found.name != LOCK for found in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run: give --out a new directory")
+        elif resume:
+            raise UserError(f"{path} holds no run to resume")
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, toml_text(config))
+        return cls(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from writing here. Raises ValueError where another one is at it."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
+                busy = f"{self.path}: another run is writing to it; silofl stop ends it"
+                stack.enter_context(locked(self.path / LOCK, busy))
+            yield
+
+    def check_free(self) -> None:
+        """Raises ValueError where another process holds this directory."""
+        if (self.path / LOCK).exists():
+            with self.held():
+                pass
+
+    @staticmethod
+    def _check_same(file: Path, config: Mapping[str, Value]) -> None:
+        before = read_toml(file)
+        for key, value in config.items():
+            if key not in FREE_ON_RESUME and key in before and before[key] != value:
+                raise UserError(
+                    f"{file.parent} was run with {key} = {before[key]!r}, not {value!r}: "
+                    f"resume with the settings of its config.toml, or give --out a new directory"
+                )
+        for checkpoint in sorted(file.parent.glob("checkpoint/*/server.safetensors")):
+            done = State.load(checkpoint).numbers["round"]
+            if done > int(config["rounds"]):
+                raise UserError(
+                    f"{checkpoint.parent.name} in {file.parent} has {done} rounds behind it, more than "
+                    f"rounds = {config['rounds']}: resume with at least as many"
+                )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def history(self) -> Path:
+        return self.path / "history.csv"
+
+    def checkpoint(self, run_key: str) -> Path:
+        return self.path / "checkpoint" / run_key
+
+    def progress(self, event: str, **values: Any) -> None:
+        """One JSON line for whoever follows the run (``silofl run``, a dashboard)."""
+        with (self.path / "progress.jsonl").open("a") as file:
+            file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,155 @@
+"""``summary.json``: what a study came to, from its history.
+
+``bmcta`` is the papers' statistic: the best round's unweighted mean over silos of test accuracy (APPLE, section 4),
+which selects on test data. ``final`` and ``per_silo`` are taken at the round with the best mean validation accuracy.
+Both are of the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a
+round is not better for a weak silo's absence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from models.metrics import fairness_variance, incentivised_rate
+from server.run.history import History, Row
+from server.run.loop import RoundLoop
+from server.run.rundir import RunDirectory
+from strategies import strategies
+
+Values = dict[int, dict[str, float]]  # round -> silo -> value
+
+
+def write_summary(directory: RunDirectory, history: History, federation: RoundLoop) -> dict[str, Any]:
+    """Add one finished run to ``summary.json`` and compute anew what compares it with the study's other runs."""
+    file = directory.path / "summary.json"
+    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    new = run_summary(history, federation)
+    runs = [r for r in runs if (r["strategy"], r["seed"]) != (new["strategy"], new["seed"])] + [new]
+    summary = {"runs": compare(runs)}
+    directory.write_json("summary.json", summary)
+    return summary
+
+
+def run_summary(history: History, federation: RoundLoop) -> dict[str, Any]:
+    """One run's entry, still without its gains over other runs."""
+    c = federation.common
+    rows = history.of(c.strategy, c.seed)
+    snapshot = strategies()[c.strategy].reports
+
+    test, val = values_by_round(rows, "test", snapshot), values_by_round(rows, "val", snapshot)
+    cards = federation.cards
+    names = sorted(cards)
+    best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
+    chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
+    f1 = values_by_round(rows, "test", snapshot, "macro_f1").get(chosen or 0, {})
+    auc = values_by_round(rows, "test", snapshot, "auc").get(chosen or 0, {})
+    accuracy = test.get(chosen or 0, {})
+    return {
+        "strategy": c.strategy,
+        "seed": c.seed,
+        "rounds": c.rounds,
+        "silos": names,
+        "reports": snapshot,
+        # An older run's card, in a checkpoint, does not tell.
+        "threads": {"server": torch.get_num_threads(), **{n: cards[n].get("threads") for n in names}},
+        "bmcta": _number(_mean(test[best])) if best is not None else None,
+        "bmcta_round": best,
+        "final": {
+            "round": chosen,
+            "accuracy_mean": _number(_mean(accuracy)),
+            "accuracy_weighted": _number(_weighted(accuracy, {n: cards[n]["n_test"] for n in names})),
+            "accuracy_worst": _number(min(accuracy.values(), default=math.nan)),
+            "macro_f1_mean": _number(_mean(f1)),
+            "auc_mean": _number(_mean(auc)),
+            "fairness_variance": _number(fairness_variance(list(accuracy.values()))) if accuracy else None,
+        },
+        "per_silo": {
+            n: {
+                "n_train": cards[n]["n_train"],
+                "n_test": cards[n]["n_test"],
+                "accuracy": _number(accuracy.get(n, math.nan)),
+                "macro_f1": _number(f1.get(n, math.nan)),
+                "auc": _number(auc.get(n, math.nan)),
+                "gain_over_local": None,
+                "gain_over_fedavg": None,
+            }
+            for n in names
+        },
+        "incentivized_rate": None,
+        "bytes_down": federation.total_bytes["down"],
+        "bytes_up": federation.total_bytes["up"],
+        "seconds": dict(federation.seconds),
+    }
+
+
+def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The runs with their gains over ``local`` and ``fedavg`` of the same seed, where the study has those."""
+    result = []
+    for run in runs:
+        others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
+        local, fedavg = others.get("local"), others.get("fedavg")
+        silos = {
+            name: {
+                **values,
+                "gain_over_local": _gain(values, (local or {}).get(name)),
+                "gain_over_fedavg": _gain(values, (fedavg or {}).get(name)),
+            }
+            for name, values in run["per_silo"].items()
+        }
+        rate = None
+        if (
+            local
+            and fedavg
+            and all(v["gain_over_local"] is not None and v["gain_over_fedavg"] is not None for v in silos.values())
+        ):
+            rate = incentivised_rate(
+                *([side[n]["accuracy"] for n in run["per_silo"]] for side in (run["per_silo"], local, fedavg))
+            )
+        result.append({**run, "per_silo": silos, "incentivized_rate": rate})
+    return result
+
+
+def _gain(mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | None:
+    if other is None or mine["accuracy"] is None or other["accuracy"] is None:
+        return None
+    return float(mine["accuracy"] - other["accuracy"])
+
+
+def values_by_round(rows: Sequence[Row], split: str, snapshot: str, metric: str = "accuracy") -> Values:
+    """A metric of one run's rows. Withheld and unknown values are left out.
+
+    A silo that misses a round has the values of its last one before, or else of its first.
+    """
+    known = [r for r in rows if r.snapshot == snapshot and not math.isnan(r.value)]
+    found = {(r.round, r.silo): r.value for r in known if (r.split, r.metric) == (split, metric)}
+    evaluated: dict[int, set[str]] = defaultdict(set)
+    for r in known:
+        if r.metric == "accuracy" and r.split in ("val", "test"):
+            evaluated[r.round].add(r.silo)
+    values, rounds = Values(), sorted(evaluated)
+    at = {silo: number for number in reversed(rounds) for silo in evaluated[number]}  # at first its first
+    for number in rounds:
+        at |= dict.fromkeys(evaluated[number], number)
+        here = {silo: found[last, silo] for silo, last in at.items() if (last, silo) in found}
+        if here:
+            values[number] = here
+    return values
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values) if values else math.nan
+
+
+def _weighted(values: Mapping[str, float], counts: Mapping[str, int]) -> float:
+    total = sum(counts[n] for n in values)
+    return sum(v * counts[n] for n, v in values.items()) / total if total else math.nan
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

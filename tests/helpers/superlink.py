@@ -1,0 +1,75 @@
+"""A real SuperLink for tests: TLS, node keys, in memory, on free ports of the loopback interface."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from client.site.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, program, superlink_command
+from client.site.node import Site
+from server.deploy.control import Connection, Control
+from server.deploy.credentials import Credentials, ensure_credentials
+
+
+@dataclass
+class SuperLink:
+    """A SuperLink that runs; `north` is a key of its credentials that is not registered unless a test does so."""
+
+    credentials: Credentials
+    fleet: int
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def connection(self) -> Connection:
+        return Connection("test", f"{LOOPBACK}:{self.port}", str(self.credentials.ca_certificate))
+
+    def site(self, folder: Path, name: str = "north") -> Site:
+        """The silo `name` of the credentials, with an address that leads here."""
+        return Site(
+            name=name,
+            server=f"{LOOPBACK}:{self.fleet}",
+            ca_certificate=self.credentials.ca_certificate,
+            node_key=self.credentials.node_key(name),
+            data=folder / "data.npz",
+            state=folder / "state",
+        )
+
+
+@contextlib.contextmanager
+def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iterator[SuperLink]:
+    """Start one, and end it again."""
+    credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=THIS_MACHINE)
+    fleet, port = free_ports(2)
+    command = superlink_command(
+        program("flower-superlink"),
+        ca_certificate=credentials.ca_certificate,
+        certificate=credentials.server_certificate,
+        key=credentials.server_key,
+        fleet=f"{LOOPBACK}:{fleet}",
+        host=LOOPBACK,
+        port=port,
+    )
+    inherited = environment(folder / "flower")
+    log = folder / "superlink.log"
+    with log.open("wb") as output, subprocess.Popen(command, env=inherited, stdout=output, stderr=output) as process:
+        try:
+            found = SuperLink(credentials, fleet, port, process)
+            deadline = time.monotonic() + 120
+            with Control(found.connection) as control:
+                while True:
+                    try:
+                        control.nodes()
+                        break
+                    except ConnectionError:
+                        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+                        time.sleep(0.2)
+            yield found
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()

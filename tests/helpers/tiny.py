@@ -1,0 +1,296 @@
+"""Tiny federations: silos of a few rows each, in files of their own, through the real grid, app and round loop.
+
+The model is a linear layer (``mlp`` without hidden layers) on plain columns, so that every number can be worked out
+beside the test: :func:`gradient` is its softmax regression in float64 numpy, and shares nothing with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import ArrayRecord, Context, Error, Message
+from torch import Tensor
+
+from client.app import app as client_app
+from models.initial import flat_model, initial_model
+from server.run.engine import InProcessGrid, flower_identity
+from server.run.history import Row
+from server.run.loop import RoundLoop
+from server.run.rundir import RunDirectory
+from strategies.base.payload import array_record, decode, tensor_of
+from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.silo import MODEL_OF, Silo, SiloClient
+from strategies.base.state import State
+
+Files = Mapping[str, Path]
+Numbers = npt.NDArray[np.float64]
+
+METHODS = ("local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple")
+PLAIN: dict[str, Any] = {  # what every tiny run has in common: one full batch per epoch, no normalisation
+    "model": "mlp",
+    "mlp.hidden": "",
+    "normalization": "none",
+    "batch-size": 1000,
+    "learning-rate": 1.0,
+    "min-metric-samples": 1,
+    "threads": 1,
+    "device": "cpu",
+    "seed": 7,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+
+
+def write_silo(path: Path, x: Sequence[Sequence[float]] | Numbers, y: Sequence[int], classes: int = 2) -> Path:
+    """A silo's file; its training rows are its validation and test rows too."""
+    rows, labels = np.asarray(x, np.float32), np.asarray(y, np.int64)
+    named: dict[str, Any] = {
+        f"{kind}_{split}": v for split in ("train", "val", "test") for kind, v in (("x", rows), ("y", labels))
+    }
+    np.savez(path, classes=np.array(classes), **named)
+    return path
+
+
+def random_silos(folder: Path, sizes: Mapping[str, int], columns: int = 3, classes: int = 3, seed: int = 0) -> Files:
+    """Silos of random rows, whose labels follow a linear rule that is turned a little from silo to silo."""
+    rng = np.random.default_rng(seed)
+    rule = rng.normal(size=(columns, classes))
+    files = {}
+    for name, n in sizes.items():
+        x = rng.normal(size=(n, columns))
+        y = (x @ (rule + 0.7 * rng.normal(size=rule.shape))).argmax(1)
+        files[name] = write_silo(folder / f"{name}.npz", x, y, classes)
+    return files
+
+
+def rows_of(file: Path) -> tuple[Numbers, npt.NDArray[np.int64]]:
+    """A silo's training rows and labels."""
+    with np.load(file, allow_pickle=False) as data:
+        return data["x_train"].astype(np.float64), data["y_train"]
+
+
+def gradient(w: Numbers, x: Numbers, y: npt.NDArray[np.int64]) -> Numbers:
+    """Gradient of the mean cross-entropy of a linear layer; w = (weights row by row, biases).
+
+    With p = softmax(W x + b): dL/dW = mean (p - e_y) xᵀ, dL/db = mean (p - e_y).
+    """
+    classes = len(w) // (x.shape[1] + 1)
+    weights, bias = w[:-classes].reshape(classes, -1), w[-classes:]
+    p = np.exp(x @ weights.T + bias)
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return np.concatenate([(p.T @ x).ravel(), p.sum(0)]) / len(y)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running
+
+
+class TinyGrid(InProcessGrid):
+    """The in-process grid with silos that have files of their own; it records all traffic and can disturb it."""
+
+    def __init__(
+        self,
+        files: Files,
+        settings: RunSettings,
+        state_path: Path | None = None,
+        state_dir: Path | None = None,
+        policy: Any = "public",
+    ) -> None:
+        super().__init__(self.call, len(files), settings.flat(), state_path)  # type: ignore[arg-type]
+        for context, (name, file) in zip(self.contexts.values(), files.items(), strict=True):
+            config = {"name": name, "data": str(file), "policy": policy}
+            config |= {"state-path": str(state_path)} if state_path else {}
+            context.node_config = {**config, **({"state-dir": str(state_dir)} if state_dir else {})}
+        self.traffic: list[tuple[Message, Message]] = []
+        self.before: Callable[[str, Message, Context], object] = lambda silo, message, context: None
+        self.after: Callable[[str, Message, Message], Message] = lambda silo, message, reply: reply
+        self.absent: set[tuple[str, int]] = set()  # (silo, round): its training fails before it begins
+        self.silent: set[tuple[str, int]] = set()  # (silo, round): it never answers
+
+    def call(self, message: Message, context: Context) -> Message:
+        silo = str(context.node_config["name"])
+        if self.key_of(message) in self.absent and message.metadata.message_type == "train":
+            return Message(Error(1, "the power is out"), reply_to=message)
+        self.before(silo, message, context)
+        reply = self.after(silo, message, client_app(message, context))
+        self.traffic.append((message, reply))
+        return reply
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        kept = []
+        for i in message_ids:
+            message = self.sent.get(i)
+            if message is None or self.key_of(message) not in self.silent:
+                kept.append(i)
+        return super().pull_messages(kept)
+
+    def key_of(self, message: Message) -> tuple[str, int]:
+        return self.name_of(message.metadata.dst_node_id), round_of(message)
+
+    def name_of(self, node: int) -> str:
+        return str(self.contexts[node].node_config["name"])
+
+    def state(self, silo: str) -> State:
+        """What the silo keeps in memory."""
+        record = next(c.state for c in self.contexts.values() if c.node_config["name"] == silo)["arrays"]
+        assert isinstance(record, ArrayRecord)
+        return State({name: tensor_of(array) for name, array in record.items()})
+
+
+def train_replies(grid: TinyGrid) -> Iterator[tuple[tuple[str, int], Message]]:
+    """((silo, round), reply) of all training that went well."""
+    for message, reply in grid.traffic:
+        if message.metadata.message_type == "train" and not reply.has_error():
+            yield grid.key_of(message), reply
+
+
+def round_of(message: Message) -> int:
+    config: Any = message.content.get("config", {}) if message.has_content() else {}
+    return int(config.get("round", 0))
+
+
+@dataclass
+class Run:
+    """A finished run and what it left."""
+
+    settings: RunSettings
+    federation: RoundLoop
+    grid: TinyGrid
+    strategy: PersonalizedStrategy
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.federation.history.rows
+
+    def values(self, metric: str, silo: str = "", snapshot: str = "", split: str = "test") -> list[float]:
+        """A metric round by round."""
+        split = split if snapshot else ""
+        wanted = (silo, split, snapshot, metric)
+        return [r.value for r in self.rows if (r.silo, r.split, r.snapshot, r.metric) == wanted]
+
+    def personal(self, silo: str) -> Tensor:
+        return self.grid.state(silo).arrays["personal"]
+
+    def sent_to(self, silo: str, server_round: int) -> dict[str, Any]:
+        """The models of the message that this silo got in this round, by name."""
+        for message, _ in self.grid.traffic:
+            known = self.grid.name_of(message.metadata.dst_node_id) == silo
+            if known and round_of(message) == server_round and message.metadata.message_type != "query":
+                return {key.removeprefix(MODEL_OF): m for key, m in decode(message.content)[0].models.items()}
+        raise AssertionError(f"nothing was sent to {silo} in round {server_round}")
+
+
+def settings_of(files: Files, **changes: Any) -> RunSettings:
+    """Settings of a tiny run. ``local_epochs=2`` is ``local-epochs``; ``apple__mu=1`` is ``apple.mu``."""
+    given = {k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}
+    return parse_settings({**PLAIN, "silos": len(files), **given})
+
+
+def federate(
+    files: Files,
+    *,
+    directory: Any = None,
+    state_dir: Any = None,
+    policy: Any = "public",
+    prepare: Any = None,
+    watch: Any = None,
+    **changes: Any,
+) -> Run:
+    """One run in a fresh engine; ``prepare`` may set up the grid, ``watch`` sees its rounds.
+
+    With ``directory`` there is a run directory with checkpoints; with ``state_dir`` too, the silos keep their state
+    as deployed ones do, in files only. ``policy``: the silos' policy, a file or ``public``.
+    """
+    forget_models()
+    settings = settings_of(files, **changes)
+    run_directory, state_path = None, None
+    if directory is not None:
+        run_directory = RunDirectory.open(directory, settings.flat(), resume=settings.common.resume)
+        state_path = None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
+    grid = TinyGrid(files, settings, state_path, state_dir, policy)
+    if prepare is not None:
+        prepare(grid)
+    federation = RoundLoop(grid, settings, run_directory, watch)
+    with flower_identity():
+        strategy = federation.run()
+    return Run(settings, federation, grid, strategy)
+
+
+STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is
+
+
+def keep_weights_at(value: float, size: int = 12) -> Callable[[TinyGrid], None]:
+    """For ``prepare``: sets ALA's W (size,) in the silos' states before every round; with η = 0 it stays there."""
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        record: Any = context.state.get("arrays")
+        if record is not None:
+            record["weights"] = array_record({"w": torch.full((size,), value)})["w"]
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.before = before
+
+    return prepare
+
+
+SIMULATED: dict[str, Any] = {
+    "silos": 6,
+    "partition": "iid",
+    "model": "mlp",
+    "mlp.hidden": "8",
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+def simulated(files: Files | None = None, *, directory: Any = None, watch: Any = None, **changes: Any) -> RoundLoop:
+    """A run on ``digits``, or on files of the silos' own, through the grid as ``silofl simulate`` has it."""
+    settings = parse_settings({**SIMULATED, **{k.replace("_", "-"): v for k, v in changes.items()}})
+    run_directory = RunDirectory(directory) if directory else None
+    states = run_directory.checkpoint(settings.run_key) / "silos" if run_directory else None
+    grid = InProcessGrid(client_app, settings.common.silos, settings.flat(), states)
+    for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
+        context.node_config = {"name": name, "data": str(file), "policy": "public"}
+    federation = RoundLoop(grid, settings, run_directory, watch)
+    with flower_identity():
+        federation.run()
+    return federation
+
+
+def forget_models() -> None:
+    """As in a fresh process: no network is left over from a run before."""
+    flat_model.cache_clear()
+    initial_model.cache_clear()
+
+
+def initial(settings: RunSettings, columns: int, classes: int, purpose: str = "") -> Tensor:
+    """The seeded initial model of that purpose."""
+    name, options = settings.model_for((columns,))
+    return initial_model(name, (columns,), classes, options, settings.common.seed)(purpose).clone()
+
+
+def client_of(settings: RunSettings, silo: Silo, state: State | None = None, server_round: int = 1) -> SiloClient:
+    """A method's silo half, set to a round, as the app makes it."""
+    client = settings.strategy.client(silo, settings.common, settings.method, state or State())
+    client.round = server_round
+    return client
+
+
+def comparable(rows: Sequence[Row], *, without: Sequence[str] = ("round_seconds",)) -> list[list[str]]:
+    """Rows as the text of the file, without the method's name: two runs are the same when these are equal."""
+    return [row.cells()[1:] for row in rows if row.metric not in without]
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bit for bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))

@@ -1,0 +1,548 @@
+"""The command line: what it prints, its exit codes, and that bad input gives one clear line and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import server.simulate
+from server.cli.main import main
+from strategies.base.run_settings import defaults, markdown
+
+Said = tuple[int, str, str]  # exit code, stdout, stderr
+TINY = ("--partition", "iid", "--silos", "2", "--rounds", "1", "--set", "threads=1")
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Call ``silofl`` in this process."""
+
+    def call(*arguments: str) -> Said:
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as leaving:  # argparse leaves by itself
+            code = int(leaving.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a good data file, all kinds of bad ones, configurations, a finished run and an exported model."""
+    folder = tmp_path_factory.mktemp("place")
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(80, 4)).astype(np.float32), np.arange(80) % 2
+    x[y == 1] += 1
+    good: dict[str, Any] = {"x_train": x[:60], "y_train": y[:60], "x_test": x[60:], "y_test": y[60:]}
+    late = good["x_train"].copy()
+    late[7, 2] = np.nan
+    files = {
+        "good": good,
+        "wide": {"x": rng.normal(size=(40, 5)).astype(np.float32), "y": np.arange(40) % 2},
+        "cube": {**good, "x_train": x[:60].reshape(60, 2, 2)},
+        "lengths": {**good, "y_train": y[:59]},
+        "columns": {**good, "x_test": x[60:, :3]},
+        "nan": {**good, "x_train": late},
+        "negative": {**good, "y_train": y[:60] - 1},
+        "beyond": {**good, "classes": np.array(1)},
+        "empty": {**good, "x_test": x[:0], "y_test": y[:0]},
+        "objects": {**good, "x_train": x[:60].astype(object)},
+        "names": {**good, "x_tets": x[60:]},
+        "texts": {**good, "y_train": np.array(["ill", "well"] * 30)},
+    }
+    for name, arrays in files.items():
+        np.savez(folder / f"{name}.npz", **arrays)
+    (folder / "text.npz").write_text("age,label\n61,1\n")
+    (folder / "folder.npz").mkdir()
+    (folder / "a-folder").mkdir()
+    (folder / "broken.toml").write_text("rounds = \n")
+    (folder / "unknown.toml").write_text("[apple]\nmuh = 0.1\n")
+    (folder / "list.toml").write_text("rounds = [1, 2]\n")
+    (folder / "table.csv").write_text("age,label\nold,1\n")
+    silos = ("--data", str(folder / "good.npz"), *TINY)
+    assert main(["simulate", "--strategy", "local", *silos, "--out", str(folder / "run")]) == 0
+    model = str(folder / "model.safetensors")
+    assert main(["export", str(folder / "run"), "--silo", "hospital-01", "--out", model]) == 0
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """Everything in a folder, to see that nothing has changed."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input
+
+
+SIMULATE: list[tuple[str, str]] = [
+    # names
+    ("--strategy appel", "unknown strategy 'appel' (did you mean 'apple'?); there are: "),
+    ("--strategy local,fedvag", "unknown strategy 'fedvag' (did you mean 'fedavg'?); there are: "),
+    ("--strategy local,local", "strategy = local,local names one of them twice"),
+    ("--dataset digit", "unknown data set 'digit' (did you mean 'digits'?); there are: "),
+    ("--partition dirichlett", "unknown partition 'dirichlett' (did you mean 'dirichlet'?); there are: "),
+    ("--set model=fedala", "unknown model 'fedala' (did you mean 'fedala-cnn'?); there are: "),
+    ("--set apple.muh=1", "unknown setting 'apple.muh' (did you mean 'apple.mu'?)"),
+    ("--set learning_rate=1", "unknown setting 'learning_rate' (did you mean 'learning-rate'?)"),
+    ("--set optimizer=sdg", "optimizer = 'sdg' (did you mean 'sgd'?): one of sgd, adam is wanted here"),
+    ("--set device=gpu", "device 'gpu' is unknown: auto, cpu, cuda or cuda:N is wanted here"),
+    # values
+    ("--set learning-rate=-1", "learning-rate = -1.0 is out of range: more than 0 is wanted here"),
+    ("--set learning-rate=nan", "learning-rate = 'nan': a number is wanted here"),
+    ("--set learning-rate=inf", "learning-rate = 'inf': a number is wanted here"),
+    ("--set participation=1.5", "participation = 1.5 is out of range: at most 1 is wanted here"),
+    ("--strategy apple --set apple.prox-share=2", "apple.prox-share = 2.0 is out of range"),
+    ("--set batch-size=2.5", "batch-size = '2.5': a whole number is wanted here"),
+    ("--set resume=maybe", "resume = 'maybe': true or false is wanted here"),
+    ("--set mlp.hidden=wide", "mlp.hidden must be widths such as '128,64', not 'wide'"),
+    ("--rounds 0", "rounds = 0 is out of range: at least 1 is wanted here"),
+    ("--rounds many", "rounds = 'many': a whole number is wanted here"),
+    ("--seed a", "seed = 'a': a whole number is wanted here"),
+    ("--seed 1,2,b", "seed = 'b': a whole number is wanted here"),
+    ("--seed -1", "seed = -1 is out of range: at least 0 is wanted here"),
+    # silos and partitions
+    ("--silos 0", "silos = 0 is out of range: at least 1 is wanted here"),
+    ("--silos -3", "silos = -3 is out of range: at least 1 is wanted here"),
+    ("--silos 61", "hospital-21 is left without test samples by iid over 61 silos of good (seed 42); take fewer"),
+    (
+        "--silos 12 --partition player-dirichlet --set player-dirichlet.beta=0.01",
+        "hospital-01 is left without training samples by player-dirichlet over 12 silos of good (seed 42); "
+        "take fewer silos, a larger player-dirichlet.beta or another seed",
+    ),
+    (
+        "--silos 12 --partition dirichlet --set dirichlet.beta=0.01 dirichlet.least=1",
+        "dirichlet: no draw in 10000 gives each of 12 silos 1 samples of good; take fewer silos, a larger",
+    ),
+    ("--partition natural", "natural: good does not come with silos of its own (heart-disease does); take another"),
+    ("--set model=apple-cnn", "model 'apple-cnn' cannot take inputs of shape (4,): it takes pictures"),
+    # the command line itself
+    ("--set rounds", "--set rounds: KEY=VALUE is wanted here"),
+    ("--set =3", "--set =3: KEY=VALUE is wanted here"),
+    ("--out {place}/run", "{place}/run holds another run: give --out a new directory, or continue it with "),
+    ("--out {place}/a-folder/..", "is not empty and holds no run: give --out a new directory"),
+    ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
+    ("--set resume=true", "out holds no run to resume"),
+    ("--nonsense", "unrecognized arguments: --nonsense; see silofl --help"),
+    ("--set", "argument --set: expected at least one argument; see silofl simulate --help"),
+    ("--dataset digits", "argument --dataset: not allowed with argument --data"),
+    ("--config {place}/nowhere.toml", "there is no configuration file {place}/nowhere.toml"),
+    ("--config {place}/broken.toml", "the configuration file {place}/broken.toml cannot be read: Invalid value"),
+    ("--config {place}/good.npz", "the configuration file {place}/good.npz cannot be read: "),
+    ("--config {place}/a-folder", "the configuration file {place}/a-folder cannot be read: "),
+    ("--config {place}/unknown.toml", "unknown setting 'apple.muh' (did you mean 'apple.mu'?)"),
+    ("--config {place}/list.toml", "rounds = [1, 2]: a whole number is wanted here"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), SIMULATE, ids=[o.replace("{place}/", "") for o, _ in SIMULATE])
+def test_bad_simulate(
+    options: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line on stderr, exit 2, no output directory, and nothing changed beside it."""
+    given = options.replace("{place}", str(place)).split()
+    data = () if "--dataset digit" in options and "digits" not in options else ("--data", str(place / "good.npz"))
+    silos = [] if "--silos" in given else ["--silos", "2"]
+    silos += [] if "--partition" in given else ["--partition", "iid"]
+    out = [] if "--out" in given else ["--out", "out"]
+    unchanged(say, place, tmp_path, monkeypatch, ["simulate", *data, *silos, *out, *given], reason)
+
+
+@pytest.mark.parametrize("arguments", [["--strategy", ""], ["--strategy", " , "], ["--seed", ""], ["--seed", ","]])
+def test_empty_study(
+    arguments: list[str], place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "a study needs at least one strategy and one seed"
+    unchanged(say, place, tmp_path, monkeypatch, ["simulate", *arguments], reason)
+
+
+DATA: list[tuple[str, str]] = [
+    ("cube.npz", "x_train is float32 (60, 2, 2); pictures are "),
+    ("lengths.npz", "train has 60 inputs but 59 labels; "),
+    ("columns.npz", "test has a table of 3 columns, float32, but train has a table of 4 columns, float32; "),
+    ("nan.npz", "x_train has a value that is no finite number, first in sample 7; "),
+    ("negative.npz", "y_train has a label -1; labels count from 0"),
+    ("beyond.npz", "has a label 1 where classes is 1; "),
+    ("empty.npz", "has no samples in test; "),
+    ("objects.npz", "x_train is an array of Python objects, which are not read: they could run code; "),
+    ("names.npz", "has an array 'x_tets' of no known name (did you mean 'x_test'?); the names are "),
+    ("texts.npz", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"),
+    ("text.npz", "is no .npz file, or is cut short; "),
+    ("folder.npz", "is no file; "),
+    ("nowhere.npz", "there is no such file; "),
+]
+
+
+@pytest.mark.parametrize(("file", "reason"), DATA)
+def test_bad_data(
+    file: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same fault in the same words, whichever command reads the file first."""
+    path = str(place / file)
+    line = f"{path}: {reason}"
+    reason = line if "labels are whole" not in reason and "has a label 1" not in reason else reason
+    unchanged(say, place, tmp_path, monkeypatch, ["simulate", "--data", path, *TINY, "--out", "out"], reason)
+    unchanged(say, place, tmp_path, monkeypatch, ["partition", "--dataset", path, "--out", "out"], reason)
+    unchanged(say, place, tmp_path, monkeypatch, ["check-data", path], reason)
+
+
+OTHERS: list[tuple[str, str]] = [
+    ("", "the following arguments are required: COMMAND; see silofl --help"),
+    ("simulat", "argument COMMAND: invalid choice: 'simulat' (choose from "),
+    ("simulate --data {place}/a-folder", "{place}/a-folder: an .npz file is wanted here (silofl import makes one)"),
+    ("partition --dataset digitz --out out", "unknown data set 'digitz' (did you mean 'digits'?)"),
+    ("partition --partition iidd --out out", "unknown partition 'iidd' (did you mean 'iid'?)"),
+    ("partition --set dirichlet.bet=1 --out out", "unknown setting 'dirichlet.bet' (did you mean 'dirichlet.beta'?)"),
+    ("partition --silos 0 --out out", "silos = 0 is out of range"),
+    ("partition --silos two --out out", "argument --silos: invalid int value: 'two'"),
+    ("partition --silos 400 --partition iid --out out", "is left without"),
+    ("partition --plot plot.gif --out out", "plot.gif does not end in .png, .svg or .pdf"),
+    ("partition --out {place}/run", "{place}/run holds something else"),
+    ("partition", "the following arguments are required: --out"),
+    (
+        "export {place}/run --silo hospital-1 --out m",
+        "'hospital-1' (did you mean 'hospital-01'?); there are: hospital-01, ",
+    ),
+    (
+        "export {place}/run --silo hospital-01 --strategy apple --out m",
+        "no model of hospital-01 by apple; there are: local-42",
+    ),
+    ("export {place}/a-folder --silo hospital-01 --out m", "holds no silo's state"),
+    ("export {place}/nowhere --silo hospital-01 --out m", "there is no directory {place}/nowhere"),
+    ("export {place}/run --silo hospital-01 --which worst --out m", "argument --which: invalid choice: 'worst'"),
+    ("export {place}/run --silo hospital-01 --out {place}/a-folder", "{place}/a-folder is a directory"),
+    ("predict --model {place}/nowhere --data {place}/good.npz", "there is no model {place}/nowhere"),
+    ("predict --model {place}/good.npz --data {place}/good.npz", "is no exported model, or damaged"),
+    ("predict --model {place}/model.safetensors --data {place}/wide.npz", "holds float32 samples of shape (5,)"),
+    ("predict --model {place}/model.safetensors --data {place}/text.npz", "is no .npz file, or is cut short"),
+    (
+        "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/a-folder",
+        "a-folder: Is a directory",
+    ),
+    ("import {place}/table.csv --out t.npz", "{place}/table.csv, line 2: age is 'old', no number"),
+    ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
+    ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
+    ("import {place}/nowhere --out t.npz", "there is no {place}/nowhere"),
+    ("import {place}/a-folder --out t.npz --size 0", "size is 0; it must be 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), OTHERS, ids=[o.replace("{place}/", "") for o, _ in OTHERS])
+def test_bad_input_of_the_other_commands(
+    options: str, reason: str, place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options.replace("{place}", str(place)).split()
+    unchanged(say, place, tmp_path, monkeypatch, given, reason)
+
+
+def test_resume_as_another_run(
+    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = place / "run"
+    again = ["simulate", "--config", f"{run}/config.toml", "--out", str(run), "--set", "resume=true"]
+    for change, reason in (
+        (["learning-rate=0.1"], "was run with learning-rate = 0.05, not 0.1: resume with the settings of its "),
+        (["strategy=fedavg"], "was run with strategy = 'local', not 'fedavg'"),
+        (["silos=3"], "was run with silos = 2, not 3"),
+    ):
+        unchanged(say, place, tmp_path, monkeypatch, [*again, *change], f"{run} {reason}")
+    # Two rounds are behind it, one is asked for.
+    longer = tmp_path / "longer"
+    two = ["simulate", "--data", str(place / "good.npz"), *TINY, "--rounds", "2", "--strategy", "local"]
+    assert say(*two, "--out", str(longer))[0] == 0
+    before = content(longer)
+    code, _, err = say(
+        "simulate", "--config", f"{longer}/config.toml", "--out", str(longer), "--set", "resume=true", "rounds=1"
+    )
+    assert code == 2 and "has 2 rounds behind it, more than rounds = 1" in err
+    assert content(longer) == before
+
+
+def unchanged(
+    say: Callable[..., Said], place: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], reason: str
+) -> None:
+    """Exit 2, one line on stderr that says ``reason``, and not a byte changed: neither in ``place`` nor here."""
+    monkeypatch.chdir(folder)
+    before = content(place), content(folder)
+    code, _, err = say(*given)
+    assert code == 2, err
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    assert reason.replace("{place}", str(place)) in err
+    assert err.startswith("silofl") and "Traceback" not in err
+    assert (content(place), content(folder)) == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A failed and an interrupted run
+
+
+def test_failed_run(place: Path, say: Callable[..., Said], tmp_path: Path) -> None:
+    """A learning rate that makes every silo diverge: exit 1, the reason in one line and in progress.jsonl."""
+    out = str(tmp_path / "out")
+    code, printed, err = say(
+        "simulate",
+        "--data",
+        str(place / "good.npz"),
+        *TINY,
+        "--set",
+        "learning-rate=1e38",
+        "local-epochs=3",
+        "--strategy",
+        "fedavg",
+        "--out",
+        out,
+    )
+    last = err.splitlines()[-1]
+    assert code == 1 and printed == "" and "Traceback" not in err
+    assert last.startswith(
+        "silofl simulate: round 1: no silo sent a usable update (hospital-01: the local training diverged"
+    )
+    event = json.loads((tmp_path / "out" / "progress.jsonl").read_text().splitlines()[-1])
+    assert (event["event"], event["strategy"], event["seed"]) == ("error", "fedavg", 42)
+    assert f"silofl simulate: {event['message']}" == last
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyError("x"), 1, "silofl simulate: KeyError: 'x'"),
+        (RuntimeError("two\n  lines"), 1, "silofl simulate: two lines"),
+        (PermissionError(13, "Permission denied", "/there"), 2, "silofl simulate: /there: Permission denied"),
+    ],
+)
+def test_any_error_is_one_line(
+    error: Exception, code: int, line: str, say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Path:
+        raise error
+
+    monkeypatch.setattr(server.simulate, "simulate", fail)
+    assert say("simulate") == (code, "", line + "\n")
+    monkeypatch.setenv("SILOFL_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        main(["simulate"])
+
+
+def test_interrupted_run(
+    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in round 2: exit 130, and the line that is printed continues the run to the same end."""
+    given = ["simulate", "--strategy", "fedavg", "--data", str(place / "good.npz"), *TINY, "--rounds", "3"]
+    assert say(*given, "--out", str(tmp_path / "whole"))[0] == 0
+
+    ordinary = server.simulate.RoundLoop.round
+
+    def interrupted(self: Any, strategy: Any, server_round: int) -> None:
+        if server_round == 2:
+            raise KeyboardInterrupt
+        ordinary(self, strategy, server_round)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(server.simulate.RoundLoop, "round", interrupted)
+        code, printed, err = say(*given, "--out", str(out))
+    last = err.splitlines()[-1]
+    offer = f"silofl simulate --config {out}/config.toml --out {out} --set resume=true"
+    assert (code, printed) == (130, "")
+    assert last == f"silofl simulate: interrupted; continue with {offer}"
+    assert say(*offer.split()[1:])[0] == 0
+    assert history(out) == history(tmp_path / "whole")
+
+
+def history(run: Path) -> list[str]:
+    """The lines of a history that must be the same whenever the run is the same."""
+    return [line for line in (run / "history.csv").read_text().splitlines() if "round_seconds" not in line]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the commands print
+
+
+def test_strategies_json(say: Callable[..., Said]) -> None:
+    code, out, err = say("strategies", "--json")
+    listed = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [r["name"] for r in listed] == sorted(r["name"] for r in listed)
+    by_name = {r["name"]: r for r in listed}
+    assert {"local", "fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "fedala", "apple"} <= set(by_name)
+    types = {"bool": bool, "int": int, "float": float, "str": str}
+    keys = defaults()
+    for r in listed:
+        assert set(r) == {"name", "title", "paper", "sends", "reports", "settings"}
+        assert set(r["sends"]) == {"down", "up"} and r["reports"] in ("received", "personal")
+        assert r["title"] and r["paper"]
+        for key, value in r["settings"].items():
+            assert set(value) == {"default", "symbol", "type"}
+            assert type(value["default"]) is types[value["type"]]
+            assert key.startswith(f"{r['name']}.") and keys[key] == value["default"]
+    assert by_name["fedprox"]["settings"] == {"fedprox.mu": {"default": 0.001, "symbol": "μ", "type": "float"}}
+    assert by_name["local"]["settings"] == {}
+
+
+def test_strategies_as_text(say: Callable[..., Said]) -> None:
+    code, out, _ = say("strategies")
+    assert code == 0
+    assert "fedprox           Federated averaging with a proximal term (Li et al., MLSys 2020" in out
+    assert "    fedprox.mu = 0.001  (μ, weight of the proximal term)" in out
+
+
+def test_simulate_prints_the_run_directory_last(place: Path, say: Callable[..., Said], tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    code, printed, _ = say(
+        "simulate",
+        "--strategy",
+        "local,fedavg",
+        "--seed",
+        "1,2",
+        "--data",
+        str(place / "good.npz"),
+        *TINY,
+        "--out",
+        str(out),
+    )
+    *results, last = printed.splitlines()
+    assert code == 0 and last == str(out)
+    runs = json.loads((out / "summary.json").read_text())["runs"]
+    assert [line.split(":")[0] for line in results] == ["local-1", "fedavg-1", "local-2", "fedavg-2"]
+    for line, run in zip(results, runs, strict=True):
+        assert f"accuracy {run['final']['accuracy_mean']:.4f}, " in line and "of 2 silos" in line
+
+
+def test_default_output_directory(
+    place: Path, say: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``runs/TIME-STRATEGY``; two runs within a second do not meet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "20261231-235959")
+    given = ("simulate", "--strategy", "local,fedavg", "--data", str(place / "good.npz"), *TINY)
+    printed = [say(*given)[1].splitlines()[-1] for _ in range(2)]
+    assert printed == ["runs/20261231-235959-local+fedavg", "runs/20261231-235959-local+fedavg-2"]
+    assert all((tmp_path / name / "summary.json").is_file() for name in printed)
+
+
+def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_path: Path) -> None:
+    """The way of a file through the commands: each takes what the one before has made."""
+    parts, run, model = (str(tmp_path / name) for name in ("parts", "run", "m.safetensors"))
+    three = ("--dataset", "breast-cancer", "--partition", "iid", "--silos", "3")
+    code, out, err = say("partition", *three, "--out", parts, "--plot", str(tmp_path / "who.svg"))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == parts and out.startswith("hospital-01: 129 train, 23 val, 38 test\n")
+    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == [
+        "hospital-01.npz",
+        "hospital-02.npz",
+        "hospital-03.npz",
+        "manifest.json",
+    ]
+    assert (tmp_path / "who.svg").stat().st_size > 1000
+
+    silo = f"{parts}/hospital-02.npz"
+    code, out, _ = say("check-data", silo)
+    assert code == 0 and all(line.startswith("ok  ") for line in out.splitlines())
+    assert "ok    inputs: a table of 30 columns, float32" in out
+
+    code, out, _ = say("simulate", "--data", silo, "--strategy", "fedavg", *TINY, "--out", run)
+    assert code == 0 and out.splitlines()[-1] == run
+    code, out, _ = say("export", run, "--silo", "hospital-02", "--which", "last", "--out", model)
+    assert (code, out) == (0, f"{model}: fedavg, seed 42, last model of hospital-02, round 1\n")
+
+    code, out, err = say("predict", "--model", model, "--data", silo)
+    assert (code, err) == (0, "") and out.startswith("index,label,p_0,p_1\n0,") and out.count("\n") == 39
+    code, printed, _ = say("predict", "--model", model, "--data", silo, "--out", str(tmp_path / "p.csv"))
+    assert (code, printed) == (0, f"{tmp_path}/p.csv\n") and (tmp_path / "p.csv").read_text() == out
+
+
+def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> None:
+    table, out = tmp_path / "table.csv", tmp_path / "t.npz"
+    rows = [f"{i},{i % 7},{'ill' if i % 2 else 'well'}" for i in range(50)]
+    table.write_text("\n".join(["age,score,label", *rows]))
+    code, printed, _ = say("import", str(table), "--out", str(out), "--labels", "well,ill")
+    assert code == 0
+    assert printed.splitlines() == [
+        "train 32, val 8, test 10 samples: a table of 2 columns, float32",
+        "2 classes",
+        "0 = well",
+        "1 = ill",
+        "the split is written into the file: no run can change it",
+        str(out),
+    ]
+    assert say("check-data", str(out))[0] == 0
+
+
+def test_settings_page_is_up_to_date() -> None:
+    page = Path(__file__).parents[3] / "docs" / "settings.md"
+    assert page.read_text() == markdown(), "run: make settings"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The installed command
+
+
+SILOFL = Path(sys.executable).with_name("silofl")
+
+
+def test_installed_command(tmp_path: Path) -> None:
+    listed = subprocess.run([SILOFL, "strategies", "--json"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "apple" in {r["name"] for r in json.loads(listed.stdout)}
+    wrong = subprocess.run(
+        [SILOFL, "simulate", "--strategy", "appel"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("silofl simulate: unknown strategy 'appel' (did you mean 'apple'?); there are: ")
+    assert wrong.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_output_may_be_cut_off() -> None:
+    """As by ``silofl strategies | head -0``: whoever reads stops reading, and nothing is to be said about it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as broken:
+        cut = subprocess.run(
+            [SILOFL, "strategies", "--json"], stdout=broken, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (cut.returncode, cut.stderr) == (0, "")
+
+
+def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
+    say: Callable[..., Said], place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
+    shown: list[str] = []
+    monkeypatch.setattr(server.simulate.tqdm, "set_postfix_str", lambda bar, text, **_: shown.append(text))
+    options = ("--rounds", "4", "--out", str(tmp_path / "run"), "--set", "threads=1", "evaluate-every=2")
+    code, _, _ = say("simulate", "--data", str(place / "good.npz"), *TINY[:4], *options)
+    assert code == 0 and len(shown) == 2
+    assert all(0 <= float(text.removeprefix("accuracy ")) <= 1 for text in shown)
+
+
+def permissions(folder: Path) -> set[str]:
+    return {f"{'d' if p.is_dir() else '-'}{p.stat().st_mode & 0o777:o}" for p in (folder, *folder.rglob("*"))}
+
+
+def test_data_models_and_runs_are_their_users_alone(say: Callable[..., Said], tmp_path: Path) -> None:
+    """Under the usual umask, where others could read all that is written; and it is the caller's own again after."""
+    before = os.umask(0o022)
+    try:
+        run = tmp_path / "new" / "run"
+        assert say("simulate", "--strategy", "local", *TINY, "--out", str(run))[0] == 0
+        assert say("partition", "--silos", "2", "--out", str(tmp_path / "new" / "parts"))[0] == 0
+        model = str(tmp_path / "new" / "own.safetensors")
+        assert say("export", str(run), "--silo", "hospital-01", "--out", model)[0] == 0
+        assert permissions(tmp_path / "new") == {"d700", "-600"}
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)

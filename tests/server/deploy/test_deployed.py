@@ -1,0 +1,250 @@
+"""The same app in process, under Ray and deployed gives the same numbers; a killed federation resumes without a trace.
+
+Three real silos on this machine, over gRPC with TLS and node keys; the tests share one federation.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import comparable
+
+from client.site import audit
+from client.site.launch import FLOWER, program
+from server.deploy import local, processes, submit
+from server.deploy.control import Control
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.federation import read_federation
+from server.deploy.local import LocalFederation
+from server.run.history import History
+from server.simulate import simulate
+
+pytestmark = [
+    pytest.mark.deployed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
+]
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet", "rounds": 3, "threads": 1, "model": "mlp"}
+FEDERATION = """\
+name: {name}
+demo: {{dataset: digits, partition: dirichlet, seed: 42}}
+silos:
+  - {{name: hospital-01, data: demo}}
+  - {{name: hospital-02, data: demo}}
+  - {{name: hospital-03, data: demo}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Everything that is written lies here; all processes end with it."""
+    folder = tmp_path_factory.mktemp("deployed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        patch.setenv("FLWR_HOME", str(folder / "flower"))
+        for key, value in FLOWER.items():
+            patch.setenv(key, value)
+        (folder / "federation.yaml").write_text(FEDERATION.format(name="trio"))
+        yield folder
+        processes.end(processes.find(local.state_root() / "trio"), grace=1.0)
+
+
+@pytest.fixture(scope="module")
+def federation(folder: Path) -> LocalFederation:
+    return bring_up(folder)
+
+
+def bring_up(folder: Path) -> LocalFederation:
+    return local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+
+
+def rows(directory: Path) -> list[list[str]]:
+    """Everything of the history but how long rounds took."""
+    return comparable(History(directory / "history.csv").rows)
+
+
+@pytest.mark.parametrize("strategy", ["apple", "fedala"])
+def test_in_process_and_deployed_give_the_same_numbers(
+    federation: LocalFederation, tmp_path: Path, strategy: str
+) -> None:
+    """Bit for bit: metrics of every silo and round, losses included, and the bytes."""
+    settings = {**RUN, "strategy": strategy}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    submit.run({**settings, "out": str(tmp_path / "there")})
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+@pytest.mark.parametrize("strategy", ["apple", "fedala"])
+def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str) -> None:
+    """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test."""
+    settings = {**RUN, "strategy": strategy, "silos": 3}
+    simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
+    text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
+    before = set(superlinks())
+    try:
+        done = subprocess.run(
+            [
+                *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
+                *("--run-config", f'{text} out="{tmp_path / "there"}"'),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        for pid in set(superlinks()) - before:
+            os.kill(pid, signal.SIGTERM)
+    assert (tmp_path / "there" / "summary.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+def superlinks() -> list[int]:
+    """Processes of simulation SuperLinks."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        if "flower-superlink" in command and "--simulation" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def supernode(federation: LocalFederation) -> list[int]:
+    return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == "hospital-02"]
+
+
+def superlink(federation: LocalFederation) -> list[int]:
+    return [local.status(federation)["superlink"]["pid"]]
+
+
+def server_app(federation: LocalFederation) -> list[int]:
+    """The process that runs our ServerApp, started by the SuperLink's SuperExec."""
+    pids = []
+    for one in processes.find(federation.directory):
+        command = Path(f"/proc/{one.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if "flwr-serverapp" in command:
+            pids.append(one.pid)
+    return pids
+
+
+@pytest.mark.parametrize("victims", [supernode, superlink, server_app])
+def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
+    federation: LocalFederation, folder: Path, tmp_path: Path, victims: Callable[[LocalFederation], list[int]]
+) -> None:
+    """kill -9 after round 2 of 8; what is left of the run is stopped, `up` mends, `resume` goes on."""
+    settings = {**RUN, "strategy": "apple", "rounds": 8, "apple.common-init": True}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    out = tmp_path / "there"
+    ended: list[str] = []
+
+    def follow() -> None:
+        try:
+            submit.run({**settings, "out": str(out)})
+            ended.append("completed")
+        except RuntimeError as error:
+            ended.append(str(error))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    wait_for(lambda: '"round": 2,' in text_of(out / "progress.jsonl"), 120)
+    pids = victims(local.find_local())
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    if victims is supernode:
+        submit.stop()
+    follower.join(timeout=120)
+    assert ended and ended[0] != "completed"
+    bring_up(folder)
+    submit.run({**settings, "out": str(out), "resume": True})
+    assert rows(out) == rows(tmp_path / "here")
+
+
+def text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """A silo that hangs (SIGSTOP) is named once the round's time is up; with a quorum of two the run goes on."""
+    bring_up(folder)
+    (pid,) = supernode(local.find_local())
+    out = tmp_path / "out"
+    settings = {**RUN, "strategy": "fedavg", "rounds": 3, "round-timeout": 40.0, "min-silos": 2}
+    follower = threading.Thread(target=lambda: submit.run({**settings, "out": str(out)}))
+    follower.start()
+    try:
+        wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 120)
+        os.kill(pid, signal.SIGSTOP)
+        follower.join(timeout=240)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert not follower.is_alive()
+    history = History(out / "history.csv")
+    left_out = {(r.round, r.silo) for r in history.rows if r.metric == "rejected"}
+    assert (3, "hospital-02") in left_out
+    assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {"hospital-01", "hospital-03"}
+
+
+def test_an_impostor_under_an_absent_hospitals_name_is_refused(
+    federation: LocalFederation, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """hospital-02 is away; a silo with a key of its own, registered as `intruder`, says that it is hospital-02."""
+    bring_up(folder)
+    out = tmp_path / "impostor"
+    settings = {**RUN, "strategy": "fedamp", "rounds": 2, "out": str(out)}
+    submit.run(settings)
+    running = local.find_local()
+    silo = next(s for s in running.silos if s.name == "hospital-02")
+    own = Credentials(running.directory / "credentials")
+    theirs = ensure_credentials(tmp_path / "theirs", silos=["hospital-02"], hosts=["localhost"])
+    command = local._supernode_command(running, replace(silo, port=local.free_ports(1)[0]), own)
+    command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
+    with Control(running.connection) as control:
+        control.register("intruder", theirs.node_public_pem("hospital-02"))
+        processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
+        environment = local._environment(running.directory, "intruder", 3) | {"SILOFL_POLICY": "public"}
+        log = tmp_path / "intruder.log"
+        processes.start("intruder", command, directory=running.directory, log=log, environment=environment)
+        wait_for(lambda: {n.name: n.status for n in control.nodes()}["intruder"] == "online", 60)
+        wait_for(lambda: {n.name: n.status for n in control.nodes()}["hospital-02"] != "online", 90)
+    submit.run({**settings, "rounds": 3, "resume": True, "min-silos": 2, "round-timeout": 40.0})
+    said = capfd.readouterr().err
+    assert "refused: node " in said and "calls itself hospital-02, and its key is registered as intruder" in said
+    history = History(out / "history.csv").rows
+    assert {r.silo for r in history if r.metric == "rejected" and r.round == 3} == {"hospital-02"}
+    assert {r.silo for r in history if r.metric == "accuracy" and r.round == 3} == {"hospital-01", "hospital-03"}
+    processes.end([p for p in processes.find(running.directory) if p.part == "intruder"], grace=5.0)
+    bring_up(folder)
+    left = audit.verify(running.directory / "silos" / "hospital-01" / "audit")
+    assert left.faults == []  # a torn line is a note, and the kills above may leave one
+    mine = [entry for entry in left.entries if entry["run"] == out.name and entry["asked"] == "train"]
+    assert [entry["round"] for entry in mine] == [1, 2, 3]
+    assert {entry["asked-by"] for entry in mine} == {f"127.0.0.1:{running.fleet_port}"}
+    assert all({r["name"] for r in entry["sent"]} == {"model.model/vector", "metrics", "config"} for entry in mine)
+    submit.run({**settings, "rounds": 4, "resume": True})  # the hospital itself is back, with its own key
+    assert {r.silo for r in History(out / "history.csv").rows if r.round == 4 and r.silo} == {
+        "hospital-01",
+        "hospital-02",
+        "hospital-03",
+    }

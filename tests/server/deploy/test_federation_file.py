@@ -1,0 +1,100 @@
+"""`federation.yaml`: what a right one is read as, and one clear line for each wrong one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from server.deploy.federation import Demo, Server, SiloEntry, read_federation
+
+RIGHT = """
+name: trial
+server: {address: fl.example.org, fleet-port: 9092}
+demo: {dataset: breast-cancer, partition: iid}
+silos:
+  - {name: hospital-01, data: demo}
+  - {name: north, device: "cuda:1", data: data/north.npz, memory: 4g}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "north.npz").touch()
+    path = folder / "federation.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_right_file(tmp_path: Path) -> None:
+    """Defaults fill in, a relative path starts at the file's directory."""
+    federation = read_federation(write(tmp_path, RIGHT))
+    assert federation.name == "trial"
+    assert federation.server == Server("fl.example.org", 9092, 0)
+    assert federation.demo == Demo("breast-cancer", "iid", 42)
+    assert federation.silos == (
+        SiloEntry("hospital-01", "cpu", None, "", "public"),
+        SiloEntry("north", "cuda:1", tmp_path / "data" / "north.npz", "4g"),
+    )
+    assert federation.demo_silos == federation.silos[:1]
+
+
+def test_data_may_be_elsewhere(tmp_path: Path) -> None:
+    """A compose file is also written where the data are not."""
+    path = write(tmp_path, RIGHT.replace("north.npz", "elsewhere.npz"))
+    assert read_federation(path, check_data=False).silos[1].data == tmp_path / "data" / "elsewhere.npz"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("name: trial", "nmae: trial", "unknown key 'nmae' (did you mean 'name'?)"),
+        ("name: trial\n", "", "the key 'name' is missing"),
+        ("name: trial", "name: Trial 1", "name: 'Trial 1' is no name"),
+        ("name: trial", "name: local", "'local' is an entry of Flower's own configuration"),
+        ("fleet-port: 9092", "fleet: 9092", "server: unknown key 'fleet' (did you mean 'fleet-port'?)"),
+        ("fleet-port: 9092", "fleet-port: 70000", "server.fleet-port: 70000 is not a port"),
+        ("fleet-port: 9092", "fleet-port: yes", "server.fleet-port: True is not a port"),
+        ("fleet-port: 9092", "fleet-port: 9092, control-port: 9092", "are both 9092; they must differ"),
+        ("fl.example.org", '"https://fl"', "'https://fl' is neither a host name nor an IP address"),
+        (
+            "breast-cancer",
+            "breast-cancr",
+            "demo.dataset: unknown dataset 'breast-cancr' (did you mean 'breast-cancer'?)",
+        ),
+        ("partition: iid", "partition: zzz", "demo.partition: unknown partition 'zzz'; there are: apple-pathological"),
+        ("partition: iid", "seed: -1", "demo.seed: -1 is not a whole number of at least 0"),
+        ("demo: {dataset: breast-cancer, partition: iid}\n", "", "there is no `demo` section"),
+        ("name: north", "name: hospital-01", "silos: the name 'hospital-01' is there 2 times"),
+        ("name: north", "name: Nord", "silo 2: name: 'Nord' is no name"),
+        ("name: north, ", "", "silo 2: the key 'name' is missing"),
+        ('"cuda:1"', "gpu", "silo north: device: 'gpu' is no device; use `cpu`, or `cuda:0`"),
+        ('"cuda:1"', '"cuda:-1"', "silo north: device: 'cuda:-1' is no device"),
+        ('"cuda:1"', "1", "silo north: device: 1 is no device"),
+        ("memory: 4g", "memory: lots", "silo north: memory: 'lots' is no amount of memory"),
+        ("memory: 4g", "memroy: 4g", "silo 2: unknown key 'memroy' (did you mean 'memory'?)"),
+        ("north.npz", "south.npz", "silo north: data: there is no file"),
+        ("data: demo", "device: cpu", "silo 1: the key 'data' is missing"),
+        ("data: demo", "data: 3", "silo hospital-01: data: 3 is neither `demo` nor the path"),
+        ("name: trial", "name: [trial", "line 3: not valid YAML"),
+        ("name: trial", "name: !!python/object/apply:os.getpid []", "not valid YAML"),
+    ],
+)
+def test_one_clear_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    path = write(tmp_path, RIGHT.replace(old, new, 1))
+    assert path.read_text() != RIGHT
+    with pytest.raises(ValueError) as caught:
+        read_federation(path)
+    assert line in str(caught.value)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "trial", "name: a\nsilos: []\n", "name: a\nsilos: {b: c}\n"])
+def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"needs (keys and values|a list of at least one silo)"):
+        read_federation(write(tmp_path, text))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no .*federation\.yaml"):
+        read_federation(tmp_path / "federation.yaml")

@@ -1,0 +1,376 @@
+"""A local federation of real processes: up, run, failures, stop, mend, down.
+
+The app is a tiny one that computes nothing, so that what is waited for is the machinery alone. Two silos;
+the tests of the module share one federation and run in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from client.site.launch import LOOPBACK, free_ports, program
+from server.deploy import local, processes, submit
+from server.deploy.control import Connection, Control, flower_config, read_connection, write_connection
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.federation import read_federation
+from server.deploy.local import LocalFederation
+
+pytestmark = [
+    pytest.mark.deployed,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
+]
+
+OWN_CONFIG = """\
+# mine
+[superlink]
+default = "elsewhere" # a comment
+
+[superlink.elsewhere]
+address = "fl.example.org:443"
+
+[other.table]
+key = 1
+"""
+SERVER = """
+    import json, pathlib, time
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        config = context.run_config
+        out = pathlib.Path(config["out"])
+        if config["behaviour"] == "server":
+            raise ValueError("no such column")
+        while len(nodes := list(grid.get_node_ids())) < config["silos"]:
+            time.sleep(0.1)
+        content = RecordDict({"config": ConfigRecord({"behaviour": config["behaviour"]})})
+        waiting = set(grid.push_messages([Message(content, n, "train", ttl=60.0) for n in nodes]))
+        replies = []
+        while waiting:
+            replies += grid.pull_messages(list(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+            time.sleep(0.1)
+        for reply in replies:
+            if reply.has_error():
+                raise RuntimeError(f"a silo failed: {reply.error.reason}")
+        names = sorted(reply.content["facts"]["name"] for reply in replies)
+        event = {"event": "round", "strategy": "probe", "seed": 1, "round": 1, "rounds": 1, "silos": len(replies),
+                 "accuracy": 0.5, "seconds": 1.0, "bytes": 2000000, "names": names}
+        with (out / "progress.jsonl").open("a") as file:
+            file.write(json.dumps(event) + "\\n")
+"""
+CLIENT = """
+    import os, pathlib, signal, time
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message, context):
+        behaviour = message.content["config"]["behaviour"]
+        node = context.node_config
+        if behaviour == "killed" and node["name"] == "north":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "waits":
+            pathlib.Path(node["state-dir"], "waits").touch()
+            time.sleep(15)
+        if behaviour == "data":
+            pathlib.Path(node["data"]).read_bytes()
+        return Message(RecordDict({"facts": ConfigRecord({"name": node["name"]})}), reply_to=message)
+"""
+
+
+def make_app(folder: Path, server: str = SERVER, client: str = CLIENT) -> Path:
+    folder.mkdir()
+    (folder / "probe_server.py").write_text(textwrap.dedent(server))
+    (folder / "probe_client.py").write_text(textwrap.dedent(client))
+    (folder / "pyproject.toml").write_text(
+        textwrap.dedent("""
+        [project]
+        name = "probe"
+        version = "1.0.0"
+        license = "Apache-2.0"
+        [tool.flwr.app]
+        publisher = "test"
+        [tool.flwr.app.components]
+        serverapp = "probe_server:app"
+        clientapp = "probe_client:app"
+        [tool.flwr.app.config]
+        behaviour = ""
+        silos = 2
+        out = ""
+        """)
+    )
+    return folder
+
+
+def write_file(folder: Path, *names: str) -> Path:
+    """A federation file; a silo's data file may have a space and a quote in its name."""
+    for name in names:
+        (folder / f"data of {name}'s.npz").touch()
+    silos = [{"name": name, "data": f"data of {name}'s.npz", "policy": "public"} for name in names]
+    path = folder / "federation.yaml"
+    path.write_text(json.dumps({"name": "trial", "silos": silos}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Everything that is written, state and Flower's configuration too, lies here; all processes end with it."""
+    folder = tmp_path_factory.mktemp("federation")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        patch.setenv("FLWR_HOME", str(folder / "flower"))
+        (folder / "flower").mkdir()
+        (folder / "flower" / "config.toml").write_text(OWN_CONFIG)
+        yield folder
+        for name in ("trial", "broken"):
+            processes.end(processes.find(local.state_root() / name), grace=1.0)
+
+
+@pytest.fixture(scope="module")
+def federation(folder: Path) -> LocalFederation:
+    return local.up(read_federation(write_file(folder, "north", "south")), say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def app(folder: Path) -> Path:
+    return make_app(folder / "app")
+
+
+def run(federation: LocalFederation, app: Path, out: Path, behaviour: str = "", silos: int = 2) -> None:
+    out.mkdir(exist_ok=True)
+    with Control(read_connection(federation.connection.name)) as control:
+        settings = {"behaviour": behaviour, "silos": silos, "out": str(out)}
+        submit.submit_and_follow(control, app, settings, out)
+
+
+def silo_pids(federation: LocalFederation) -> dict[str, int]:
+    return {silo["name"]: silo["pid"] for silo in local.status(federation)["silos"]}
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Addresses and ports on which a process listens."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        target = os.readlink(fd)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    for fields in map(str.split, lines):
+        if fields[3] == "0A" and fields[9] in inodes:
+            address, port = fields[1].split(":")
+            # An IPv4 address in an IPv6 socket stands in the last four bytes; the kernel writes words in its own order.
+            found.add((socket.inet_ntoa(bytes.fromhex(address[-8:])[::-1]), int(port, 16)))
+    return found
+
+
+def test_up_returns_when_all_are_online(federation: LocalFederation) -> None:
+    status = local.status(local.find_local())
+    assert [(silo["name"], silo["state"]) for silo in status["silos"]] == [("north", "online"), ("south", "online")]
+    assert status["superlink"]["running"] and status["warm"]["running"] and status["runs"] == []
+
+
+def test_ports_are_on_the_loopback_interface_and_a_silo_has_one_of_its_own(federation: LocalFederation) -> None:
+    superlink = local.status(federation)["superlink"]["pid"]
+    control = int(federation.connection.address.rpartition(":")[2])
+    assert listening(superlink) == {(LOOPBACK, control), (LOOPBACK, federation.fleet_port)}
+    nodes = [listening(pid) for pid in silo_pids(federation).values()]
+    assert nodes == [{(LOOPBACK, silo.port)} for silo in federation.silos]
+
+
+def test_the_connection_is_written_and_nothing_else_of_the_configuration_touched(federation: LocalFederation) -> None:
+    ca = str(federation.directory / "credentials" / "ca.crt")
+    assert read_connection("trial") == Connection("trial", federation.connection.address, ca)
+    assert flower_config().read_text().startswith(OWN_CONFIG)
+
+
+def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: Path) -> None:
+    stranger = ensure_credentials(tmp_path / "stranger", silos=["stranger"], hosts=["localhost"])
+    command = [
+        *(program("flower-supernode"), "--superlink", f"{LOOPBACK}:{federation.fleet_port}"),
+        *("--root-certificates", federation.connection.root_certificates),
+        *("--auth-supernode-private-key", str(stranger.node_key("stranger"))),
+        *("--port", str(free_ports(1)[0])),
+    ]
+    environment = local._environment(tmp_path, "stranger")
+    log = tmp_path / "log"  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
+    with log.open("w") as output:
+        done = subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=60)
+    assert done.returncode == 1 and "Failed to activate SuperNode" in log.read_text()
+    assert len(local.status(federation)["silos"]) == 2
+
+
+def test_a_run_reaches_every_silo(
+    federation: LocalFederation, app: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(federation, app, tmp_path / "out")
+    assert "probe seed 1  round 1/1  2 silos  accuracy 0.5000  1.0 s  2.0 MB" in capsys.readouterr().err
+    (event,) = [json.loads(line) for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()]
+    assert event["names"] == ["north", "south"]
+
+
+def test_a_silo_opens_its_own_file_whatever_its_name(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+    run(federation, app, tmp_path / "out", "data")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("server", "no such column"),
+        ("killed", "a silo failed: ClientApp process was ended by SIGKILL (out of memory, or killed by hand)"),
+    ],
+)
+def test_a_failed_run_says_why(
+    federation: LocalFederation, app: Path, tmp_path: Path, behaviour: str, reason: str
+) -> None:
+    with pytest.raises(submit.RunFailedError) as caught:
+        run(federation, app, tmp_path / "out", behaviour)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"), [("server", "No module named 'not_there'"), ("client", "No module named 'not_there'")]
+)
+def test_a_run_that_fails_at_import_says_why(
+    federation: LocalFederation, tmp_path: Path, part: str, reason: str
+) -> None:
+    broken = {part: "import not_there\n" + textwrap.dedent(SERVER if part == "server" else CLIENT)}
+    with pytest.raises(submit.RunFailedError) as caught:
+        run(federation, make_app(tmp_path / "app", **broken), tmp_path / "out")
+    assert reason in str(caught.value)
+
+
+def test_a_run_that_is_refused_says_why(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(submit.RunFailedError, match=r"did not submit the run: .*Invalid run configuration"),
+        Control(federation.connection) as control,
+    ):
+        submit.submit_and_follow(control, app, {"no-such-key": 1}, tmp_path)
+
+
+def test_stop_ends_a_run_and_who_follows_it(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
+    waits = Path(federation.silos[0].state_dir) / "waits"
+    failures: list[str] = []
+
+    def follow() -> None:
+        try:
+            run(federation, app, tmp_path / "out", "waits")
+        except submit.RunFailedError as error:
+            failures.append(str(error))
+
+    follower = threading.Thread(target=follow)
+    follower.start()
+    deadline = time.monotonic() + 60
+    while not waits.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert len(submit.stop()) == 1
+    follower.join(timeout=60)
+    assert "was stopped after round 0; it continues with --set resume=true" in failures[0]
+    assert submit.stop() == []
+
+
+def test_a_federation_that_lost_its_server_is_mended_by_up(
+    federation: LocalFederation, app: Path, folder: Path, tmp_path: Path
+) -> None:
+    """SuperLink, a SuperNode and the warm parent killed together; the keys stay."""
+    before = local.status(federation)
+    killed = (before["superlink"]["pid"], before["warm"]["pid"], silo_pids(federation)["north"])
+    processes.end([p for p in processes.find(federation.directory) if p.pid in killed], grace=0.0)
+    lost = local.status(federation)
+    assert not lost["superlink"]["running"] and not lost["warm"]["running"]
+    assert lost["silos"][0]["state"] == "stopped"
+    keys = Credentials(federation.directory / "credentials").node_key("north").read_bytes()
+    again = local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+    assert Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
+    assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
+    run(again, app, tmp_path / "out")
+
+
+def test_up_applies_what_changed_and_leaves_the_rest_running(federation: LocalFederation, folder: Path) -> None:
+    before = silo_pids(local.find_local())
+    more = local.up(read_federation(write_file(folder, "north", "south", "west")), say=lambda line: None)
+    after = silo_pids(more)
+    assert {name: after[name] for name in before} == before and after["west"] is not None
+    fewer = local.up(read_federation(write_file(folder, "south", "west")), say=lambda line: None)
+    assert silo_pids(fewer) == {name: after[name] for name in ("south", "west")}
+    with Control(fewer.connection) as control:
+        assert sorted(node.name for node in control.nodes()) == ["south", "west"]
+
+
+def test_one_up_at_a_time(federation: LocalFederation, folder: Path) -> None:
+    with local._locked(federation.directory), pytest.raises(ValueError, match="is at work; wait for it"):
+        local.up(read_federation(folder / "federation.yaml"))
+
+
+def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederation) -> None:
+    """With the server killed before, silos cannot say goodbye; a run's processes would be found as well."""
+    current = local.find_local()
+    superlink = local.status(current)["superlink"]["pid"]
+    processes.end([p for p in processes.find(federation.directory) if p.pid == superlink], grace=0.0)
+    assert local.leftover() == "trial"
+    assert local.down("trial") >= 4
+    assert processes.find(federation.directory) == [] and local.leftover() == ""
+    assert flower_config().read_text() == OWN_CONFIG
+    assert not (federation.directory / "federation.json").exists()
+    assert (federation.directory / "credentials" / "ca.key").exists()
+    assert local._is_free(current.fleet_port)
+    with pytest.raises(ValueError, match="no federation is up; `silofl up` starts one"):
+        local.find_local()
+    assert local.down("trial") == 0
+
+
+@pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
+def test_down_of_what_is_no_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It says so, names those that there are, and makes no folder."""
+    monkeypatch.setattr(local, "state_root", lambda: tmp_path)
+    (tmp_path / "trial").mkdir()
+    with pytest.raises(ValueError, match=r"there is no federation .* there are: trial"):
+        local.down(name)
+    assert [p.name for p in tmp_path.iterdir()] == ["trial"]
+
+
+def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> None:
+    path = write_file(folder, "north")
+    path.write_text(path.read_text().replace("trial", "broken"))
+    directory = local.state_root() / "broken"
+    made = ensure_credentials(directory / "credentials", silos=["north"], hosts=["localhost"])
+    made.node_key("north").write_text("no key\n")
+    with pytest.raises(local.PartFailedError, match=r"(?s)north ended.*Unable to parse the private key file"):
+        local.up(read_federation(path), say=lambda line: None)
+    assert processes.find(directory) == [] and local.leftover() == ""
+    assert flower_config().read_text() == OWN_CONFIG
+
+
+def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        path = write_file(folder, "north")
+        path.write_text(path.read_text().replace('"trial"', f'"broken", "server": {{"fleet-port": {port}}}'))
+        with pytest.raises(ValueError, match=rf"server.fleet-port: port {port} is in use; choose another"):
+            local.up(read_federation(path), say=lambda line: None)
+
+
+def test_someone_elses_connection_is_not_overwritten(folder: Path) -> None:
+    with pytest.raises(ValueError, match="already has a connection 'elsewhere' that is not this federation's"):
+        write_connection(Connection("elsewhere", f"{LOOPBACK}:1", "/a/ca.crt"))
+    assert flower_config().read_text() == OWN_CONFIG

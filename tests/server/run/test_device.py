@@ -1,0 +1,76 @@
+"""Silos on a device that is not the CPU (``phony``): the CPU's numbers, and what crosses between the two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from phony import DEVICE, phony_device
+from resuming import Crash, crash_after
+from tiny import simulated
+
+import client.app
+import client.silo
+from server.run.history import Row
+from server.run.loop import RoundLoop
+from strategies import strategies
+
+SILOS = 4
+METHODS = sorted(name for name, method in strategies().items() if not method.pooled)  # there one silo trains
+
+
+NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refuses to run
+
+
+def run(**changes: Any) -> RoundLoop:
+    changes |= NEEDS.get(changes["strategy"], {})
+    few: dict[str, Any] = {"fedala.max-epochs": 2, "fedrep.head-epochs": 2, "pfedme.inner-steps": 2}
+    return simulated(silos=SILOS, optimizer="adam", optimizer_state="keep", **few, **changes)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (client.app, client.silo):
+        monkeypatch.setattr(module, "device_of", lambda *_: DEVICE)
+
+
+def figures(federation: RoundLoop) -> list[Row]:
+    return [row for row in federation.history.rows if "seconds" not in row.metric]
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_every_method_gives_the_numbers_of_the_cpu(
+    strategy: str, tiny_bn: None, request: pytest.FixtureRequest
+) -> None:
+    on_cpu = figures(run(strategy=strategy, rounds=3))
+    request.getfixturevalue("on_device")
+    with phony_device():
+        assert figures(run(strategy=strategy, rounds=3)) == on_cpu
+
+
+@pytest.mark.parametrize("strategy", METHODS)
+def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_device: None) -> None:
+    """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
+    crossings = []
+    for rounds, batch_size in ((2, 128), (3, 128), (3, 64)):
+        with phony_device() as crossed:
+            federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
+        crossings.append(crossed)
+    samples = max(card["n_train"] for card in federation.cards.values())
+    third_round = crossings[1] - crossings[0]
+    assert all(scalars <= (samples if way == "in" else SILOS) for way, scalars in third_round)
+    assert third_round["in", samples] and third_round["read", 1]
+    times = [Counter(way for way, _ in crossed.elements()) for crossed in crossings]
+    assert times[1] == times[2]
+
+
+@pytest.mark.parametrize("strategy", ["apple", "fedala", "fedapm", "fedfomo"])
+def test_a_run_goes_on_from_its_files(strategy: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    on_cpu = figures(run(strategy=strategy, rounds=4))
+    request.getfixturevalue("on_device")
+    with phony_device():
+        with pytest.raises(Crash):
+            run(directory=tmp_path, watch=crash_after(2), strategy=strategy, rounds=4)
+        assert figures(run(directory=tmp_path, strategy=strategy, rounds=4, resume=True)) == on_cpu

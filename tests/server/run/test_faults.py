@@ -1,0 +1,290 @@
+"""Silos that fail, send nonsense, or are silent: left out, named, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message
+from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, rows_of, same, train_replies, write_silo
+from torch import Tensor
+
+from models.initial import flat_model
+from server.run.loop import Progress
+from strategies.base.payload import array_record, decode
+from strategies.base.run_settings import parse_settings
+from strategies.base.server import weighted_mean
+
+# ---- Silos that fail -----------------------------------------------------------------------------------------------
+
+
+def with_model(reply: Message, vector: Tensor) -> None:
+    reply.content["model.model"] = array_record({"vector": vector})
+
+
+def change(reply: Message, **values: Any) -> None:
+    for key, value in values.items():
+        reply.content["config"][key] = value
+
+
+def drop(reply: Message, key: str) -> None:
+    del reply.content[key]
+
+
+def raw(reply: Message, data: bytes) -> None:
+    record = ArrayRecord()
+    record["vector"] = Array(dtype="float32", shape=(12,), stype="numpy.ndarray", data=data)
+    reply.content["model.model"] = record
+
+
+FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
+    "NaN": (lambda r: with_model(r, torch.full((12,), math.nan)), "not finite"),
+    "infinity": (lambda r: with_model(r, torch.tensor([math.inf] + [0.0] * 11)), "not finite"),
+    "too short": (lambda r: with_model(r, torch.zeros(11)), r"shape \(11,\)"),
+    "a matrix": (lambda r: with_model(r, torch.zeros(3, 4)), r"shape \(3, 4\)"),
+    "float64": (lambda r: with_model(r, torch.zeros(12, dtype=torch.float64)), "float64"),
+    "exploding": (lambda r: with_model(r, torch.full((12,), 1e9)), "exploded"),
+    "another round": (lambda r: change(r, round=1), "for round 1, not of c for 2"),
+    "another silo": (lambda r: change(r, silo="a"), "a reply of a"),
+    "no model": (lambda r: drop(r, "model.model"), "does not carry it"),
+    "an empty manifest": (lambda r: change(r, manifest="[]"), "lacks model"),
+    "no JSON": (lambda r: change(r, manifest="{"), "manifest is no JSON"),
+    "no config": (lambda r: drop(r, "config"), "config"),
+    "no metrics": (lambda r: drop(r, "metrics"), "metrics"),
+    "no bytes": (lambda r: raw(r, b""), "model 'model': its bytes are no array of float32"),
+    "other bytes": (lambda r: raw(r, b"PK not an array"), "its bytes are no array of float32"),
+    "an unknown format": (
+        lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "f7"}]'),
+        "its bytes are no array of f7",
+    ),
+    "a format that does not fit": (
+        lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "float16"}]'),
+        r"shape \(24,\), not float32 of \(12,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_reply_is_left_out_and_named(three: Files, fault: str) -> None:
+    """c's reply of round 2 is spoilt. The aggregate of round 2 is that of a and b, the run goes on, round 3 has c."""
+    spoil, reason = FAULTS[fault]
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("c", 2):
+            spoil(reply)
+        return reply
+
+    seen: list[Progress] = []
+    run = federate(
+        three, strategy="fedavg", rounds=3, prepare=lambda grid: setattr(grid, "after", after), watch=seen.append
+    )
+    assert [sorted(p.rejected) for p in seen] == [[], ["c"], []]
+    assert re.search(reason, seen[1].rejected["c"]), seen[1].rejected["c"]
+    assert "\n" not in seen[1].rejected["c"]
+    named = [(r.round, r.silo, r.value) for r in run.rows if r.metric == "rejected"]
+    assert named == [(2, "c", 1.0)]
+    sent = {key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid) if key[0] != "c"}
+    expected = weighted_mean([sent["a", 2], sent["b", 2]], [6, 10])
+    assert same(run.sent_to("a", 3)["global"].vector, expected)
+
+
+NUMBERS: dict[str, tuple[str, dict[str, Any], str]] = {  # what the reply's numbers become; None: dropped
+    "no sensitivities": ("player-fl", {"sensitivity": None}, r"'sensitivity' is None, not 1 finite numbers"),
+    "too few": ("player-fl", {"sensitivity": []}, "not 1 finite numbers"),
+    "not finite": ("player-fl", {"sensitivity": [math.nan]}, "not 1 finite numbers"),
+    "text for numbers": ("player-fl", {"sensitivity": ["x"]}, "not 1 finite numbers"),
+    "no JSON": ("fedfomo", {"weights": "{"}, r"'weights' is '\{', not finite numbers"),
+    "no object": ("fedfomo", {"weights": "[1]"}, "not finite numbers"),
+    "no numbers": ("fedfomo", {"weights": '{"a": "x"}'}, "not finite numbers"),
+    "an infinite one": ("fedfomo", {"weights": '{"a": Infinity}'}, "not finite numbers"),
+    "a negative one": ("fedfomo", {"weights": '{"a": -1}'}, "not finite numbers"),
+    "a number for text": ("fedfomo", {"weights": 3}, "not finite numbers"),
+    "no list of names": ("apple", {"wanted": "a"}, "not a list of silos"),
+    "numbers for names": ("apple", {"wanted": [1]}, "not a list of silos"),
+}
+
+
+@pytest.mark.parametrize("fault", NUMBERS)
+def test_a_methods_own_numbers_are_checked(three: Files, fault: str) -> None:
+    """c's reply of round 1 is spoilt: it is left out with one line, the run goes on, and round 2 has it."""
+    method, numbers, reason = NUMBERS[fault]
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("c", 1):
+            for key, value in numbers.items():
+                if value is None:
+                    del reply.content["config"][f"number.{key}"]
+                else:
+                    change(reply, **{f"number.{key}": value})
+        return reply
+
+    seen: list[Progress] = []
+    federate(three, strategy=method, rounds=2, prepare=lambda g: setattr(g, "after", after), watch=seen.append)
+    assert [sorted(p.rejected) for p in seen] == [["c"], []]
+    assert re.search(reason, seen[0].rejected["c"]), seen[0].rejected["c"]
+    assert "\n" not in seen[0].rejected["c"]
+
+
+def test_a_reply_without_the_statistics_is_left_out(three: Files, tiny_bn: None) -> None:
+    """BatchNorm's, which travel with the model; also where the first silo lacks them."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if (silo, round_of(message)) == ("a", 1):
+            manifest = json.loads(str(reply.content["config"]["manifest"]))
+            change(reply, manifest=json.dumps([m for m in manifest if m["name"] != "buffers"]))
+        return reply
+
+    seen: list[Progress] = []
+    federate(
+        three,
+        strategy="fedavg",
+        model="tiny-bn",
+        rounds=2,
+        prepare=lambda g: setattr(g, "after", after),
+        watch=seen.append,
+    )
+    assert [p.rejected for p in seen] == [{"a": "the reply lacks buffers"}, {}]
+
+
+def test_a_silo_that_raises_is_left_out_with_its_reason(three: Files) -> None:
+    def before(silo: str, message: Message, context: Context) -> None:
+        if (silo, round_of(message)) == ("b", 2):
+            context.node_config["data"] = "/nowhere/b.npz"
+        elif silo == "b":
+            context.node_config["data"] = str(three["b"])
+
+    seen: list[Progress] = []
+    run = federate(
+        three, strategy="fedavg", rounds=3, prepare=lambda g: setattr(g, "before", before), watch=seen.append
+    )
+    assert "/nowhere/b.npz" in seen[1].rejected["b"]
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
+    assert {r.round for r in run.rows if r.silo == "b" and r.split == "test"} == {1, 3, 4}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_on_without_a_silo(three: Files, method: str) -> None:
+    """b is away in rounds 1 and 3 of 4 and c in round 2: all come back, and only they are named."""
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {("b", 1), ("c", 2), ("b", 3)}
+
+    run = federate(three, strategy=method, rounds=4, prepare=prepare)
+    named = [(r.round, r.silo) for r in run.rows if r.metric == "rejected"]
+    assert named == [(1, "b"), (2, "c"), (3, "b")]
+    closing = {r.silo for r in run.rows if r.round == 5 and r.metric == "accuracy"}
+    assert closing == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_when_all_fail_the_run_stops_with_one_line(two: Files, method: str) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {("a", 2), ("b", 2)}
+
+    with pytest.raises(RuntimeError) as caught:
+        federate(two, strategy=method, rounds=3, prepare=prepare)
+    text = str(caught.value)
+    assert text == "round 2: no silo sent a usable update (a: the power is out; b: the power is out)"
+
+
+def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
+    """The last exchange trains nothing, but a silo whose metrics are missing there must be seen."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        return Message(Error(1, "disk gone"), reply_to=message) if (silo, round_of(message)) == ("b", 3) else reply
+
+    run = federate(two, strategy="fedavg", rounds=2, prepare=lambda grid: setattr(grid, "after", after))
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(3, "b")]
+    assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
+
+
+def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three: Files) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {("c", 2)}
+
+    run = federate(three, strategy="fedavg", rounds=2, prepare=prepare)
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
+
+
+def test_a_silent_silo_is_named_when_the_time_is_up(three: Files) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        grid.silent = {("c", 2)}
+
+    seen: list[Progress] = []
+    run = federate(three, strategy="fedavg", rounds=3, round_timeout=0.05, prepare=prepare, watch=seen.append)
+    assert seen[1].rejected == {"c": "no reply within 0.05 s"}
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "c")]
+
+
+@pytest.mark.parametrize("quorum, stops", [(0, False), (2, False), (3, True)])
+def test_the_quorum(three: Files, quorum: int, stops: bool) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        grid.absent = {("c", 2)}
+
+    def go() -> Any:
+        return federate(three, strategy="fedavg", rounds=3, min_silos=quorum, prepare=prepare)
+
+    if not stops:
+        assert len(go().values("round_seconds")) == 4
+        return
+    with pytest.raises(RuntimeError, match=r"round 2: 2 usable updates, min-silos = 3 \(c: the power is out\)"):
+        go()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apple"])
+def test_what_a_failed_silo_froze_is_thawed_for_the_next(three: Files, method: str) -> None:
+    """The silos of a process share one network; here the one before has always left it frozen."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if message.metadata.message_type == "train":
+                name, options = parse_settings(context.run_config).model_for((3,))
+                flat_model(name, (3,), 3, options, "cpu").freeze(slice(0, 12))
+
+        grid.before = before
+
+    frozen, plain = (federate(three, strategy=method, rounds=2, prepare=p) for p in (prepare, None))
+    assert comparable(frozen.rows) == comparable(plain.rows)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: Path, method: str) -> None:
+    """In round 2 silo c trains on rows of size 1e30 with all labels wrong, and overflows.
+
+    Its state stays that of round 1, finite; in round 3, with its own rows again, it is back.
+    """
+    x, y = rows_of(three["c"])
+    huge = write_silo(tmp_path / "huge.npz", x * 1e30, ((y + 1) % 3).tolist(), classes=3)
+    states: dict[int, dict[str, Tensor]] = {}
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if silo == "c":
+                context.node_config["data"] = str(huge if round_of(message) == 2 else three["c"])
+                if "arrays" in context.state:
+                    states[round_of(message)] = grid.state("c").arrays
+
+        grid.before = before
+
+    seen: list[Progress] = []
+    federate(
+        three,
+        strategy=method,
+        rounds=3,
+        local_epochs=5,
+        evaluate_every=0,
+        prepare=prepare,
+        watch=seen.append,
+        fedala__max_epochs=2,
+    )
+    assert [p.rejected for p in seen] == [{}, {"c": "the local training diverged (a lower learning-rate may help)"}, {}]
+    assert states[2].keys() == states[3].keys()
+    for name, array in states[3].items():
+        assert same(array, states[2][name])
+        assert bool(torch.isfinite(array).all())

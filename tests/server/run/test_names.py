@@ -1,0 +1,170 @@
+"""A name belongs to a key: an impostor under another hospital's name is refused and named, and the others go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Message, RecordDict
+from resuming import crash_after, interrupted
+from tiny import Files, TinyGrid, comparable, federate, rows_of, same, write_silo
+
+from client.site.keys import fingerprint
+from server.run.engine import flower_identity
+from strategies.base.settings import UserError
+
+# Methods whose server keeps a model per silo: these took an impostor's for the absent hospital's and gave it that one.
+KEEP_MODELS = ["fedamp", "heurfedamp", "diversifed", "fedfomo"]
+Keys = Mapping[str, tuple[str, str]]  # what each silo's node is registered as, and its key
+
+
+def pem(word: str) -> bytes:
+    return f"-----BEGIN PUBLIC KEY-----\n{(word * 8)[:8]}\n-----END PUBLIC KEY-----\n".encode()
+
+
+def registered(keys: Keys, names: Mapping[str, str] | None = None) -> Callable[[TinyGrid], None]:
+    """For ``prepare``: a SuperLink's table. Files are called as silos are registered; ``names`` is what they say."""
+
+    def prepare(grid: TinyGrid) -> None:
+        nodes: list[Any] = []
+        for number, context in grid.contexts.items():
+            own = str(context.node_config["name"])
+            name, key = keys[own]
+            context.node_config["name"] = (names or {}).get(own, own)
+            nodes.append(SimpleNamespace(node_id=number, name=name, public_key=pem(key) if key else b""))
+        grid.get_nodes = lambda: nodes  # type: ignore[method-assign]
+
+    return prepare
+
+
+def own_keys(*names: str) -> Keys:
+    return {name: (name, f"key{name}") for name in names}
+
+
+@pytest.fixture
+def intruder(three: Files, tmp_path: Path) -> Files:
+    """a and c, and x, who is registered as x with a key and data of its own."""
+    x, y = rows_of(three["b"])
+    return {"a": three["a"], "c": three["c"], "x": write_silo(tmp_path / "x.npz", 3 * x, list(y[::-1]), 3)}
+
+
+@pytest.mark.parametrize("method", KEEP_MODELS)
+def test_an_impostor_does_not_take_an_absent_hospitals_place(
+    three: Files, intruder: Files, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three rounds of a, b, c; then b is away and x says that it is b. It gets no message, and its word counts nothing:
+    the run is what it is where b is just away.
+    """
+    options = {"strategy": method, "rounds": 3}
+    keys = own_keys(*"abcx")
+    for place in ("attacked", "away"):
+        interrupted(three, tmp_path / place, watch=crash_after(2), prepare=registered(keys), **options)
+    again: dict[str, Any] = {**options, "resume": True, "min_silos": 2, "round_timeout": 0.1, "silos": 3}
+    attack = registered(keys, {"x": "b"})
+    attacked = federate(intruder, directory=tmp_path / "attacked", prepare=attack, **again)
+    x = next(n for n, c in attacked.grid.contexts.items() if str(c.node_config["data"]).endswith("x.npz"))
+    assert [m.metadata.message_type for m, _ in attacked.grid.traffic if m.metadata.dst_node_id == x] == ["query"]
+    assert "calls itself b, and its key is registered as x" in caplog.text
+    told = [json.loads(line) for line in (tmp_path / "attacked" / "progress.jsonl").read_text().splitlines()]
+    assert [e["message"] for e in told if e["event"] == "refused"] == [
+        f"node {x} calls itself b, and its key is registered as x"
+    ]
+    assert {(r.round, r.silo) for r in attacked.rows if r.metric == "rejected"} == {(3, "b"), (4, "b")}
+
+    here = {name: three[name] for name in "ac"}
+    away = federate(here, directory=tmp_path / "away", prepare=registered(keys), **again)
+    assert comparable(attacked.rows) == comparable(away.rows)
+    for name, array in away.strategy.state.arrays.items():
+        assert same(array, attacked.strategy.state.arrays[name])
+
+
+def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Files) -> None:
+    """Before, two silos of one name ended the run."""
+    keys = own_keys(*"abcx")
+    files = {**three, "x": intruder["x"]}
+    run = federate(files, strategy="fedavg", rounds=1, silos=3, prepare=registered(keys, {"x": "b"}))
+    assert list(run.strategy.silos) == ["a", "b", "c"] and run.federation.cards["b"]["n_train"] == len(
+        rows_of(three["b"])[0]
+    )
+    assert not [r for r in run.rows if r.metric == "rejected"]
+
+
+def test_an_impostor_is_no_silo_that_is_waited_for(intruder: Files) -> None:
+    with pytest.raises(RuntimeError, match=r"here are 2: a, c; refused: node 3 calls itself b, and its key is regis"):
+        federate(
+            intruder, strategy="fedavg", rounds=1, round_timeout=0.1, prepare=registered(own_keys(*"acx"), {"x": "b"})
+        )
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"b": ("b", "another")}, "node 2 calls itself b, whose key was another one when this run began"),
+        ({"b": ("", "keyb")}, "node 2 calls itself b, and its key is registered without a name: remove it and"),
+        (
+            {"a": ("", "keya"), "b": ("", "keyb"), "c": ("", "keyc")},
+            "refused: node 1 calls itself a, and its key is registered without",
+        ),
+    ],
+)
+def test_a_resumed_run_remembers_its_silos_keys(three: Files, tmp_path: Path, keys: Keys, reason: str) -> None:
+    """Across a restart of everything: the name is registered again, but with another key, or no longer at all."""
+    options = {"strategy": "fedamp", "rounds": 3, "directory": tmp_path / "run"}
+    federate(three, **{**options, "rounds": 1}, prepare=registered(own_keys(*"abc")))
+    again: dict[str, Any] = {**options, "resume": True, "round_timeout": 0.1}
+    with pytest.raises(RuntimeError, match=reason):
+        federate(three, **again, prepare=registered({**own_keys(*"abc"), **keys}))
+    run = federate(three, **again, prepare=registered(own_keys(*"abc")))
+    assert run.federation.keys == {name: fingerprint(pem(f"key{name}")) for name in "abc"}
+
+
+def test_a_silo_that_was_away_keeps_its_key(three: Files, tmp_path: Path) -> None:
+    """Two resumes: in the first b is away, in the second another key is registered under its name."""
+    options: dict[str, Any] = {"strategy": "fedamp", "directory": tmp_path / "run", "round_timeout": 0.1, "silos": 3}
+    federate(three, **options, rounds=1, prepare=registered(own_keys(*"abc")))
+    here = {name: three[name] for name in "ac"}
+    federate(here, **options, rounds=2, resume=True, min_silos=2, prepare=registered(own_keys(*"ac")))
+    other = registered({**own_keys(*"ac"), "b": ("b", "another")})
+    run = federate(three, **options, rounds=3, resume=True, min_silos=2, prepare=other)
+    assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} >= {(3, "b")}
+
+
+def test_runs_of_the_version_before_and_simulations_know_no_keys(
+    three: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is registered in a simulation; where only keys are, without names, that is said."""
+    run = federate(three, strategy="fedavg", rounds=1, directory=tmp_path / "run")
+    assert run.federation.keys == {} and "registered" not in caplog.text
+    with_keys = registered(own_keys(*"abc"))
+    resumed = federate(three, strategy="fedavg", rounds=2, directory=tmp_path / "run", resume=True, prepare=with_keys)
+    assert sorted(resumed.federation.keys) == ["a", "b", "c"]
+    unnamed = registered({name: ("", f"key{name}") for name in "abc"})
+    assert federate(three, strategy="fedavg", rounds=1, prepare=unnamed).federation.keys == {}
+    assert "registered without names" in caplog.text
+
+
+def test_two_silos_of_one_name_where_none_is_registered(three: Files) -> None:
+    same_name = registered(dict.fromkeys("abc", ("", "")), {"c": "b"})
+    with pytest.raises(UserError, match="two silos are called 'b'"):
+        federate(three, strategy="fedavg", rounds=1, prepare=same_name)
+
+
+def test_no_message_has_an_id_that_another_silo_could_work_out(three: Files) -> None:
+    """The id is a hash of the message, and every silo gets the same: what differs is drawn at random."""
+    run = federate(three, strategy="fedavg", rounds=2)
+    words = [message.metadata.group_id for message, _ in run.grid.traffic]
+    assert len(set(words)) == len(words) and all(len(word) == 32 for word in words)
+    with flower_identity():
+        one, two = (Message(RecordDict(), dst_node_id=5, message_type="train", group_id=word) for word in words[:2])
+    two.metadata.__dict__["_created_at"] = one.metadata.created_at
+    assert one.object_id != two.object_id
+
+
+def test_a_fingerprint_is_the_keys_not_the_files() -> None:
+    key = b"-----BEGIN PUBLIC KEY-----\nTUlJ\nQ2dL\n-----END PUBLIC KEY-----\n"
+    assert fingerprint(key) == fingerprint(key.replace(b"\n", b"\r\n")) == fingerprint(key.strip())
+    assert fingerprint(key) == fingerprint(key.replace(b"TUlJ\nQ2dL", b"TUlJQ2dL")) != fingerprint(pem("other"))

@@ -1,0 +1,239 @@
+"""A run that was interrupted and resumed equals one that was not, bit for bit, for every method.
+
+The resumed run has a fresh engine: a new grid, new contexts, no network left over; all it has are the files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
+from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, same
+
+from server.run.loop import RoundLoop
+from strategies.base.settings import UserError
+from strategies.base.silo import MODEL_OF
+from strategies.base.state import State
+
+OPTIONS: dict[str, Any] = {
+    "batch_size": 4,
+    "local_epochs": 2,
+    "learning_rate": 0.2,
+    "momentum": 0.9,
+    "optimizer_state": "keep",
+    "apple.max-downloads": 1,
+    "apple.dr-learning-rate": 0.1,
+    "apple.mu": 1.0,
+    "apple.prox-share": 1.0,
+    "fedala.max-epochs": 4,
+    "fedala.window": 2,
+}
+
+
+@pytest.mark.parametrize("model", ["mlp", "tiny-bn"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_rounds_and_two_more_are_four(three: Files, tmp_path: Path, method: str, model: str, tiny_bn: None) -> None:
+    options = {**OPTIONS, "strategy": method, "rounds": 4, "model": model}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 3, 4, 5}
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_crash_between_the_silos_save_and_the_servers(
+    three: Files, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All silos hold round 3, the server's checkpoint is of round 2: round 3 is done again from the silos' round 2."""
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    save = RoundLoop.save
+
+    def failing(self: RoundLoop, strategy: Any, server_round: int) -> None:
+        if server_round == 3:
+            raise Crash
+        save(self, strategy, server_round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundLoop, "save", failing)
+        interrupted(three, tmp_path / "parts", **options)
+    ahead = [p.name for p in (tmp_path / "parts").rglob("a/round-*")]
+    assert sorted(ahead) == ["round-000002.safetensors", "round-000003.safetensors"]
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 3, 4, 5}
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_crash_in_the_middle_of_a_round(three: Files, tmp_path: Path, method: str) -> None:
+    """a has saved round 3, b and c have not; the silos keep their state in files only."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if silo == "b" and round_of(message) == 3:
+                raise Crash
+
+        grid.before = before
+
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+    whole = federate(three, directory=tmp_path / "whole" / "run", state_dir=tmp_path / "whole" / "silos", **options)
+    parts = {"directory": tmp_path / "parts" / "run", "state_dir": tmp_path / "parts" / "silos"}
+    with pytest.raises(Crash):
+        federate(three, prepare=prepare, **parts, **options)
+    resumed = federate(three, resume=True, **parts, **options)
+    assert comparable(resumed.rows) == comparable(whole.rows)
+    kept = [personal_models(tmp_path / d / "silos") for d in ("whole", "parts")]
+    for silo in three:
+        assert all(same(kept[0][silo][k], kept[1][silo][k]) for k in kept[0][silo])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resume_with_changing_participants(three: Files, tmp_path: Path, method: str) -> None:
+    options = {**OPTIONS, "strategy": method, "rounds": 5, "participation": 0.7}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(3), **options)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("method", ["fedala", "apple"])
+def test_resume_from_a_checkpoint_of_every_other_round(three: Files, tmp_path: Path, method: str) -> None:
+    """Stopped after round 5 of 6 with checkpoints at 2 and 4: rounds 5 and 6 are done (again) from round 4.
+
+    Where the state is in files only, the silos' round 5 must not have pushed their round 4 out.
+    """
+    options = {**OPTIONS, "strategy": method, "rounds": 6, "checkpoint_every": 2}
+    whole = federate(three, directory=tmp_path / "whole", state_dir=tmp_path / "ws", **options)
+    interrupted(three, tmp_path / "parts", state_dir=tmp_path / "ps", watch=crash_after(5), **options)
+    resumed = federate(three, directory=tmp_path / "parts", state_dir=tmp_path / "ps", resume=True, **options)
+    assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 5, 6, 7}
+    assert comparable(resumed.rows) == comparable(whole.rows)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedala", "local"])
+def test_more_rounds_than_were_asked_for_first(three: Files, tmp_path: Path, method: str) -> None:
+    """A finished run of 2 rounds goes on to 4; its closing evaluation is replaced by round 3.
+
+    (Not APPLE: its λ depends on the number of rounds from the start.)
+    """
+    options = {**OPTIONS, "strategy": method}
+    whole = federate(three, directory=tmp_path / "whole", rounds=4, **options)
+    federate(three, directory=tmp_path / "parts", rounds=2, **options)
+    resumed = federate(three, directory=tmp_path / "parts", rounds=4, resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+def test_dropout_after_a_resume(three: Files, tmp_path: Path) -> None:
+    options = {"strategy": "fedala", "rounds": 4, "mlp.hidden": "6", "mlp.dropout": 0.5, "fedala.max-epochs": 3}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    torch.rand(5)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
+
+
+def test_a_finished_run_resumed_changes_nothing(three: Files, tmp_path: Path) -> None:
+    whole = federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
+    again = federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True)
+    assert {round_of(m) for m, _ in again.grid.traffic} == {0, 3}
+    assert comparable(again.rows) == comparable(whole.rows)
+
+
+def test_without_resume_a_directory_is_not_touched(three: Files, tmp_path: Path) -> None:
+    federate(three, directory=tmp_path / "run", strategy="local", rounds=2)
+    before = (tmp_path / "run" / "history.csv").read_bytes()
+    with pytest.raises(UserError, match="holds another run"):
+        federate(three, directory=tmp_path / "run", strategy="local", rounds=2)
+    assert (tmp_path / "run" / "history.csv").read_bytes() == before
+
+
+def test_other_settings_are_another_run(three: Files, tmp_path: Path) -> None:
+    federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=2)
+    with pytest.raises(UserError, match=r"was run with learning-rate = 1\.0, not 0\.5"):
+        federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=4, learning_rate=0.5, resume=True)
+    with pytest.raises(UserError, match="holds no run to resume"):
+        federate(three, directory=tmp_path / "none", strategy="fedavg", rounds=2, resume=True)
+
+
+def test_other_silos_are_refused(three: Files, tmp_path: Path) -> None:
+    federate(three, directory=tmp_path / "run", strategy="fedavg", rounds=1)
+    renamed = dict(zip("abx", three.values(), strict=True))
+    with pytest.raises(UserError, match="is of the silos a, b, c; here are a, b, x"):
+        federate(renamed, directory=tmp_path / "run", strategy="fedavg", rounds=2, resume=True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: str) -> None:
+    """After round 2 the server is started anew and c is away: as if it had failed in rounds 3 and 4.
+
+    It is named in every round, keeps its share in what the method knows of it, and is in the summary's silos; without
+    ``min-silos`` the run is refused.
+    """
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+
+    def without_c(grid: TinyGrid) -> None:
+        nodes = list(grid.contexts)
+        grid.get_node_ids = lambda: nodes[:2]  # type: ignore[method-assign]
+
+    def fails(grid: TinyGrid) -> None:
+        grid.absent = {("c", 3), ("c", 4)}
+
+    whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    again = {**options, "directory": tmp_path / "parts", "resume": True, "round_timeout": 0.1, "prepare": without_c}
+    resumed = federate(three, min_silos=2, **again)
+    rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
+    assert rejected == [(3, "c"), (4, "c"), (5, "c")]
+    assert list(resumed.federation.cards) == ["a", "b", "c"]
+    for name, array in whole.strategy.state.arrays.items():
+        assert same(array, resumed.strategy.state.arrays[name])
+    for silo in "ab":
+        assert same(whole.personal(silo), resumed.personal(silo))
+    with pytest.raises(RuntimeError, match="here are 2: a, b"):
+        federate(three, **again)
+
+
+def test_only_the_needed_states_stay_on_disk(three: Files, tmp_path: Path) -> None:
+    federate(three, directory=tmp_path / "run", strategy="local", rounds=5)
+    files = sorted(p.name for p in (tmp_path / "run").rglob("b/*.safetensors"))
+    assert files == ["round-000004.safetensors", "round-000005.safetensors"]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_states_of_another_run_are_not_taken_up(two: Files, tmp_path: Path) -> None:
+    """The same state-dir, run name, method and seed: a run without resume starts from round 1 all the same."""
+    runs = []
+    for name in ("first", "second"):
+        place = {"directory": tmp_path / name / "run", "state_dir": tmp_path / "state"}
+        runs.append(federate(two, strategy="local", rounds=3, **place))
+    assert comparable(runs[0].rows) == comparable(runs[1].rows)
+
+
+def test_a_cut_off_history_is_mended(three: Files, tmp_path: Path) -> None:
+    """A power cut in the middle of a line of history.csv: the line is left out and its round repeated."""
+    options = {"strategy": "fedavg", "rounds": 3}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    file = tmp_path / "parts" / "history.csv"
+    file.write_text(file.read_text() + "fedavg,7,3,a,test,received,accu")
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert comparable(resumed.rows) == comparable(whole.rows)
+
+
+@pytest.mark.parametrize("method", ["apple", "fedamp", "fedfomo", "fedapm"])
+def test_a_checkpoint_of_before_the_prefixes_is_read(three: Files, tmp_path: Path, method: str) -> None:
+    """Format 1 had silos' models under their bare names, and did not say its number."""
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+    whole = federate(three, directory=tmp_path / "whole", **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    file = tmp_path / "parts" / "checkpoint" / f"{method}-7" / "server.safetensors"
+    state = State.load(file)
+    assert state.numbers.pop("format") == 2
+    State({name.removeprefix(MODEL_OF): array for name, array in state.arrays.items()}, state.numbers).save(file)
+    resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
+    assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))

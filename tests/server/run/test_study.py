@@ -1,0 +1,520 @@
+"""A study and what it leaves: config.toml, history.csv, summary.json, progress.jsonl."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.metrics import METRICS
+from server.run.history import HEADER, History, Row, metric_rows
+from server.run.rundir import RunDirectory, flatten, read_toml, toml_text
+from server.run.study import study_config, study_runs
+from server.run.summary import compare, run_summary
+from server.simulate import simulate
+from strategies.base.run_settings import defaults, parse_settings
+
+SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety rows in three columns, three classes."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
+    x[range(90), y] += 1.5
+    path = tmp_path_factory.mktemp("data") / "table.npz"
+    np.savez(path, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    return path
+
+
+def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
+    """Settings of a small study."""
+    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1, "out": str(out)}
+    return {**given, **{k.replace("__", ".").replace("_", "-"): v for k, v in changes.items()}}
+
+
+@pytest.fixture(scope="module")
+def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods with two seeds."""
+    out = tmp_path_factory.mktemp("runs") / "study"
+    return simulate(values(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5), quiet=True)
+
+
+def history_without_seconds(run: Path) -> list[str]:
+    return [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
+
+
+def summary(run: Path) -> list[dict[str, Any]]:
+    return json.loads((run / "summary.json").read_text())["runs"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Studies
+
+
+def test_a_study_is_its_single_runs(study: Path, table: Path, tmp_path: Path) -> None:
+    """Every method with every seed, seed by seed; each gives the rows that it gives alone."""
+    assert [(r["strategy"], r["seed"]) for r in summary(study)] == [
+        (name, seed) for seed in (1, 2) for name in ("local", "fedavg", "apple")
+    ]
+    alone = simulate(values(table, tmp_path / "alone", strategy="apple", seed=2, apple__mu=0.5), quiet=True)
+    rows = history_without_seconds(study)
+    assert [line for line in rows if line.startswith("apple,2,")] == history_without_seconds(alone)[1:]
+    of_seed_1 = [line for line in rows if line.startswith("apple,1,")]
+    assert of_seed_1 and of_seed_1 != [line.replace("apple,2,", "apple,1,") for line in history_without_seconds(alone)]
+    keys = {f"{name}-{seed}" for seed in (1, 2) for name in ("local", "fedavg", "apple")}
+    assert {p.name for p in (study / "checkpoint").iterdir()} == keys
+
+
+def test_config_repeats_the_study(study: Path, tmp_path: Path) -> None:
+    again = simulate({**read_toml(study / "config.toml"), "out": str(tmp_path / "again")}, quiet=True)
+    assert history_without_seconds(again) == history_without_seconds(study)
+    assert (again / "config.toml").read_text() == (study / "config.toml").read_text()
+    assert [without_seconds(r) for r in summary(again)] == [without_seconds(r) for r in summary(study)]
+
+
+def without_seconds(run: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in run.items() if k != "seconds"}
+
+
+def test_config_holds_everything_that_matters(study: Path) -> None:
+    config = flatten(tomllib.loads((study / "config.toml").read_text()))
+    common = {k: v for k, v in defaults().items() if "." not in k and k not in ("out", "resume")}
+    assert set(common) <= set(config)
+    assert (config["strategy"], config["seed"], config["silos"]) == ("local,fedavg,apple", "1,2", 2)
+    assert config["apple.mu"] == 0.5 and config["apple.dr-learning-rate"] == defaults()["apple.dr-learning-rate"]
+    assert not any(key.startswith(("fedprox.", "dirichlet.")) for key in config)  # not of this study
+
+
+def test_toml_of_all_kinds_of_values() -> None:
+    given: dict[str, Any] = {"a": 'quote " and \\ back', "b": True, "c": 1e-05, "d": -3, "e": ""}
+    given |= {"x.y": "µ", "x.z": 1e16, "v.w": 0.1}
+    read = flatten(tomllib.loads(toml_text(given)))
+    assert read == given and {k: type(v) for k, v in read.items()} == {k: type(v) for k, v in given.items()}
+
+
+def test_study_runs_and_config_are_inverse() -> None:
+    runs = study_runs({"strategy": " local , apple ", "seed": "3,1", "apple.mu": "0.25", "rounds": 2})
+    assert [r.run_key for r in runs] == ["local-3", "apple-3", "local-1", "apple-1"]
+    again = study_runs(study_config(runs))
+    assert [r.flat() for r in again] == [r.flat() for r in runs]
+    assert study_config([parse_settings({"seed": 5})])["seed"] == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# History
+
+
+def test_history_format(study: Path) -> None:
+    """Per silo and round: 4 metrics of 2 snapshots on val and test, and the training loss; received again at R + 1."""
+    text = (study / "history.csv").read_text()
+    assert text.startswith("strategy,seed,round,silo,split,snapshot,metric,value,n\n") and text.endswith("\n")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    of_one = [r for r in rows if (r["strategy"], r["seed"]) == ("apple", "1")]
+    metrics = set(METRICS)
+    for silo in ("hospital-01", "hospital-02"):
+        for number in (1, 2, 3, 4):
+            mine = [r for r in of_one if (r["silo"], r["round"]) == (silo, str(number))]
+            found = {(r["split"], r["snapshot"], r["metric"]) for r in mine}
+            assert len(found) == len(mine)
+            received = {(split, "received", m) for split in ("val", "test") for m in metrics}
+            personal = {(split, "personal", m) for split in ("val", "test") for m in metrics} | {
+                ("train", "personal", "loss")
+            }
+            assert found == (received | personal if number < 4 else received)
+    for number in (1, 2, 3, 4):
+        whole = [r for r in of_one if r["round"] == str(number) and not r["silo"]]
+        assert [r["metric"] for r in whole] == ["round_seconds", "bytes_down", "bytes_up"]
+        assert all((r["split"], r["snapshot"], r["n"]) == ("", "", "") for r in whole)
+    assert {r["n"] for r in rows if r["split"] == "test"} == {"15"}  # 30 test samples over two silos
+    for r in rows:
+        assert r["value"] == repr(float(r["value"])), "floats are written by repr, so that they read back the same"
+
+
+def test_byte_counts(study: Path) -> None:
+    """APPLE downloads the core models of all silos and uploads one: Σ = (3 + 1) 64 + (64 + 1) 3 floats of 4 bytes."""
+    sigma = 4 * ((3 + 1) * 64 + (64 + 1) * 3)
+    rows = History(study / "history.csv").rows
+    sent = {(r.strategy, r.round, r.metric): r.value for r in rows if r.seed == 1 and r.metric.startswith("bytes")}
+    for number in (1, 2, 3):
+        assert (sent["local", number, "bytes_down"], sent["local", number, "bytes_up"]) == (0, 0)
+        assert (sent["fedavg", number, "bytes_down"], sent["fedavg", number, "bytes_up"]) == (2 * sigma, 2 * sigma)
+        assert sent["apple", number, "bytes_up"] == 2 * sigma
+    assert (sent["fedavg", 4, "bytes_down"], sent["fedavg", 4, "bytes_up"]) == (2 * sigma, 0)
+    of_fedavg = next(r for r in summary(study) if r["strategy"] == "fedavg")
+    assert (of_fedavg["bytes_down"], of_fedavg["bytes_up"]) == (3 * 2 * sigma, 3 * 2 * sigma)
+
+
+def test_withheld_values_are_empty(table: Path, tmp_path: Path) -> None:
+    """15 test and 5 validation samples per silo, 10 wanted: the validation rows say that they are withheld."""
+    run = simulate(values(table, tmp_path / "run", strategy="fedavg", rounds=1, min_metric_samples=10), quiet=True)
+    lines = [line for line in history_without_seconds(run) if ",val," in line]
+    assert [line for line in lines if "hospital-01" in line] == [
+        "fedavg,42,1,hospital-01,val,personal,accuracy,,5",
+        "fedavg,42,1,hospital-01,val,received,accuracy,,5",
+        "fedavg,42,2,hospital-01,val,received,accuracy,,5",
+    ]
+    [one] = summary(run)
+    assert one["final"]["round"] == 2 and one["final"]["accuracy_mean"] is not None  # without validation: the last
+
+
+def test_metric_rows_by_hand() -> None:
+    metrics = {"personal.test.accuracy": 0.5, "seconds.train": 3.0, "personal.train.loss": 1.0}
+    rows = metric_rows("local", 1, 2, "a", metrics, {"train": 20, "val": 0, "test": 12}, 10)
+    assert [r.cells() for r in rows] == [
+        ["local", "1", "2", "a", "test", "personal", "accuracy", "0.5", "12"],
+        ["local", "1", "2", "a", "train", "personal", "loss", "1.0", "20"],
+    ]
+
+
+def row(round: int, metric: str = "accuracy", value: float = 0.5, silo: str = "a", **changes: Any) -> Row:
+    given = {"strategy": "local", "seed": 1, "split": "test", "snapshot": "personal", "n": 10, **changes}
+    return Row(round=round, metric=metric, value=value, silo=silo, **given)
+
+
+def test_history_reads_what_it_wrote(tmp_path: Path) -> None:
+    rows = [
+        row(1, value=0.1 + 0.2),
+        row(1, value=math.nan, silo="b", n=3),
+        row(1, "bytes_up", 4e9, silo="", split="", snapshot="", n=None),
+        row(2, "loss", math.inf, silo='a "quoted", silo', seed=2),
+    ]
+    History(tmp_path / "history.csv").add(rows)
+    read = History(tmp_path / "history.csv").rows
+    assert [r.cells() for r in read] == [r.cells() for r in rows]
+    assert read[0].value == 0.1 + 0.2 and math.isnan(read[1].value) and read[2].n is None
+
+
+@pytest.mark.parametrize(
+    "line", ["local,1,x,a,test,received,loss,0.5,3", "local,1", "local,1,2,a,test,received,loss,much,3"]
+)
+def test_a_damaged_history_is_one_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text(f"{','.join(HEADER)}\nlocal,1,1,a,test,received,loss,0.5,3\n{line}\n")
+    with pytest.raises(ValueError, match=r"history\.csv, line 3: no row of a history"):
+        History(path)
+
+
+def test_history_forgets_what_is_repeated(tmp_path: Path) -> None:
+    """Only rows of that method, that seed, and later rounds; the file is what is in memory."""
+    history = History(tmp_path / "history.csv")
+    history.add([row(r, strategy=s, seed=n) for s in ("local", "fedavg") for n in (1, 2) for r in (1, 2, 3)])
+    history.forget("fedavg", 2, after=1)
+    left = [(r.strategy, r.seed, r.round) for r in history.rows]
+    assert left == [
+        (s, n, r) for s in ("local", "fedavg") for n in (1, 2) for r in (1, 2, 3) if (s, n) != ("fedavg", 2) or r == 1
+    ]
+    assert [r.cells() for r in History(tmp_path / "history.csv").rows] == [r.cells() for r in history.rows]
+    history.add([row(2, strategy="fedavg", seed=2)])
+    assert len(History(tmp_path / "history.csv").rows) == len(left) + 1
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_history_cut_off_by_a_crash(tmp_path: Path, cut: int) -> None:
+    """A last line without its end is not read, and is gone from the file before anything is added."""
+    path = tmp_path / "history.csv"
+    History(path).add([row(1), row(2), row(3)])
+    path.write_text(path.read_text()[:-cut])
+    history = History(path)
+    assert [r.round for r in history.rows] == [1, 2]
+    history.forget("local", 1, after=2)
+    history.add([row(3, value=0.75)])
+    assert [(r.round, r.value) for r in History(path).rows] == [(1, 0.5), (2, 0.5), (3, 0.75)]
+    assert path.read_text().count("\n") == 4
+
+
+def test_history_cut_off_in_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "history.csv"
+    path.write_text("strategy,se")
+    history = History(path)
+    assert history.rows == []
+    history.forget("local", 1, after=0)
+    assert path.read_text() == ",".join(HEADER) + "\n"
+
+
+def test_resume_after_a_crash_in_mid_line(table: Path, tmp_path: Path) -> None:
+    """Three rounds; the crash left half a line of round 2's history and no later file: the run ends the same."""
+    whole = simulate(values(table, tmp_path / "whole", strategy="fedavg,apple"), quiet=True)
+    broken = simulate(values(table, tmp_path / "broken", strategy="fedavg,apple", rounds=1), quiet=True)
+    with (broken / "history.csv").open("a") as file:
+        file.write("apple,42,2,hospital-01,test,personal,accuracy,0.4")
+    simulate({**values(table, broken, strategy="fedavg,apple"), "resume": True}, quiet=True)
+    assert sorted(history_without_seconds(broken)) == sorted(history_without_seconds(whole))
+    assert [without_seconds(r) for r in summary(broken)] == [without_seconds(r) for r in summary(whole)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Summary
+
+
+def test_summary_has_the_stated_form(study: Path) -> None:
+    runs = summary(study)
+    for run in runs:
+        assert {
+            "strategy",
+            "seed",
+            "rounds",
+            "silos",
+            "bmcta",
+            "bmcta_round",
+            "final",
+            "per_silo",
+            "incentivized_rate",
+            "bytes_down",
+            "bytes_up",
+            "seconds",
+        } <= set(run)
+        assert set(run["threads"]) == {"server", "hospital-01", "hospital-02"} and all(run["threads"].values())
+        assert run["rounds"] == 3 and run["silos"] == ["hospital-01", "hospital-02"] == list(run["per_silo"])
+        assert set(run["final"]) == {
+            "round",
+            "accuracy_mean",
+            "accuracy_weighted",
+            "accuracy_worst",
+            "macro_f1_mean",
+            "auc_mean",
+            "fairness_variance",
+        }
+        assert set(run["seconds"]) == {"total", "train", "communicate", "aggregate"}
+        assert all(isinstance(v, float) and v >= 0 for v in run["seconds"].values())
+        assert type(run["bytes_down"]) is int and type(run["bytes_up"]) is int and type(run["bmcta_round"]) is int
+        for silo in run["per_silo"].values():
+            assert set(silo) == {
+                "n_train",
+                "n_test",
+                "accuracy",
+                "macro_f1",
+                "auc",
+                "gain_over_local",
+                "gain_over_fedavg",
+            }
+            assert type(silo["n_train"]) is int and 0 <= silo["accuracy"] <= 1
+        assert 0 <= run["incentivized_rate"] <= 1
+
+
+def test_gains_are_over_the_same_seed(study: Path) -> None:
+    by_key = {(r["strategy"], r["seed"]): r["per_silo"] for r in summary(study)}
+    for (_, seed), silos in by_key.items():
+        for name, silo in silos.items():
+            for other in ("local", "fedavg"):
+                assert silo[f"gain_over_{other}"] == silo["accuracy"] - by_key[other, seed][name]["accuracy"]
+
+
+def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
+    """Without evaluation there is no accuracy, without local and fedavg no gain over them."""
+    run = simulate(values(table, tmp_path / "run", strategy="apple", evaluate_every=0, rounds=1), quiet=True)
+    [one] = summary(run)
+    assert (one["bmcta"], one["bmcta_round"], one["incentivized_rate"]) == (None, None, None)
+    assert set(one["final"].values()) == {None}
+    assert one["per_silo"]["hospital-01"] == {
+        "n_train": 25,
+        "n_test": 15,
+        "accuracy": None,
+        "macro_f1": None,
+        "auc": None,
+        "gain_over_local": None,
+        "gain_over_fedavg": None,
+    }
+    assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
+
+
+def made_up(strategy: str, tables: dict[tuple[str, str], list[list[float]]], **sizes: int) -> dict[str, Any]:
+    """The summary of a run over silos a, b (30 and 10 test samples) with these values, round by round."""
+    history = History()
+    snapshot = "personal" if strategy != "fedavg" else "received"
+    for (split, metric), rounds in tables.items():
+        for number, pair in enumerate(rounds, start=1):
+            history.add(
+                row(number, metric, value, silo, strategy=strategy, split=split, snapshot=snapshot)
+                for silo, value in zip("ab", pair, strict=True)
+            )
+            # The other snapshot is better throughout, and must not be looked at.
+            other = "received" if snapshot == "personal" else "personal"
+            history.add([row(number, metric, 1.0, "a", strategy=strategy, split=split, snapshot=other)])
+    federation: Any = SimpleNamespace(
+        common=SimpleNamespace(strategy=strategy, seed=1, rounds=len(next(iter(tables.values())))),
+        cards={"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}},
+        total_bytes={"down": 5, "up": 7},
+        seconds={"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5},
+    )
+    return run_summary(history, federation)
+
+
+def test_summary_by_hand() -> None:
+    """Two silos, three rounds; test accuracies (.5, .7), (.9, .7), (.6, .8), validation (.5, .5), (.6, .8), (.9, .7).
+
+    Means on test: .6, .8, .7: bmcta = .8 in round 2. Means on val: .5, .7, .8: the final values are round 3's:
+    mean .7; weighted (30 * .6 + 10 * .8) / 40 = .65; variance ((.6 - .7)² + (.8 - .7)²) / 2 = .01. AUC is known of
+    one silo only in round 3.
+    """
+    nan = math.nan
+    one = made_up(
+        "apple",
+        {
+            ("test", "accuracy"): [[0.5, 0.7], [0.9, 0.7], [0.6, 0.8]],
+            ("val", "accuracy"): [[0.5, 0.5], [0.6, 0.8], [0.9, 0.7]],
+            ("test", "macro_f1"): [[0, 0], [0, 0], [0.2, 0.4]],
+            ("test", "auc"): [[0.9, 0.9], [0.9, 0.9], [0.75, nan]],
+        },
+    )
+    assert one["bmcta"] == pytest.approx(0.8) and one["bmcta_round"] == 2
+    final = {
+        "round": 3,
+        "accuracy_mean": 0.7,
+        "accuracy_weighted": 0.65,
+        "accuracy_worst": 0.6,
+        "macro_f1_mean": 0.3,
+        "auc_mean": 0.75,
+        "fairness_variance": 0.01,
+    }
+    assert one["final"] == pytest.approx(final)
+    assert one["silos"] == ["a", "b"]
+    a = {"n_train": 60, "n_test": 30, "accuracy": 0.6, "macro_f1": 0.2, "auc": 0.75}
+    b = {"n_train": 20, "n_test": 10, "accuracy": 0.8, "macro_f1": 0.4, "auc": None}
+    unknown = {"gain_over_local": None, "gain_over_fedavg": None}
+    assert one["per_silo"] == {"a": a | unknown, "b": b | unknown}
+    assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
+
+
+def test_a_round_is_not_better_for_an_absence() -> None:
+    """b, the weaker one, misses rounds 1, 3 and 4: it counts with its .4 of round 2, before which it has none.
+
+    Means on val: .5, .65, .65, .6: final is round 2, the first of the best. On test .5, .6, .65, .7.
+    """
+    nan = math.nan
+    one = made_up(
+        "apple",
+        {
+            ("test", "accuracy"): [[0.6, nan], [0.8, 0.4], [0.9, nan], [1, nan]],
+            ("val", "accuracy"): [[0.6, nan], [0.9, 0.4], [0.9, nan], [0.8, nan]],
+            ("test", "macro_f1"): [[0.9, nan], [0.5, 0.3], [0.6, nan], [0.6, nan]],
+        },
+    )
+    assert (one["bmcta_round"], one["bmcta"]) == (4, pytest.approx(0.7))
+    assert one["final"]["round"] == 2
+    later = made_up(
+        "apple",
+        {
+            ("test", "accuracy"): [[0.8, 0.4], [0.9, nan]],
+            ("val", "accuracy"): [[0.5, 0.5], [0.9, nan]],
+            ("test", "macro_f1"): [[0.5, 0.3], [0.6, nan]],
+        },
+    )
+    assert later["final"]["round"] == 2
+    assert later["final"]["accuracy_mean"] == pytest.approx(0.65)
+    assert later["final"]["macro_f1_mean"] == pytest.approx(0.45)
+    assert later["per_silo"]["b"]["accuracy"] == 0.4
+
+
+def test_the_first_of_equal_rounds() -> None:
+    equal = [[0.5, 0.5], [0.5, 0.5]]
+    one = made_up("local", {("test", "accuracy"): equal, ("val", "accuracy"): equal})
+    assert (one["bmcta_round"], one["final"]["round"]) == (1, 1)
+
+
+def test_gains_and_incentivised_rate_by_hand() -> None:
+    """Final test accuracies: local (.6, .7), FedAvg (.8, .5), APPLE (.7, .8).
+
+    APPLE over local: (.1, .1); over FedAvg: (-.1, .3). It is better than both in silo b only: rate 1/2. Local and
+    FedAvg are never strictly better than themselves: rate 0.
+    """
+
+    def run(strategy: str, accuracies: Sequence[float]) -> dict[str, Any]:
+        pair = [list(accuracies)]
+        return made_up(strategy, {("test", "accuracy"): pair, ("val", "accuracy"): pair})
+
+    local, fedavg, apple = compare([run("local", (0.6, 0.7)), run("fedavg", (0.8, 0.5)), run("apple", (0.7, 0.8))])
+    assert apple["per_silo"]["a"]["gain_over_local"] == pytest.approx(0.1)
+    assert apple["per_silo"]["b"]["gain_over_local"] == pytest.approx(0.1)
+    assert apple["per_silo"]["a"]["gain_over_fedavg"] == pytest.approx(-0.1)
+    assert apple["per_silo"]["b"]["gain_over_fedavg"] == pytest.approx(0.3)
+    assert (local["incentivized_rate"], fedavg["incentivized_rate"], apple["incentivized_rate"]) == (0, 0, 0.5)
+    # Without FedAvg there is nothing to compare with; another seed's FedAvg does not count.
+    alone = compare([local, {**fedavg, "seed": 2}, apple])[2]
+    assert alone["incentivized_rate"] is None and alone["per_silo"]["a"]["gain_over_fedavg"] is None
+    assert alone["per_silo"]["a"]["gain_over_local"] == pytest.approx(0.1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Progress
+
+
+def progress(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+
+
+def test_progress_events(study: Path) -> None:
+    """One line per round, and one at the end of each run, in the order of the study."""
+    events = progress(study)
+    told = [(e["event"], e["strategy"], e["seed"], e.get("round")) for e in events]
+    assert told == [
+        (event, name, seed, number)
+        for seed in (1, 2)
+        for name in ("local", "fedavg", "apple")
+        for event, number in (("round", 1), ("round", 2), ("round", 3), ("done", None))
+    ]
+    first = events[0]
+    assert set(first) == {
+        "event",
+        "strategy",
+        "seed",
+        "round",
+        "rounds",
+        "silos",
+        "accuracy",
+        "seconds",
+        "bytes",
+        "rejected",
+    }
+    assert (first["rounds"], first["silos"], first["rejected"], first["bytes"]) == (3, 2, {}, 0)
+    assert {e["out"] for e in events if e["event"] == "done"} == {str(study.resolve())}
+    for e in events:
+        if e["event"] == "round" and e["strategy"] == "apple":
+            wanted = (e["round"], "test", "personal", "accuracy")
+            rows = History(study / "history.csv").of("apple", e["seed"])
+            found = [r.value for r in rows if (r.round, r.split, r.snapshot, r.metric) == wanted]
+            assert e["accuracy"] == sum(found) / 2
+
+
+def test_two_processes_do_not_write_one_run_directory(tmp_path: Path) -> None:
+    """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line."""
+    directory = RunDirectory.open(tmp_path / "run", {"rounds": 1}, resume=False)
+    code = f"""
+from pathlib import Path
+from server.run.rundir import RunDirectory
+directory = RunDirectory(Path({str(directory.path)!r}))
+with directory.held():
+    print("held", flush=True)
+    input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None
+        assert other.stdout.readline() == "held\n"
+        refused = "another run is writing to it; silofl stop ends it"
+        with pytest.raises(ValueError, match=refused), directory.held():
+            pass
+        with pytest.raises(ValueError, match=refused):
+            directory.check_free()
+        other.stdin.write("\n")
+    directory.check_free()
+    with directory.held():
+        pass
+
+
+def test_run_directory_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        RunDirectory.open(tmp_path, {"rounds": 1}, resume=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

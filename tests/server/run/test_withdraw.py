@@ -1,0 +1,117 @@
+"""A hospital withdraws: nothing that a run keeps tells of it any more, and the others' things are as they were."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from tiny import Files, federate
+from two_layers import DEEP
+
+from server.cli.main import main
+from server.run.history import History
+from server.run.withdraw import of_silo, withdraw
+from server.simulate import simulate
+from strategies.base.settings import UserError
+from strategies.base.state import State
+
+OWN = ("personal", "best", "core.c")
+KEEPING = ("apple", "diversifed", "fedamp", "fedapm", "fedcac", "fedfomo", "fedpac", "pfedla", "scaffold", "fedavg")
+
+
+def kept(run: Path) -> dict[Path, State]:
+    return {file: State.load(file) for file in run.rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_its_models_leave_the_checkpoints(three: Files, tmp_path: Path, name: str) -> None:
+    """Neither a name nor a number of it: no array of any state is one that the silo has made."""
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3, "directory": run}
+    federate(three, **settings)
+    own = [t for file, s in kept(run).items() if "c" in file.parts for n, t in s.arrays.items() if n in OWN]
+    before = kept(run)
+    assert own
+    withdraw("c", [run])
+    after = kept(run)
+    assert not any("c" in file.parts for file in after)
+    for file, state in after.items():
+        assert not any(of_silo(key, "c", "abc") for key in state.arrays)
+        assert not any(torch.equal(tensor, model) for tensor in state.arrays.values() for model in own)
+        assert all(torch.equal(tensor, before[file].arrays[key]) for key, tensor in state.arrays.items())
+        numbers = {k: v for k, v in state.numbers.items() if k != "withdrawn"}
+        assert '"c"' not in json.dumps(numbers) and '.c"' not in json.dumps(numbers)
+    assert not any(r.silo == "c" for r in History(run / "history.csv").rows)
+    with pytest.raises(UserError, match="c withdrew from this run, which cannot go on"):
+        federate(three, **settings, resume=True)
+    with pytest.raises(UserError, match="keeps anything of c"):
+        withdraw("c", [run])
+
+
+def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a simulation's files: no text names it, the means are the others', the report is made anew without it."""
+    monkeypatch.chdir(tmp_path)
+    values = {"dataset": "breast-cancer", "partition": "iid", "silos": 3, "rounds": 2, "threads": 1}
+    simulate({**values, "strategy": "local,apple", "out": "runs/one"})
+    run = tmp_path / "runs" / "one"
+    assert main(["withdraw", "hospital-02"]) == 0
+    assert "runs/one: apple-42 (" in capsys.readouterr().out
+    texts = [file for file in run.rglob("*") if file.suffix in (".csv", ".json", ".jsonl", ".toml", ".html")]
+    assert {file.name for file in texts} >= {"history.csv", "summary.json", "manifest.json", "progress.jsonl"}
+    assert not any("hospital-02" in file.read_text() for file in texts)
+    assert not list(run.rglob("*hospital-02*"))
+    for entry in json.loads((run / "summary.json").read_text())["runs"]:
+        accuracies = [values["accuracy"] for values in entry["per_silo"].values()]
+        assert entry["silos"] == ["hospital-01", "hospital-03"]
+        assert entry["final"]["accuracy_mean"] == pytest.approx(sum(accuracies) / 2)
+    assert main(["report", str(run)]) == 0
+    assert "hospital-02" not in (run / "report.html").read_text()
+    with (run / "history.csv").open() as file:
+        assert {row["silo"] for row in csv.DictReader(file)} == {"", "hospital-01", "hospital-03"}
+
+
+def test_a_name_within_another_is_not_meant() -> None:
+    names = ["b", "a.b", "clinic"]
+    assert of_silo("model.b", "b", names) and of_silo("b", "b", names)
+    assert not of_silo("model.a.b", "b", names) and of_silo("model.a.b", "a.b", names)
+    assert not of_silo("model.clinic-2", "clinic", names)
+
+
+def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None:
+    from server.run.rundir import RunDirectory
+
+    run = tmp_path / "run"
+    federate(three, strategy="fedavg", rounds=1, directory=run)
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with RunDirectory(run).held(), pytest.raises(ValueError, match="another run is writing to it"):
+        withdraw("a", [run])
+    assert all(file.read_bytes() == content for file, content in before.items())
+
+
+def test_a_silo_that_is_called_like_something_of_ours(three: Files, tmp_path: Path) -> None:
+    """Its name is a method's own key, and a checkpoint's: only what is the silo's goes."""
+    files = {"global": three["a"], "round": three["b"], "c": three["c"]}
+    run = tmp_path / "run"
+    federate(files, strategy="fedamp", rounds=2, directory=run, **DEEP)
+    before = State.load(next(run.rglob("server.safetensors")))
+    withdraw("global", [run])
+    withdraw("round", [run])
+    after = State.load(next(run.rglob("server.safetensors")))
+    assert set(before.arrays) - set(after.arrays) == {"model.global", "model.round"}
+    assert after.numbers["round"] == 2 and after.numbers["silos"] == ["c"]
+    assert after.numbers["withdrawn"] == ["global", "round"]
+
+
+def test_of_the_progress_only_its_lines_go(three: Files, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    federate(three, strategy="fedavg", rounds=2, directory=run)
+    file = run / "progress.jsonl"
+    others = file.read_text() + json.dumps({"event": "refused", "message": "node 1 calls itself a-2"}) + "\n"
+    file.write_text(others + json.dumps({"event": "refused", "message": "node 1 calls itself a, and"}) + "\n")
+    withdraw("a", [run])
+    assert file.read_text() == others

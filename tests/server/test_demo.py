@@ -1,0 +1,106 @@
+"""The demonstration: its data, its outcome, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server import demo
+from server.deploy.federation import read_federation
+from server.report.study import Study
+from server.simulate import simulate
+from strategies.base.settings import values_of
+
+
+def test_data_are_one_file_per_silo_with_enough_to_test(tmp_path: Path) -> None:
+    federation = read_federation(demo.write_federation(tmp_path))
+    assert [s.name for s in federation.silos] == [f"hospital-{i:02d}" for i in range(1, 13)]
+    for silo in federation.silos:
+        assert silo.data is not None and silo.data.is_relative_to(tmp_path)
+        with np.load(silo.data, allow_pickle=False) as data:
+            assert len(data["y_test"]) >= 20
+
+
+def test_most_silos_gain(tmp_path: Path) -> None:
+    """The demonstration's own settings in process, where they give the same numbers as deployed."""
+    values = {
+        **demo.SETTINGS,
+        **values_of(demo.PARTITION, "dirichlet"),
+        "dataset": "digits",
+        "partition": "dirichlet",
+        "silos": demo.SILOS,
+    }
+    study = Study(simulate({**values, "checkpoint-every": 1000, "out": str(tmp_path / "run")}, quiet=True))
+    assert study.best == "apple"
+    gain, _, lose = study.counts("apple", "local")
+    assert gain >= 8 and lose <= 2
+    assert study.mean_gain("apple", "local").interval[0] > 0
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the demonstration does with its federation, instead of doing it."""
+    made: list[str] = []
+
+    def up(federation: Any, *, say: Any) -> None:
+        made.append(f"up {federation.name}")
+
+    def clear(name: str) -> int:
+        made.append(f"clear {name}")
+        return 0
+
+    monkeypatch.setattr(demo.local, "up", up)
+    monkeypatch.setattr(demo.local, "clear", clear)
+    return made
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a silo died"), KeyboardInterrupt()])
+def test_everything_is_stopped_whatever_happens(
+    error: BaseException, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(values: dict[str, object], connection: str) -> None:
+        calls.append(f"run {connection}")
+        raise error
+
+    monkeypatch.setattr(demo.submit, "run", run)
+    with pytest.raises(type(error)):
+        demo.demo(tmp_path)
+    assert calls == [f"{what} silofl-demo" for what in ("clear", "up", "run", "clear")]
+
+
+def test_the_runs_own_config_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A federation of own files has no data set: the setting's default, which config.toml holds, asks for none."""
+    monkeypatch.setattr(demo.submit, "find_local", lambda name: SimpleNamespace(demo=None, file="federation.yaml"))
+    assert demo.submit._own_data("x", {"dataset": "digits", "partition": "dirichlet", "data-dir": ""}) == {}
+    with pytest.raises(ValueError, match=r"dataset = breast-cancer: .*\(each silo's own file\)"):
+        demo.submit._own_data("x", {"dataset": "breast-cancer"})
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    for error, code in ((RuntimeError("a silo died"), 1), (KeyboardInterrupt(), 130)):
+
+        def fail(root: Path, error: BaseException = error) -> Path:
+            raise error
+
+        monkeypatch.setattr(demo, "demo", fail)
+        assert demo.main() == code
+    assert capsys.readouterr().err == "demo: a silo died\ndemo: interrupted\n"
+
+
+def test_an_earlier_demonstration_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    demo.clear(out)
+    out.mkdir()
+    (out / "config.toml").touch()
+    demo.clear(out)
+    assert not out.exists()
+    out.mkdir()
+    (out / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="holds something else"):
+        demo.clear(out)
+    assert (out / "thesis.txt").exists()

@@ -1,0 +1,134 @@
+"""Every command of the README and of docs/, started with nothing: no state, no runs, no data, no ~/.flwr, no home.
+
+A real process each, in an empty directory, with an environment that holds nothing but PATH and HOME. What a command
+cannot do it says in one line, with what to do about it. (``make demo`` itself: ``first_command.py``. What the commands
+do where there is something: the tests of each.)
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SILOFL = str(Path(sys.executable).parent / "silofl")
+NO_FEDERATION = "no federation is up; `silofl up` starts one"
+NO_FILE = "there is no federation.yaml: write one, or name another file"
+
+# Arguments, exit code, and what standard error, or the last line of standard output, says.
+FROM_NOTHING: list[tuple[str, int, str]] = [
+    ("strategies --json", 0, r"\]"),
+    ("simulate --strategy local,fedavg --rounds 1 --silos 2", 0, "runs/"),
+    ("simulate --dataset mnist --data-dir nowhere --rounds 1", 2, "mnist"),
+    ("simulate --silos 2 --set min-silos=3", 2, "min-silos = 3 is more than silos = 2"),
+    ("simulate --config runs/first/config.toml", 2, "there is no configuration file runs/first/config.toml"),
+    ("simulate --data ours.npz", 2, "there is no such file"),
+    ("up", 2, NO_FILE),
+    ("status", 2, NO_FEDERATION),
+    ("status --json", 2, NO_FEDERATION),
+    ("run --strategy local,fedavg,apple --rounds 15", 2, NO_FEDERATION),
+    ("run --connection elsewhere", 2, "there is no connection 'elsewhere'"),
+    ("stop", 2, NO_FEDERATION),
+    ("down", 0, "no federation is up"),
+    ("down --name typo", 2, "there is no federation 'typo' on this machine; there are: none"),
+    ("compose federation.yaml --out docker-compose.yml", 2, NO_FILE),
+    ("credentials", 2, NO_FILE),
+    ("add-silo clinic-13", 2, NO_FILE),
+    ("add-silo --request clinic-13.request", 2, NO_FILE),
+    ("remove-silo clinic-13", 2, NO_FILE),
+    ("request clinic-13", 0, "SHA256:"),
+    ("audit", 2, "name a state directory or a bundle: of the silos that joined from this machine, none has a log"),
+    ("audit clinic-13.tar", 2, "there is no audit log in clinic-13.tar"),
+    ("request --folder clinic-13 clinic-13", 0, "SHA256:"),
+    ("withdraw clinic-13", 2, "no run in runs/ keeps anything of clinic-13"),
+    ("withdraw clinic-13 runs/first", 2, "runs/first holds no run"),
+    ("join clinic-13.tar --data ours.npz", 2, "there is no bundle clinic-13.tar"),
+    ("doctor", 2, NO_FILE),
+    ("policy", 0, "what the server does with a model"),
+    ("policy clinic-13", 2, "clinic-13: No such file or directory; write the policy there"),
+    ("report runs/first", 2, "runs/first holds no run"),
+    ("partition --dataset digits --silos 2 --plot parts.svg --out parts", 0, "parts"),
+    ("import patients.csv --labels well,ill --out ours.npz", 2, "there is no patients.csv"),
+    ("check-data ours.npz", 2, "ours.npz: there is no such file"),
+    ("export runs/first --strategy apple --silo hospital-03 --out own.safetensors", 2, "there is no directory"),
+    ("predict --model own.safetensors --data ours.npz", 2, "there is no model own.safetensors"),
+]
+# Where HOME cannot be written to, with a federation.yaml at hand.
+NO_HOME: list[tuple[str, int, str]] = [
+    ("simulate --strategy local --rounds 1 --silos 2", 0, "runs/"),
+    ("up", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
+    ("status", 2, NO_FEDERATION),
+    ("down", 0, "no federation is up"),
+    ("credentials", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
+    ("add-silo clinic-13", 2, "Flower's configuration .*; FLWR_HOME names another folder|there is no connection"),
+    ("request clinic-13", 2, "Not a directory"),
+    ("compose", 0, "hospital-12-state:"),
+]
+
+
+def silofl(arguments: str | Sequence[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as it is typed; the environment is PATH, and what is given."""
+    words = arguments.split() if isinstance(arguments, str) else list(arguments)
+    return subprocess.run(
+        [SILOFL, *words],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def judge(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = (done.stdout if code == 0 else done.stderr).splitlines()
+    assert re.search(says, lines[-1]), lines
+    if code:
+        assert len(lines) == 1 and lines[0].startswith("silofl "), lines
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), FROM_NOTHING, ids=[c for c, _, _ in FROM_NOTHING])
+def test_a_command_that_starts_with_nothing(arguments: str, code: int, says: str, tmp_path: Path) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    home.mkdir()
+    here.mkdir()
+    judge(silofl(arguments, here, HOME=str(home)), code, says)
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), NO_HOME, ids=[c for c, _, _ in NO_HOME])
+def test_a_home_that_cannot_be_written_to(arguments: str, code: int, says: str, tmp_path: Path) -> None:
+    """Below a file nobody can make a folder, root neither."""
+    (tmp_path / "file").touch()
+    shutil.copy(ROOT / "federation.yaml", tmp_path)
+    judge(silofl(arguments, tmp_path, HOME=str(tmp_path / "file" / "home")), code, says)
+
+
+def test_another_federation_is_left_alone(tmp_path: Path) -> None:
+    """A state folder of another name, and one that is no federation's, neither confuse a command nor go away."""
+    other = tmp_path / ".local/state/silofl/other"
+    (other / "credentials").mkdir(parents=True)
+    (other / "credentials" / "ca.key").write_text("kept")
+    judge(silofl("status", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
+    judge(silofl("run --strategy local", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
+    judge(silofl("down", tmp_path, HOME=str(tmp_path)), 0, "no federation is up")
+    judge(silofl("down --name typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
+    judge(silofl("down --name other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
+    assert (other / "credentials" / "ca.key").read_text() == "kept"
+
+
+def test_every_documented_command_is_among_these() -> None:
+    """A command that a document tells somebody to type is started with nothing here."""
+    typed: set[str] = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+            typed |= set(re.findall(r"^\$ [^#\n]*?\bsilofl ([a-z][a-z-]*)\b", block, re.MULTILINE))
+    assert typed and typed <= {arguments.split()[0] for arguments, _, _ in FROM_NOTHING}

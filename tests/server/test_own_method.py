@@ -1,0 +1,71 @@
+"""A method that lives outside of the package: its class says all that others need to know of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from client.export import export_model
+from server.report.study import Study
+from server.simulate import simulate
+from strategies import strategies
+from strategies.base import server
+from strategies.base.server import PersonalizedStrategy
+from strategies.base.settings import setting
+from strategies.base.silo import SiloClient
+
+
+@pytest.fixture
+def halfway() -> Iterator[type[PersonalizedStrategy]]:
+    """Registers a method by defining it: silos keep the point between the received and their trained model."""
+    strategies()  # the package's own are imported, and stay when this one goes
+    before = dict(server._REGISTRY)
+
+    @dataclass(frozen=True)
+    class HalfwaySettings:
+        """Settings of the test's method."""
+
+        share: float = setting(0.5, "of the way that is gone", symbol="s", minimum=0, maximum=1)
+
+    class HalfwayClient(SiloClient):
+        settings: HalfwaySettings
+
+        def personal(self) -> Tensor:
+            return self.received + self.settings.share * (self.model.vector - self.received)
+
+    class Halfway(PersonalizedStrategy):
+        name = "half-way"
+        spelling = "HalfWay"
+        title = "Halfway home"
+        paper = "A. Nobody, 2026"
+        client = HalfwayClient
+        Settings = HalfwaySettings
+        keeps = ("its half of the way",)
+
+    yield Halfway
+    server._REGISTRY.clear()
+    server._REGISTRY.update(before)
+
+
+def test_it_runs_is_reported_and_exported(halfway: type[PersonalizedStrategy], tmp_path: Path) -> None:
+    values = {"rounds": 2, "silos": 3, "partition": "iid", "threads": 1, "half-way.share": 0.25}
+    out = simulate({**values, "strategy": "local,half-way", "out": str(tmp_path / "run")}, quiet=True)
+    assert "half-way.share = 0.25" in (out / "config.toml").read_text().replace("[half-way]\nshare", "half-way.share")
+    study = Study(out)
+    assert study.methods == ["local", "half-way"] and study.personalised == "half-way"
+    page = (out / "report.html").read_text()
+    assert "HalfWay" in page and "A. Nobody, 2026" in page and "HalfWay: its half of the way" in page
+    card = export_model(out, "hospital-01", "last", tmp_path / "own.safetensors", "half-way", None)
+    assert card["method"] == "half-way"
+    assert json.loads((tmp_path / "own.safetensors.json").read_text())["paper"] == "A. Nobody, 2026"
+
+
+def test_its_mistakes_are_the_users(halfway: type[PersonalizedStrategy], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"half-way.share = 2.0 is out of range: at most 1"):
+        simulate({"strategy": "half-way", "half-way.share": 2, "out": str(tmp_path / "run")}, quiet=True)
+    assert not list(tmp_path.iterdir())
