@@ -74,6 +74,11 @@ INTERNALS = {
         "the loop cannot tell a silo that is gone from one that failed",
     ),
     # The server.
+    "ObjectPushError": Internal(
+        "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
+        "a part of a message did not reach the SuperLink, and goes again",
+        "no run starts",
+    ),
     "ControlHttpClient": Internal("flwr.supercore.control:ControlHttpClient", "the Control API", NO_CONTROL),
     "control_pb2": Internal("flwr.proto.control_pb2", "the Control API's requests", NO_CONTROL),
     "CliClientHttpInterceptor": Internal(
@@ -103,9 +108,14 @@ INTERNALS = {
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
-        "its `time` is replaced: it sleeps 3 s where we want a quarter",
-        "every round takes 3 s more",
+        "its `time` is replaced, for it sleeps 3 s where we want a quarter; its `_push_messages` is wrapped",
+        "every round takes 3 s more; a process that dies without a reply keeps its silo waiting",
     ),
+    "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),
+    "fleet_connection": Internal(
+        "flwr.client.grpc_rere_client.connection", "how long the SuperLink believes it then", "no silo starts"
+    ),
+    "Status": Internal("flwr.common.constant:Status", "whether a message's task is over", "no silo starts"),
     # The doctor.
     "NodeAuthClientInterceptor": Internal(
         "flwr.client.grpc_rere_client.node_auth_client_interceptor:NodeAuthClientInterceptor",
@@ -171,7 +181,8 @@ HABITS = (
         "`test_payload.py`",
     ),
     Habit(
-        "a SuperLink takes a silo that died for present for a minute, and refuses its key until then",
+        "a SuperLink takes a silo that died for present for two of its heartbeats (24 s; of Flower's own SuperNode a "
+        "minute), and refuses its key until then",
         "`client/site/supervisor.py`, `server/deploy/local.py`",
         "a silo that crashed waits too long, or gives up too early",
         "`test_local_federation.py`",

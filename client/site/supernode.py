@@ -1,8 +1,10 @@
-"""`flower-supernode`, except that it asks for messages often while a run is on.
+"""`flower-supernode`, except that it asks for messages often while a run is on, and answers each (`replying.py`).
 
 Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks every 0.5 s for its ClientApp's reply.
 Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
 takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower.
+
+It also says more often that it is alive, so that whoever waits for a silo that is gone knows it within half a minute.
 
 Run by `private.py`, with the arguments of `flower-supernode`; `warm.install` puts it first on a silo's PATH.
 """
@@ -14,11 +16,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from . import replying
 from .flower import internal
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
 BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
+HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
 IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there was no message
 
 
@@ -49,9 +53,12 @@ def main() -> NoReturn:
 
 
 def run_supernode() -> None:
-    """Flower's own entry, with our clock in its loop."""
+    """Flower's own entry, with our clock, heartbeat and way of replying."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.time = Clock()
+    for module in (internal("heartbeat"), internal("fleet_connection")):
+        module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
+    replying.install()
     sys.argv[0] = "flower-supernode"
     entry()
 

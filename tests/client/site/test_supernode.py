@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from flwr.client.grpc_rere_client import connection
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTERVAL
+from flwr.supercore import heartbeat
 from flwr.supernode import start_client_internal
 
 from client.site import supernode
-from client.site.supernode import BUSY_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
+from client.site.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
 from client.site.warm.install import install_shim
 
 
@@ -63,10 +66,15 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
     seen: list[object] = []
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
+    for module in (heartbeat, connection):
+        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_DEFAULT_INTERVAL)
     monkeypatch.setattr(sys, "argv", ["x"])
     monkeypatch.setattr(entry, "flower_supernode", lambda: seen.append(start_client_internal.time))
     supernode.run_supernode()
     assert isinstance(seen[0], Clock) and seen[0].monotonic() > 0
+    assert heartbeat.HEARTBEAT_DEFAULT_INTERVAL == connection.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    assert HEARTBEAT_MIN_INTERVAL <= HEARTBEAT_SECONDS < HEARTBEAT_DEFAULT_INTERVAL
 
 
 @pytest.mark.parametrize(
