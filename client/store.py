@@ -2,7 +2,8 @@
 
 In a simulation: in Flower's ``context.state``. Where the node config names a ``state-dir``: in files, one per round;
 of the rounds that the server saves (``checkpoint-every``) the last two are kept, so that a server that resumes at an
-earlier round finds the state it needs. The in-process engine uses both: memory from round to round, files for resume.
+earlier round finds the state it needs, and the last before this one, so that a message that arrives twice finds what it
+found the first time. The in-process engine uses both: memory from round to round, files for resume.
 Each state carries the id of the run that made it; another run's is not taken up.
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
@@ -84,7 +85,8 @@ class StateStore:
                 left.unlink(missing_ok=True)
             files = states_in(self.folder)
             saved = [f for f in files if f.name.startswith("round-") and _round(f) <= server_round]
-            for old in set(files) - {file, *saved[:KEPT_ROUNDS]}:
+            before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
+            for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
                 old.unlink(missing_ok=True)
 
     def _candidates(self) -> Iterator[State]:

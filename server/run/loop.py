@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from client.site.flower import internal
 from models.initial import flat_model, initial_model
 from models.standardisation import agreed_statistics
 from models.threads import use_threads
+from server.run.exchange import UNREACHABLE, Exchange, Patience
 from server.run.history import History, Row, metric_rows
 from server.run.names import ImpostorError, Names
 from server.run.rundir import RunDirectory
@@ -33,9 +33,6 @@ from strategies.base.settings import UserError
 from strategies.base.silo import model_of
 from strategies.base.state import State
 
-POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two looks for replies
-CODES = internal("ErrorCode")
-UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
 FORMAT = 2  # of the server's checkpoint
 CARD_SECONDS = 300.0  # how long a silo may take over its data card
 
@@ -72,6 +69,8 @@ class RoundLoop:
         self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
         self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
         self.total_bytes = {"down": 0, "up": 0}
+        self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
+        self.waited = settings.common.round_timeout  # seconds that the silos of the last exchange had
 
     def run(self) -> PersonalizedStrategy:
         """All rounds and the closing evaluation. Raises UserError, or RuntimeError with the reason of a failure."""
@@ -80,6 +79,7 @@ class RoundLoop:
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.names = Names(self.keys)
         silos = self.gather()
+        self.nodes = {silo.node_id: silo.name for silo in silos}
         strategy = self.prepare(silos + self.absent(saved))
         strategy.summary()
         done = self.restore(strategy, saved)
@@ -162,7 +162,7 @@ class RoundLoop:
         """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later."""
         content = RecordDict({"config": ConfigRecord({})})
         asked = [Message(content, dst_node_id=n, message_type=MessageType.QUERY, ttl=CARD_SECONDS) for n in nodes]
-        for reply in self.exchange(asked, CARD_SECONDS) if asked else []:
+        for reply in Exchange(self.grid, Patience(CARD_SECONDS)).run(asked) if asked else []:
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 try:
@@ -260,12 +260,13 @@ class RoundLoop:
     # -- a round ------------------------------------------------------------------------------------------------------
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        self.take_back(strategy, server_round)
         started = time.perf_counter()
         c = self.common
         save = server_round % c.checkpoint_every == 0 or server_round == c.rounds
         messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
         sent = time.perf_counter()
-        replies = self.exchange(messages, c.round_timeout)
+        replies = self.exchange(messages)
         received = time.perf_counter()
         strategy.aggregate_train(server_round, replies)
         strategy.aggregate_evaluate(server_round, replies)
@@ -291,6 +292,35 @@ class RoundLoop:
             self.save(strategy, server_round)
         self._tell(strategy, rows, server_round, seconds)
 
+    def take_back(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        """Silos that were away when the run was resumed, and are back, take part from this round on."""
+        away = {name for name, info in strategy.silos.items() if info.node_id == AWAY}
+        if not away:
+            return
+        new = [node for node in self.names.update(self.grid.get_nodes()) if node not in self.nodes]
+        cards: dict[int, dict[str, Any]] = {}
+        faults: dict[int, str] = {}
+        impostors: dict[int, str] = {}
+        self.ask_cards(new, cards, faults, impostors)
+        for node, reason in faults.items():
+            self.note(reason)
+            self.nodes[node] = f"node {node}"
+        for node in impostors:
+            self.nodes[node] = f"node {node}"
+        for node, card in cards.items():
+            name = card["name"]
+            self.nodes[node] = name
+            if name not in away:
+                self.note(f"{name} is here, and is none of this run's silos")
+            elif card["shape"] != self.cards[name]["shape"] or card["classes"] > strategy.extra["classes"]:
+                self.note(f"{name} is back with other data than before, and cannot take part in this run")
+            else:
+                self.cards[name] = card
+                strategy.silos[name] = silo_info(card, node)
+                if key := self.names.key(node):
+                    self.keys[name] = key
+                self.note(f"{name} is back, and takes part from round {server_round} on")
+
     def close(self, strategy: PersonalizedStrategy) -> None:
         """The closing exchange: every silo evaluates what it would start the next round from."""
         started = time.perf_counter()
@@ -298,7 +328,7 @@ class RoundLoop:
             self.common.rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid
         )
         if messages:
-            replies = self.exchange(messages, self.common.round_timeout)
+            replies = self.exchange(messages)
             strategy.aggregate_evaluate(self.common.rounds, replies)
             self._name_the_silent(strategy, messages, replies)
             self.history.add(self.rows(strategy, self.common.rounds + 1, self.metrics(strategy, replies)))
@@ -306,32 +336,26 @@ class RoundLoop:
             self.history.add(self._round_rows(self.common.rounds + 1, seconds, strategy.bytes_down, 0))
             self.seconds["total"] += seconds
 
-    def exchange(self, messages: Sequence[Message], timeout: float) -> list[Message]:
-        """Send all, and collect until all have replied, or the time is up and the quorum is there.
-
-        Without a quorum at the deadline the replies that came are returned all the same; who was silent is named.
-        """
-        # Flower takes a reply from whoever names the message it is to. That name is a hash of the message, in which
-        # this is what nobody else can know.
-        for message in messages:
-            message.metadata.group_id = secrets.token_hex(16)
-        pushed = list(zip(self.grid.push_messages(messages), messages, strict=True))
-        sent = {i: message for i, message in pushed if i}
-        waiting = set(sent)
-        deadline = time.monotonic() + timeout
-        gone = Error(CODES.NODE_UNAVAILABLE, "the server does not know it any more")
-        replies = [Message(gone, reply_to=message) for i, message in pushed if not i]
-        pause = POLL_SECONDS[0]
-        while waiting:
-            arrived = list(self.grid.pull_messages(list(waiting)))
-            replies += [answers(reply, sent) for reply in arrived if reply.metadata.reply_to_message_id in sent]
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            if time.monotonic() > deadline:
-                break
-            pause = POLL_SECONDS[0] if arrived else min(pause * 1.5, POLL_SECONDS[1])
-            if waiting:
-                time.sleep(pause)
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        """Send a round's messages and collect the replies; who is silent is named later."""
+        c = self.common
+        hurried = not any(card["simulated"] for card in self.cards.values())  # no number depends on a simulation's time
+        patience = Patience(
+            c.round_timeout,
+            c.straggler_factor if hurried else 0.0,
+            c.straggler_floor,
+            c.min_silos,
+            c.lost_silo == "resend",
+        )
+        exchange = Exchange(self.grid, patience, self._tell_gone)
+        replies = exchange.run(messages)
+        self.waited = exchange.limit
         return replies
+
+    def _tell_gone(self, node: int) -> None:
+        """In the middle of a round: whoever looks sees at once whom it waits for, or goes on without."""
+        then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
+        self.note(f"{self.nodes.get(node, f'node {node}')} is gone; {then}")
 
     def _name_the_silent(
         self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
@@ -341,7 +365,8 @@ class RoundLoop:
         asked = {m.metadata.dst_node_id for m in messages}
         for name, info in strategy.silos.items():
             if info.node_id in asked - answered:
-                strategy.reject(name, f"no reply within {self.common.round_timeout:g} s")
+                hurried = " (straggler-factor, straggler-floor)" if self.waited < self.common.round_timeout else ""
+                strategy.reject(name, f"no reply within {self.waited:g} s{hurried}")
 
     def _check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Below the quorum the run stops, for its result would be another's."""
@@ -455,10 +480,3 @@ def by_key(state: State) -> dict[str, Tensor]:
     """The server's arrays of a checkpoint; one of before format 2 has silos' models under their bare names."""
     silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
     return {model_of(name) if name in silos else name: array for name, array in state.arrays.items()}
-
-
-def answers(reply: Message, sent: Mapping[str, Message]) -> Message:
-    """The reply as one of the silo that was asked, to what it was asked: the SuperLink signs its own errors itself."""
-    asked = sent[reply.metadata.reply_to_message_id].metadata
-    reply.metadata.__dict__ |= {"_src_node_id": asked.dst_node_id, "_message_type": asked.message_type}
-    return reply

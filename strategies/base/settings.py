@@ -97,6 +97,19 @@ class Common:
         0, "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all, all, one", minimum=0
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
+    straggler_factor: float = setting(
+        20.0,
+        "once the quorum and half of the silos have answered, the others have so many times the median of their time, "
+        "0: all of `round-timeout`; not in a simulation",
+        minimum=0,
+    )
+    straggler_floor: float = setting(300.0, "seconds that a silo has at least, however fast the others are", minimum=0)
+    lost_silo: str = setting(
+        "go-on",
+        "a silo that goes away in a round: go on without it as soon as that is known, or wait for it and send it its "
+        "message once more",
+        choices=("go-on", "resend"),
+    )
     min_metric_samples: int = setting(
         0,
         "metrics over fewer samples stay in the silo, 0: 10 for a silo's own file, 1 for named public data",

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message
 from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, rows_of, same, train_replies, write_silo
 from torch import Tensor
 
+from client.app import app as client_app
 from models.initial import flat_model
 from server.run.loop import Progress
 from strategies.base.payload import array_record, decode
@@ -180,6 +181,28 @@ def test_every_method_goes_on_without_a_silo(three: Files, method: str) -> None:
     assert named == [(1, "b"), (2, "c"), (3, "b")]
     closing = {r.silo for r in run.rows if r.round == 5 and r.metric == "accuracy"}
     assert closing == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_message_that_arrives_twice_changes_nothing(three: Files, tmp_path: Path, method: str) -> None:
+    """Every silo trains twice on every message, from the state that it had before, and of the second reply one hears.
+
+    The server saves every third round only, so between them the silos' states are those that no checkpoint needs.
+    """
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if message.metadata.message_type == "train":
+                client_app(message, context)
+
+        grid.before = before
+
+    options = {"strategy": method, "rounds": 4, "checkpoint_every": 3}
+    once, twice = (
+        federate(three, directory=tmp_path / name / "run", state_dir=tmp_path / name / "state", prepare=p, **options)
+        for name, p in (("once", None), ("twice", prepare))
+    )
+    assert comparable(once.rows) == comparable(twice.rows)
 
 
 @pytest.mark.parametrize("method", METHODS)

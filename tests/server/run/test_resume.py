@@ -12,7 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
-from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, same
+from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, same, write_silo
 
 from server.run.loop import RoundLoop
 from strategies.base.settings import UserError
@@ -196,6 +196,57 @@ def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: s
         assert same(whole.personal(silo), resumed.personal(silo))
     with pytest.raises(RuntimeError, match="here are 2: a, b"):
         federate(three, **again)
+
+
+def away_in_round_three(grid: TinyGrid) -> None:
+    """The third silo is not here until a message of round 3 has been answered."""
+    nodes = list(grid.contexts)
+
+    def here() -> list[int]:
+        return nodes if any(round_of(m) == 3 for m, _ in grid.traffic) else nodes[:2]
+
+    grid.get_node_ids = here  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_silo_that_was_away_rejoins_in_the_next_round(three: Files, tmp_path: Path, method: str) -> None:
+    """c is away when the run is resumed, and back in round 4: as if it had failed in round 3 alone."""
+    options = {**OPTIONS, "strategy": method, "rounds": 4}
+
+    def fails(grid: TinyGrid) -> None:
+        grid.absent = {("c", 3)}
+
+    whole = federate(three, directory=tmp_path / "whole", prepare=fails, **options)
+    interrupted(three, tmp_path / "parts", watch=crash_after(2), **options)
+    again = {**options, "directory": tmp_path / "parts", "resume": True, "min_silos": 2, "round_timeout": 0.1}
+    resumed = federate(three, prepare=away_in_round_three, **again)
+    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [(3, "c")]
+    for name, array in whole.strategy.state.arrays.items():
+        assert same(array, resumed.strategy.state.arrays[name])
+    for silo in "abc":
+        assert same(whole.personal(silo), resumed.personal(silo))
+    assert "c is back, and takes part from round 4 on" in (tmp_path / "parts" / "progress.jsonl").read_text()
+
+
+@pytest.mark.parametrize("rows, says", [(8, ""), (4, "with other data than before")])
+def test_who_comes_back_with_other_data_stays_away(three: Files, tmp_path: Path, rows: int, says: str) -> None:
+    """c has a column more, or another number of rows, which may be."""
+    options = {"strategy": "fedavg", "rounds": 4}
+
+    def prepare(grid: TinyGrid) -> None:
+        away_in_round_three(grid)
+        columns = 4 if says else 3
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randint(0, 9, (rows, columns), generator=generator).tolist()
+        other = write_silo(tmp_path / "other.npz", x, [0, 1, 2, 0] * (rows // 4), classes=3)
+        grid.contexts[3].node_config["data"] = str(other)
+
+    interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
+    again = {**options, "directory": tmp_path / "run", "resume": True, "min_silos": 2, "round_timeout": 0.1}
+    resumed = federate(three, prepare=prepare, **again)
+    rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
+    assert rejected == ([(3, "c"), (4, "c"), (5, "c")] if says else [(3, "c")])
+    assert says in (tmp_path / "run" / "progress.jsonl").read_text()
 
 
 def test_only_the_needed_states_stay_on_disk(three: Files, tmp_path: Path) -> None:

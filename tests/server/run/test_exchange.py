@@ -1,0 +1,163 @@
+"""What happens to a round's messages where silos are slow, go away and come back. The clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from flwr.app import Error, Message, MessageType, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+from server.run import exchange
+from server.run.engine import flower_identity
+from server.run.exchange import CODES, Exchange, Patience
+
+
+class Network(Grid):
+    """Nodes that answer after so many seconds; ``away`` has each one's absences, from second to second.
+
+    As Flower's SuperLink: a message that a node has is lost when it goes away, one to an absent node is answered with
+    an error as soon as somebody asks, and who is back has a new time of activation.
+    """
+
+    def __init__(self, takes: dict[int, float], away: dict[int, tuple[float, float]] | None = None) -> None:
+        self.takes, self.away = takes, away or {}
+        self.now = 0.0
+        self.sent: dict[str, tuple[Message, float]] = {}
+        self.pushes = 0
+        self.faults = 0  # pushes that fail at first
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def is_here(self, node: int) -> bool:
+        gone, back = self.away.get(node, (1e9, 1e9))
+        return not gone <= self.now < back
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node in self.takes if self.is_here(node)]
+
+    def get_nodes(self) -> Iterable[Any]:
+        for node in self.get_node_ids():
+            back = self.away.get(node, (1e9, 1e9))[1]
+            yield NodeInfo(node_id=node, last_activated_at="later" if self.now >= back else "first")
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        if self.faults:
+            self.faults -= 1
+            raise ObjectPushError("object", 1, "session")
+        names = []
+        for message in messages:
+            self.pushes += 1
+            names.append(f"m{self.pushes}")
+            self.sent[names[-1]] = message, self.now
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for name in message_ids:
+            message, pushed = self.sent[name]
+            message.metadata.__dict__["_message_id"] = name
+            node = message.metadata.dst_node_id
+            gone = self.away.get(node, (1e9, 1e9))[0]
+            done = pushed + self.takes[node]
+            if not self.is_here(node):
+                yield Message(Error(CODES.NODE_UNAVAILABLE, "the node is not here"), reply_to=message)
+            elif self.now >= done and not pushed <= gone < done:
+                yield Message(RecordDict(), reply_to=message)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+    create_message = set_run = send_and_receive  # type: ignore[assignment]
+    run = property(lambda self: None)
+
+
+def go(network: Network, patience: Patience, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], list[int]]:
+    """What each node's reply is ("" is content), and who was said to be gone."""
+    monkeypatch.setattr(exchange.time, "sleep", network.sleep)
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
+    gone: list[int] = []
+    with flower_identity():
+        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        replies = Exchange(network, patience, gone.append).run(messages)
+    assert len({r.metadata.src_node_id for r in replies}) == len(replies)
+    assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
+    return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
+
+
+def test_the_time_that_stragglers_have() -> None:
+    """The median of 10, 20 and 30 s is 20 s: five times that is 100 s."""
+    patience = Patience(timeout=1000, factor=5, floor=60)
+    assert patience.limit(asked=6, took=[10, 20]) == 1000  # not half of them yet
+    assert patience.limit(asked=6, took=[10, 20, 30]) == 100
+    assert patience.limit(asked=7, took=[10, 20, 30]) == 1000
+    assert patience.limit(asked=6, took=[1, 2, 3]) == 60  # never less
+    assert Patience(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90  # never more
+    assert Patience(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
+    assert Patience(timeout=1000).limit(6, [10, 20, 30]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("factor", "answered", "until"), [(3, {1, 2, 3}, 60), (9, {1, 2, 3, 4}, 150), (0, {1, 2, 3, 4}, 150)]
+)
+def test_a_straggler_costs_a_multiple_of_the_median(
+    factor: float, answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network({1: 10, 2: 20, 3: 30, 4: 150})
+    replies, gone = go(network, Patience(1000, factor=factor, floor=40), monkeypatch)
+    assert set(replies) == answered and not gone
+    assert network.now == pytest.approx(until, abs=1)
+
+
+def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
+    replies, gone = go(network, Patience(1000), monkeypatch)
+    assert replies == {1: "", 2: "", 3: "the node is not here"}
+    assert gone == [3] and network.now == pytest.approx(30, abs=1)
+
+
+def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
+    replies, gone = go(network, Patience(1000), monkeypatch)
+    assert replies == {1: "", 2: "", 3: "it was gone for a while, and what it was at is lost"}
+    assert gone == [3] and network.now == pytest.approx(30, abs=1)
+
+
+@pytest.mark.parametrize("back", [20.1235, 50.0])
+def test_a_silo_that_is_back_gets_its_message_once_more(back: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
+    replies, gone = go(network, Patience(1000, resend=True), monkeypatch)
+    assert replies == {1: "", 2: "", 3: ""}
+    assert gone == [3] and network.pushes == 4
+    assert network.now == pytest.approx(back + 100, abs=3)
+
+
+def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
+    replies, _ = go(network, Patience(1000, factor=5, floor=60, resend=True), monkeypatch)
+    assert replies == {1: "", 2: "", 3: "the node is not here"}
+    assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
+
+
+def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Flapping(Network):
+        def is_here(self, node: int) -> bool:
+            return node != 2 or not 20 <= self.now % 40 < 30
+
+    network = Flapping({1: 10, 2: 100})
+    replies, gone = go(network, Patience(1000, resend=True), monkeypatch)
+    assert replies == {1: "", 2: "the node is not here"}
+    assert gone == [2, 2] and network.pushes == 3
+
+
+def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network({1: 10, 2: 30})
+    network.faults = 3
+    assert go(network, Patience(1000), monkeypatch)[0] == {1: "", 2: ""}
+    network.faults = 4
+    with pytest.raises(ObjectPushError):
+        go(network, Patience(1000), monkeypatch)
