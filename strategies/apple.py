@@ -22,6 +22,8 @@ from shared seeds, and do not count as downloads.
 
 Sent: M Σ down (N - 1 without a budget), Σ up, and in round 1 the initial cores of all. Kept: server the cores; silo
 p_i, w_i^c, and under a budget the cache. An absent silo's last core stays with the server, and others may download it.
+A silo whose update was not usable gets all cores in the next round, its own too: one that has lost its state starts
+again from that core and p_0.
 
 Paper and code: the regulariser is μ/2 (paper), μ (code): double μ to repeat the code's numbers. Cores start
 independently (both); ``common-init`` starts them from one model, which starts w^p far better. p_i starts at p_0 (code;
@@ -95,7 +97,10 @@ class AppleClient(SiloClient):
         if model_of(name) in self.models and (name != self.silo.name or kept is None):
             return self.models[model_of(name)].vector
         if kept is None:
-            raise ValueError(f"no core model of {name} has ever arrived")
+            raise ValueError(
+                f"the core model of {name} is not kept here: this silo has lost its state, and starts again next round "
+                f"from what the server holds"
+            )
         return kept.to(self.model.device)
 
     def _initial_dr(self) -> Tensor:
@@ -192,8 +197,8 @@ class Apple(PersonalizedStrategy):
         samples = json.dumps({name: info.n_train for name, info in self.silos.items()})
         rounds = self.state.numbers
         names = rounds.get(f"wanted.{silo}") or [n for n in self.silos if n != silo]
-        if f"round.{silo}" not in rounds:
-            names = list(self.silos)  # its first round: its own initial core too
+        if f"round.{silo}" not in rounds or silo in rounds.get("missed", ()):
+            names = list(self.silos)  # its own core too: it has none yet, or may have lost it
         models = {
             model_of(n): Model(self.state.arrays[model_of(n)], n, rounds.get(f"round.{n}", 0), self.silos[n].n_train)
             for n in names
@@ -206,6 +211,7 @@ class Apple(PersonalizedStrategy):
             raise ValueError(f"'wanted' is {wanted!r}, not a list of silos")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
+        self.state.numbers["missed"] = sorted(self.rejected)
         for update in updates:
             self.state.arrays[model_of(update.silo)] = update.vector
             self.state.numbers[f"round.{update.silo}"] = self.round

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message
 from tiny import (
     Files,
     TinyGrid,
@@ -24,6 +26,7 @@ from tiny import (
     gradient,
     initial,
     random_silos,
+    round_of,
     rows_of,
     same,
     settings_of,
@@ -31,6 +34,7 @@ from tiny import (
 from torch import Tensor
 
 from client.silo import open_silo
+from server.run.loop import Progress
 from strategies.apple import AppleClient, loss_schedule
 from strategies.base.metrics_and_cards import allowed_metrics
 from strategies.base.payload import Model, decode
@@ -347,7 +351,7 @@ def test_an_absent_silos_core_stays(three: Files) -> None:
     assert same(before.vector, after.vector)
     assert (before.round, after.round) == (1, 1)
     assert run.sent_to("a", 3)["b"].round == 2
-    assert run.sent_to("c", 3).keys() == {"a", "b"}
+    assert run.sent_to("c", 3).keys() == {"a", "b", "c"}  # its own too: the server cannot know why it was away
     x, y = rows_of(three["c"])
     state = run.grid.state("c").arrays
     p0 = np.array([6, 10, 8]) / 24
@@ -385,6 +389,28 @@ def test_a_lost_first_reply_does_not_cost_the_silo_its_core(three: Files, monkey
     assert same(run.sent_to("c", 2)["c"].vector, run.sent_to("c", 1)["c"].vector)
     assert same(used["c", 2][2], kept[0])
     assert same(used["a", 2][2], run.sent_to("c", 1)["c"].vector)
+
+
+def test_a_silo_that_lost_its_state_starts_again_from_what_the_server_holds(three: Files, tmp_path: Path) -> None:
+    """c's state is gone before round 3: it misses that round, and in round 4 has its core of round 2 and p_0 again."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if (silo, round_of(message)) == ("c", 3):
+                (folder,) = (tmp_path / "state").rglob("c")
+                shutil.rmtree(folder)
+
+        grid.before = before
+
+    place = {"directory": tmp_path / "run", "state_dir": tmp_path / "state"}
+    seen: list[Progress] = []
+    run = federate(three, strategy="apple", rounds=4, prepare=prepare, watch=seen.append, **place)
+    assert [list(progress.rejected) for progress in seen] == [[], [], ["c"], []]
+    assert "this silo has lost its state" in seen[2].rejected["c"]
+    assert run.sent_to("c", 4)["c"].round == 2
+    state = State.load(next((tmp_path / "state").rglob("c/*/round-000004.safetensors")))
+    assert state.numbers["dr_rounds"] == [3, 4]
+    assert same(state.arrays["dr_history"][0], torch.tensor([6.0, 10.0, 8.0]) / 24)
 
 
 # ---- The download budget -------------------------------------------------------------------------------------------
