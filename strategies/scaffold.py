@@ -138,5 +138,5 @@ class Scaffold(ConfirmedStrategy):
         """c_i⁺ - c_i of a silo that sent its model and K alone."""
         x, c = self.state.arrays[GLOBAL], self.state.arrays["control"]
         steps = cast(int, update.numbers["steps"])
-        rate = self.common.learning_rate * self.common.lr_decay ** (self.round - 1)
+        rate = self.common.decayed(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

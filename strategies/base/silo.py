@@ -118,7 +118,7 @@ class SiloClient(NumPyClient):
 
     def decayed(self, rate: float) -> float:
         """A learning rate of the first round, in this one: times lr-decay per round since."""
-        return rate * self.common.lr_decay ** (self.round - 1)
+        return self.common.decayed(rate, self.round)
 
     def learning_rate(self) -> float:
         """η of this round."""
