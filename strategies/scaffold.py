@@ -62,7 +62,9 @@ class ScaffoldClient(ConfirmedClient):
         decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
         own = self.state.arrays.get("control", total.clone())
         drift = self.models["control"].vector - own
-        at_received = self.full_gradient() if self.settings.option == "I" else None
+        at_received = None
+        if self.settings.option == "I":
+            at_received = self.full_gradient("control").add_(self.model.vector, alpha=decay)
 
         def correct(y: Tensor, g: Tensor) -> None:
             nonlocal steps
@@ -77,16 +79,6 @@ class ScaffoldClient(ConfirmedClient):
             self.replies["steps"] = steps
             return [self.model.vector.clone()]
         return [self.model.vector.clone(), new - own]
-
-    def full_gradient(self) -> Tensor:
-        """∇f_i at the model as it stands, over all training samples."""
-        model, n = self.model, len(self.silo.train)
-        total, buffers = model.vector * self.common.weight_decay, model.buffers.clone()
-        for x, y in self.batches(1, "control"):
-            self.gradient(x, y)
-            total.add_(model.gradient, alpha=len(y) / n)
-        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they came
-        return total
 
 
 class Scaffold(ConfirmedStrategy):

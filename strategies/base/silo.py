@@ -168,6 +168,16 @@ class SiloClient(NumPyClient):
         """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
         return loss_gradient(self.model, x, y, self.loss)
 
+    def full_gradient(self, purpose: str) -> Tensor:
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples, in ``purpose``'s batches."""
+        model, n = self.model, len(self.silo.train)
+        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
+        for x, y in self.batches(1, purpose):
+            self.gradient(x, y)
+            total.add_(model.gradient, alpha=len(y) / n)
+        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
+        return total
+
     def train(
         self,
         *,
