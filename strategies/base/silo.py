@@ -72,6 +72,7 @@ class SiloClient(NumPyClient):
     # Names of the vectors that local_update returns, and of the numbers in ``replies`` that may leave the silo.
     uploads: ClassVar[tuple[str, ...]] = ("model",)
     sends_numbers: ClassVar[tuple[str, ...]] = ()
+    sends_buffers: ClassVar[bool] = True  # False: BatchNorm statistics stay in the silo, whatever ``buffers`` says
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State) -> None:
         self.silo, self.common, self.settings, self.state = silo, common, settings, state
@@ -273,7 +274,8 @@ class SiloClient(NumPyClient):
     @property
     def shares_buffers(self) -> bool:
         """Whether BatchNorm statistics travel with the model."""
-        return bool(self.uploads) and self.common.buffers == "shared" and bool(self.shared_buffers())
+        shared = bool(self.uploads) and self.sends_buffers and self.common.buffers == "shared"
+        return shared and bool(self.shared_buffers())
 
     def shared_buffers(self) -> tuple[slice, ...]:
         """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""
