@@ -107,6 +107,16 @@ class Layout:
             raise ValueError(f"this method needs a linear last layer with a bias, which '{block.name}' is not")
         return inside[0], inside[1]
 
+    @property
+    def classes(self) -> int:
+        """C of :meth:`linear_head`. ValueError where there is none."""
+        return self.linear_head()[0].shape[0]
+
+    @property
+    def features(self) -> int:
+        """K of :meth:`linear_head`. ValueError where there is none."""
+        return self.linear_head()[0].shape[1]
+
     def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
         """Views by name, as a ``state_dict`` without the integer buffers."""
         tensors = {e.name: vector[e.start : e.stop].view(e.shape) for e in self.parameters}

@@ -115,12 +115,7 @@ class FedAPMClient(PartialClient):
 
     def _squared_norm(self, correct: Callable[[Tensor, Tensor], object]) -> float:
         """||∇_u L_i||² over all of the silo's training samples."""
-        total, n = torch.zeros_like(self.model.gradient), len(self.silo.train)
-        buffers = self.model.buffers.clone()
-        for x, y in self.batches(1, "norm"):
-            self.gradient(x, y)
-            total.add_(self.model.gradient, alpha=len(y) / n)
-        self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
+        total = self.full_gradient("norm")
         correct(self.model.vector, total)
         return float(gather(total, self.shared).square().sum())
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from strategies.base.partial import PartialClient, PartialStrategy, norm_parts
+from models.flat import Layout
+from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
 from strategies.base.server import Averaging
 from strategies.base.settings import setting
 
@@ -38,11 +39,11 @@ class BnSettings(Averaging):
 
 
 class FedBNClient(PartialClient):
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        return norm_parts(self.model.layout, "fedbn")
+    sends_buffers = False
 
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()
+    @staticmethod
+    def split(layout: Layout, *_: object) -> Split:
+        return norm_parts(layout, "fedbn")
 
 
 class FedBN(PartialStrategy):
@@ -55,9 +56,3 @@ class FedBN(PartialStrategy):
     reports = "received"
     client = FedBNClient
     Settings = BnSettings
-
-    def shared_parts(self) -> tuple[slice, ...]:
-        return norm_parts(self.layout, "fedbn")[0]
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()

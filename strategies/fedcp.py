@@ -31,7 +31,7 @@ from models.architectures import Values
 from models.flat import Layout, gather
 from models.metrics import mmd
 from models.training import feature_gradient, features_at, generator
-from strategies.base.partial import PartialClient, PartialStrategy, head_blocks, split_parts
+from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
 from strategies.base.settings import setting
 
 
@@ -71,15 +71,12 @@ def gumbel(like: Tensor) -> Tensor:
     return -torch.empty_like(like).exponential_().clamp_min(1e-30).log()
 
 
-def cp_parts(layout: Layout) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    return split_parts(layout, head_blocks(layout, "own", "context"))
-
-
 class FedCPClient(PartialClient):
     settings: CpSettings
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        return cp_parts(self.model.layout)
+    @staticmethod
+    def split(layout: Layout, *_: object) -> Split:
+        return split_parts(layout, head_blocks(layout, "own", "context"))
 
     def receive(self) -> Tensor:
         vector, layout = super().receive(), self.model.layout
@@ -123,6 +120,3 @@ class FedCP(PartialStrategy):
     head = PolicyHead
     Settings = CpSettings
     takes_ala = False
-
-    def shared_parts(self) -> tuple[slice, ...]:
-        return cp_parts(self.layout)[0]

@@ -55,8 +55,7 @@ class FedDBEClient(SiloClient):
     def receive(self) -> Tensor:
         self.warms_up = MEAN not in self.models
         kept = self.state.arrays.get("bias")
-        features = self.model.layout.linear_head()[0].shape[1]
-        self.u = torch.zeros(features, device=self.model.device) if kept is None else kept
+        self.u = torch.zeros(self.model.layout.features, device=self.model.device) if kept is None else kept
         return self.folded(self.models[GLOBAL].vector)
 
     def local_update(self) -> list[Tensor]:
@@ -130,8 +129,7 @@ class FedDBE(PersonalizedStrategy):
         size = super().upload_size(name, silo)
         if name != "model" or MEAN in self.state.arrays:
             return size
-        features: int = self.layout.linear_head()[0].shape[1]
-        return features + size * (self.settings.warm_up == "keep")
+        return self.layout.features + size * (self.settings.warm_up == "keep")
 
     def payload(self, silo: str) -> Payload:
         models = super().payload(silo).models

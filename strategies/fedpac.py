@@ -76,7 +76,7 @@ class FedPACClient(SiloClient):
 
     def local_update(self) -> list[Tensor]:
         model, s = self.model, self.settings
-        classes = model.layout.linear_head()[0].shape[0]
+        classes = model.layout.classes
         z, y = all_features(model, self.silo.train), self.silo.train.y
         sums, counts = class_sums(z, y, classes)
         told = (counts >= s.min_count).float()
@@ -167,10 +167,6 @@ class FedPAC(PersonalizedStrategy):
     takes_ala = False
 
     @property
-    def classes(self) -> int:
-        return self.layout.linear_head()[0].shape[0]
-
-    @property
     def last(self) -> slice:
         return self.layout.blocks[-1].slice
 
@@ -188,11 +184,11 @@ class FedPAC(PersonalizedStrategy):
         return Payload(models)
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        sizes = {PROTOTYPES: table_size(self.layout), STATISTICS: table_size(self.layout) - self.classes}
+        sizes = {PROTOTYPES: table_size(self.layout), STATISTICS: table_size(self.layout) - self.layout.classes}
         return sizes[name] if name in sizes else super().upload_size(name, silo)
 
     def check(self, update: Update) -> None:
-        check_table(update.vectors[PROTOTYPES], self.classes)
+        check_table(update.vectors[PROTOTYPES], self.layout.classes)
         variance = update.numbers.get("variance")
         if not is_number(variance) or cast(float, variance) < -1e-3:
             raise ValueError(f"'variance' is {variance!r}, not a number of at least 0")
@@ -201,7 +197,7 @@ class FedPAC(PersonalizedStrategy):
         arrays, samples = self.state.arrays, [float(u.samples) for u in updates]
         arrays[GLOBAL] = weighted_mean((u.vectors["model"] for u in updates), samples)
         tables = [u.vectors[PROTOTYPES] for u in updates]
-        arrays[PROTOTYPES] = average(tables, samples, self.classes, arrays.get(PROTOTYPES))
+        arrays[PROTOTYPES] = average(tables, samples, self.layout.classes, arrays.get(PROTOTYPES))
         heads = torch.stack([u.vectors["model"][self.last] for u in updates])
         if not self.settings.mix:
             arrays |= {f"head.{u.silo}": head.clone() for u, head in zip(updates, heads, strict=True)}

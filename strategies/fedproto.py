@@ -75,12 +75,10 @@ class ProtoSettings:
 class FedProtoClient(SiloClient):
     settings: ProtoSettings
     uploads = (PROTOTYPES,)
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()
+    sends_buffers = False
 
     def receive(self) -> Tensor:
-        classes, features = self.model.layout.linear_head()[0].shape
+        classes, features = self.model.layout.classes, self.model.layout.features
         present = members(self.silo.train.y, classes).sum(0) > 0
         self.own_classes = present.float()
         nothing = torch.zeros(classes * (features + 1), device=self.model.device)
@@ -165,9 +163,6 @@ class FedProto(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         table_size(self.layout)  # refuses a network without a linear head before anything is trained
 
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()
-
     def upload_size(self, name: str, silo: str = "") -> int:
         return table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
 
@@ -176,14 +171,11 @@ class FedProto(PersonalizedStrategy):
         return Payload() if table is None else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
 
     def check(self, update: Update) -> None:
-        check_table(update.vector, self.classes)
-
-    @property
-    def classes(self) -> int:
-        return self.layout.linear_head()[0].shape[0]
+        check_table(update.vector, self.layout.classes)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         by_samples = self.settings.weighting == "samples"
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
         before = self.state.arrays.get(PROTOTYPES)
-        self.state.arrays[PROTOTYPES] = average([u.vector for u in updates], weights, self.classes, before)
+        tables = [u.vector for u in updates]
+        self.state.arrays[PROTOTYPES] = average(tables, weights, self.layout.classes, before)

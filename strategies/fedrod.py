@@ -52,7 +52,7 @@ class FedRoDClient(SiloClient):
         model, s = self.model, self.settings
         model.load(self.models[GLOBAL].vector)
         own, own_step = self.head().clone(), self.optimizer("personal")
-        counts = members(self.silo.train.y, model.layout.linear_head()[1].shape[0]).sum(0)
+        counts = members(self.silo.train.y, model.layout.classes).sum(0)
         offset = s.gamma * (counts / counts.max()).log() if s.gamma else torch.zeros_like(counts)
 
         def loss(logits: Tensor, z: Tensor, y: Tensor) -> Tensor:

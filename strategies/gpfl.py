@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from models.architectures import Values
 from models.flat import Layout, gather
 from models.training import feature_gradient
-from strategies.base.partial import PartialClient, PartialStrategy, head_blocks, split_parts
+from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
 from strategies.base.prototypes import members
 from strategies.base.settings import setting
 
@@ -79,15 +79,12 @@ class ConditionalHead(nn.Module):
         return logits
 
 
-def gpfl_parts(layout: Layout) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    return split_parts(layout, head_blocks(layout, "own", "context"))
-
-
 class GPFLClient(PartialClient):
     settings: GpflSettings
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        return gpfl_parts(self.model.layout)
+    @staticmethod
+    def split(layout: Layout, *_: object) -> Split:
+        return split_parts(layout, head_blocks(layout, "own", "context"))
 
     def receive(self) -> Tensor:
         vector, layout = super().receive(), self.model.layout
@@ -143,6 +140,3 @@ class GPFL(PartialStrategy):
     head = ConditionalHead
     Settings = GpflSettings
     takes_ala = False
-
-    def shared_parts(self) -> tuple[slice, ...]:
-        return gpfl_parts(self.layout)[0]

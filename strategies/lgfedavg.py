@@ -27,7 +27,7 @@ from flwr.common import log
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter
-from strategies.base.partial import PartialClient, PartialStrategy, split_parts
+from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Model, Payload
 from strategies.base.replies import Update
 from strategies.base.server import Averaging, weighted_mean
@@ -43,17 +43,13 @@ class LgSettings(Averaging):
     pretrain: int = setting(0, "rounds of FedAvg at the start", minimum=0)
 
 
-def parts_of(layout: Layout, settings: LgSettings, server_round: int) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The shared and the personal parts of the vector in this round."""
-    count = 0 if server_round <= settings.pretrain else max(len(layout.blocks) - settings.layers, 0)
-    return split_parts(layout, [b.name for b in layout.blocks[:count]])
-
-
 class LGFedAvgClient(PartialClient):
     settings: LgSettings
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        return parts_of(self.model.layout, self.settings, self.round)
+    @staticmethod
+    def split(layout: Layout, settings: LgSettings, server_round: int, *_: object) -> Split:
+        count = 0 if server_round <= settings.pretrain else max(len(layout.blocks) - settings.layers, 0)
+        return split_parts(layout, [b.name for b in layout.blocks[:count]])
 
     def receive(self) -> Tensor:
         received = self.models[GLOBAL].vector
@@ -86,9 +82,6 @@ class LGFedAvg(PartialStrategy):
         self.state.arrays[GLOBAL] = initial("")  # whole: v is what a silo that comes later starts from
         self.state.numbers["own"] = []  # silos whose lower layers are their own
 
-    def shared_parts(self) -> tuple[slice, ...]:
-        return parts_of(self.layout, self.settings, self.round)[0]
-
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "shared":
             return sum(part.stop - part.start for part in self.shared_parts())
@@ -110,6 +103,6 @@ class LGFedAvg(PartialStrategy):
             numbers["own"] = sorted({*numbers["own"], *(u.silo for u in updates)})
         if self.round == pretrain and BUFFERS in arrays:
             buffers = arrays.pop(BUFFERS)
-            above = self.layout.buffer_parts(parts_of(self.layout, self.settings, self.round + 1)[0])
+            above = self.layout.buffer_parts(self.client.split(self.layout, self.settings, self.round + 1, numbers)[0])
             if above:
                 arrays[BUFFERS] = gather(buffers, above)

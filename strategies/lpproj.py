@@ -67,15 +67,13 @@ def projection(seed: int, kind: str, rows: int, size: int, device: torch.device)
 class LpProjClient(SiloClient):
     settings: ProjSettings
     uploads = ("projection",)
+    sends_buffers = False
 
     def receive(self) -> Tensor:
         return self.own()
 
     def received_blocks(self) -> list[str]:
         return []
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()
 
     def local_update(self) -> list[Tensor]:
         s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
@@ -125,9 +123,6 @@ class LpProj(PersonalizedStrategy):
                 f"lp-proj.dimension = {self.settings.dimension}: the model has {self.layout.size} parameters only"
             )
         self.state.arrays[GLOBAL] = torch.zeros(self.settings.dimension)
-
-    def shared_buffers(self) -> tuple[slice, ...]:
-        return ()
 
     def upload_size(self, name: str, silo: str = "") -> int:
         return self.settings.dimension if name == "projection" else super().upload_size(name, silo)

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter, write
-from strategies.base.partial import PartialClient, PartialSettings, norm_parts, personal_blocks, split_parts
+from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
 from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL, SiloClient
@@ -44,19 +45,16 @@ class PartialFedSettings(PartialSettings):
     )
 
 
-def loaded_parts(layout: Layout, settings: PartialFedSettings) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The loaded parts of the vector and the others. Raises UserError where the model does not have them."""
-    if settings.personal == "norm":
-        return norm_parts(layout, "partialfed.personal = norm")
-    return split_parts(layout, personal_blocks(layout, settings))
-
-
 class PartialFedClient(PartialClient):
     uploads = ("model",)
     settings: PartialFedSettings
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        return loaded_parts(self.model.layout, self.settings)
+    @staticmethod
+    def split(layout: Layout, settings: PartialFedSettings, *_: object) -> Split:
+        """The loaded parts of the vector and the others. Raises UserError where the model does not have them."""
+        if settings.personal == "norm":
+            return norm_parts(layout, "partialfed.personal = norm")
+        return split_parts(layout, personal_blocks(layout, settings))
 
     def shared_buffers(self) -> tuple[slice, ...]:
         return SiloClient.shared_buffers(self)  # all are sent, as all layers are
@@ -82,9 +80,9 @@ class PartialFed(PersonalizedStrategy):
     spelling = "PartialFed"
     title = "Partial loading of the global model, fixed"
     paper = "Sun et al., NeurIPS 2021"
-    client = PartialFedClient
+    client: ClassVar[type[PartialFedClient]] = PartialFedClient
     Settings = PartialFedSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        loaded_parts(self.layout, self.settings)
+        self.client.split(self.layout, self.settings, self.round, self.state.numbers)
         super().start_state(initial)

@@ -26,16 +26,16 @@ vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from models.flat import Layout, gather
 from models.training import generator
-from strategies.base.partial import PartialClient, PartialStrategy, split_parts
+from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Payload, is_number
 from strategies.base.replies import Update
 from strategies.base.server import weighted_mean
@@ -59,9 +59,9 @@ class PLayerClient(PartialClient):
     sends_numbers = ("sensitivity",)
     settings: PLayerSettings
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        layout = self.model.layout
-        cut = cast(int, self.numbers["cut"])
+    @staticmethod
+    def split(layout: Layout, settings: PLayerSettings, _: int, numbers: Mapping[str, Any], /) -> Split:
+        cut = cast(int, numbers["cut"])
         return split_parts(layout, [b.name for b in layout.blocks[len(layout.blocks) if cut < 0 else cut :]])
 
     def local_update(self) -> list[Tensor]:
@@ -125,10 +125,6 @@ class PLayerFL(PartialStrategy):
         self.state.numbers["cut"] = self.cut_for(fixed) if fixed else -1
         self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
 
-    def shared_parts(self) -> tuple[slice, ...]:
-        cut = self.state.numbers["cut"]
-        return prefix(self.layout, len(self.layout.blocks) if cut < 0 else cut)
-
     def payload(self, silo: str) -> Payload:
         return Payload(super().payload(silo).models, {"cut": self.state.numbers["cut"]})
 
@@ -156,11 +152,6 @@ class PLayerFL(PartialStrategy):
     def cut_for(self, principled: int) -> int:
         """The cut that is made where the sensitivities, or the setting ``cut``, say ``principled``."""
         return principled
-
-
-def prefix(layout: Layout, cut: int) -> tuple[slice, ...]:
-    """The part of the vector that the first ``cut`` blocks take."""
-    return layout.parts(b.name for b in layout.blocks[:cut])
 
 
 class PLayerFLRandom(PLayerFL):

@@ -62,7 +62,9 @@ class ScaffoldClient(ConfirmedClient):
         decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
         own = self.state.arrays.get("control", total.clone())
         drift = self.models["control"].vector - own
-        at_received = self.full_gradient() if self.settings.option == "I" else None
+        at_received = None
+        if self.settings.option == "I":
+            at_received = self.full_gradient("control").add_(self.model.vector, alpha=decay)
 
         def correct(y: Tensor, g: Tensor) -> None:
             nonlocal steps
@@ -77,16 +79,6 @@ class ScaffoldClient(ConfirmedClient):
             self.replies["steps"] = steps
             return [self.model.vector.clone()]
         return [self.model.vector.clone(), new - own]
-
-    def full_gradient(self) -> Tensor:
-        """∇f_i at the model as it stands, over all training samples."""
-        model, n = self.model, len(self.silo.train)
-        total, buffers = model.vector * self.common.weight_decay, model.buffers.clone()
-        for x, y in self.batches(1, "control"):
-            self.gradient(x, y)
-            total.add_(model.gradient, alpha=len(y) / n)
-        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they came
-        return total
 
 
 class Scaffold(ConfirmedStrategy):
@@ -138,5 +130,5 @@ class Scaffold(ConfirmedStrategy):
         """c_i⁺ - c_i of a silo that sent its model and K alone."""
         x, c = self.state.arrays[GLOBAL], self.state.arrays["control"]
         steps = cast(int, update.numbers["steps"])
-        rate = self.common.learning_rate * self.common.lr_decay ** (self.round - 1)
+        rate = self.common.decayed(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

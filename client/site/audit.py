@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
+BLOCK = 1 << 16  # bytes, as which a file is read from its end
 START = "0" * 64  # what the first line follows
 END = b',"hash":"'
 # What every line tells, beside `torn`.
@@ -56,13 +57,13 @@ class Log:
         """Number and hash of the last line, and what stands behind it without being one."""
         torn: list[bytes] = []
         number, before = read_head(self.folder) or (0, START)
-        for place in reversed(list(lines(files_of(self.folder)[-2:]))):
-            entry = parsed(place.text)
+        for text in (text for file in reversed(files_of(self.folder)[-2:]) for text in last_first(file)):
+            entry = parsed(text)
             if entry is not None:
                 if entry["line"] >= number:  # else lines that were there are gone; `verify` will say so
                     number, before = entry["line"], entry["hash"]
                 break
-            torn.append(place.text)
+            torn.append(text)
         return number, before, b"\n".join(reversed(torn)).strip(b"\n")
 
     def _write(self, text: bytes) -> None:
@@ -146,6 +147,23 @@ def lines(files: Sequence[Path]) -> Iterator[Place]:
         parts = file.read_bytes().split(b"\n")
         for number, text in enumerate(parts if parts[-1] else parts[:-1], 1):
             yield Place(file.name, number, text)
+
+
+def last_first(file: Path) -> Iterator[bytes]:
+    """The lines of a file from its end, also what has none there; no more is read than is asked for."""
+    with file.open("rb") as stream:
+        start = stream.seek(0, os.SEEK_END)
+        rest, at_end = b"", True
+        while start:
+            size = min(start, BLOCK)
+            start = stream.seek(start - size)
+            rest, *whole = (stream.read(size) + rest).split(b"\n")
+            if at_end and whole and not whole[-1]:
+                whole.pop()
+            at_end = False
+            yield from reversed(whole)
+        if not at_end:
+            yield rest
 
 
 def read_head(folder: Path) -> tuple[int, str] | None:

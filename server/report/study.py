@@ -10,13 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from models.metrics import mean_rank
 from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, difference_interval, paired_bootstrap
 from server.run.history import History, Row
-from server.run.loop import RoundLoop
 from server.run.rundir import read_toml
 from server.run.summary import compare, run_summary, values_by_round
 from strategies import strategies
@@ -96,9 +94,7 @@ class Study:
                 cards[row.silo][f"n_{row.split}"] = row.n
         totals = {k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")}
         seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
-        common = SimpleNamespace(strategy=strategy, seed=seed, rounds=max(r.round for r in rows))
-        stand_in = SimpleNamespace(common=common, cards=dict(cards), total_bytes=totals, seconds=seconds)
-        return run_summary(self.history, cast(RoundLoop, stand_in))
+        return run_summary(self.history, strategy, seed, max(r.round for r in rows), cards, totals, seconds)
 
     @cached_property
     def methods(self) -> list[str]:

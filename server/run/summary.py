@@ -29,21 +29,33 @@ def write_summary(directory: RunDirectory, history: History, federation: RoundLo
     """Add one finished run to ``summary.json`` and compute anew what compares it with the study's other runs."""
     file = directory.path / "summary.json"
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    new = run_summary(history, federation)
+    c = federation.common
+    new = run_summary(
+        history, c.strategy, c.seed, c.rounds, federation.cards, federation.total_bytes, dict(federation.seconds)
+    )
     runs = [r for r in runs if (r["strategy"], r["seed"]) != (new["strategy"], new["seed"])] + [new]
     summary = {"runs": compare(runs)}
     directory.write_json("summary.json", summary)
     return summary
 
 
-def run_summary(history: History, federation: RoundLoop) -> dict[str, Any]:
-    """One run's entry, still without its gains over other runs."""
-    c = federation.common
-    rows = history.of(c.strategy, c.seed)
-    snapshot = strategies()[c.strategy].reports
+def run_summary(
+    history: History,
+    strategy: str,
+    seed: int,
+    rounds: int,
+    cards: Mapping[str, Mapping[str, Any]],
+    total_bytes: Mapping[str, int],
+    seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """One run's entry, still without its gains over other runs.
+
+    ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``.
+    """
+    rows = history.of(strategy, seed)
+    snapshot = strategies()[strategy].reports
 
     test, val = values_by_round(rows, "test", snapshot), values_by_round(rows, "val", snapshot)
-    cards = federation.cards
     names = sorted(cards)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
@@ -51,9 +63,9 @@ def run_summary(history: History, federation: RoundLoop) -> dict[str, Any]:
     auc = values_by_round(rows, "test", snapshot, "auc").get(chosen or 0, {})
     accuracy = test.get(chosen or 0, {})
     return {
-        "strategy": c.strategy,
-        "seed": c.seed,
-        "rounds": c.rounds,
+        "strategy": strategy,
+        "seed": seed,
+        "rounds": rounds,
         "silos": names,
         "reports": snapshot,
         # An older run's card, in a checkpoint, does not tell.
@@ -82,9 +94,9 @@ def run_summary(history: History, federation: RoundLoop) -> dict[str, Any]:
             for n in names
         },
         "incentivized_rate": None,
-        "bytes_down": federation.total_bytes["down"],
-        "bytes_up": federation.total_bytes["up"],
-        "seconds": dict(federation.seconds),
+        "bytes_down": total_bytes["down"],
+        "bytes_up": total_bytes["up"],
+        "seconds": dict(seconds),
     }
 
 

@@ -14,12 +14,11 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from partitions.disk import write_atomically
 from server.run.history import History
-from server.run.loop import FORMAT, RoundLoop
+from server.run.loop import FORMAT
 from server.run.rundir import RunDirectory
 from server.run.summary import compare, run_summary
 from strategies.base.settings import UserError
@@ -136,10 +135,9 @@ def _clean_summary(run: Path, name: str) -> bool:
     history, after = History(run / "history.csv"), []
     for entry in before:
         cards = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
-        common = SimpleNamespace(**{key: entry[key] for key in ("strategy", "seed", "rounds")})
+        which = (entry["strategy"], entry["seed"], entry["rounds"])
         totals = {way: entry[f"bytes_{way}"] for way in ("down", "up")}
-        stand_in = SimpleNamespace(common=common, cards=cards, total_bytes=totals, seconds=entry["seconds"])
-        new = run_summary(history, cast(RoundLoop, stand_in))
+        new = run_summary(history, *which, cards, totals, entry["seconds"])
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         after.append({**new, "threads": threads})
     RunDirectory(run).write_json("summary.json", {"runs": compare(after)})

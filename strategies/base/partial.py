@@ -18,6 +18,8 @@ from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import UserError, Value, setting
 from strategies.base.silo import GLOBAL, SiloClient
 
+Split = tuple[tuple[slice, ...], tuple[slice, ...]]  # the shared and the personal parts of a model's vector
+
 
 @dataclass(frozen=True)
 class PartialSettings:
@@ -50,12 +52,12 @@ def head_blocks(layout: Layout, *names: str) -> list[str]:
     return [b.name for b in layout.blocks if b.name.rpartition(".")[2] in names and "." in b.name]
 
 
-def split_parts(layout: Layout, personal: Sequence[str]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def split_parts(layout: Layout, personal: Sequence[str]) -> Split:
     """The shared and the personal parts of the vector."""
     return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(personal)
 
 
-def norm_parts(layout: Layout, wanted_by: str) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def norm_parts(layout: Layout, wanted_by: str) -> Split:
     """The parts outside of batch normalisation, and those of it. Raises UserError where the network has none."""
     if not layout.norms:
         raise UserError(
@@ -71,9 +73,16 @@ class PartialClient(SiloClient):
     settings: Any  # has the fields of PartialSettings
     uploads = ("shared",)
 
-    def parts(self) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-        """The shared and the personal parts of the vector, in this round."""
-        return split_parts(self.model.layout, personal_blocks(self.model.layout, self.settings))
+    @staticmethod
+    def split(layout: Layout, settings: Any, server_round: int, numbers: Mapping[str, Any], /) -> Split:
+        """The shared and the personal parts of the vector in this round, for both halves.
+
+        ``numbers``: those of the server's state, of which a silo has what its message carries.
+        """
+        return split_parts(layout, personal_blocks(layout, settings))
+
+    def parts(self) -> Split:
+        return self.split(self.model.layout, self.settings, self.round, self.numbers)
 
     def shared_buffers(self) -> tuple[slice, ...]:
         return self.model.layout.buffer_parts(self.parts()[0])
@@ -96,11 +105,11 @@ class PartialStrategy(PersonalizedStrategy):
     sends = ("Σ_s", "Σ_s")
     whole: ClassVar[bool | Mapping[str, tuple[Value, ...]]] = {"personal": ("none", ""), "layers": (0,)}
     own_model = "layers"
-    client: ClassVar[type[SiloClient]] = PartialClient
+    client: ClassVar[type[PartialClient]] = PartialClient
     Settings: ClassVar[type[Any]] = PartialSettings
 
     def shared_parts(self) -> tuple[slice, ...]:
-        return split_parts(self.layout, personal_blocks(self.layout, self.settings))[0]
+        return self.client.split(self.layout, self.settings, self.round, self.state.numbers)[0]
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())

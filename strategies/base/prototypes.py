@@ -19,8 +19,7 @@ PROTOTYPES = "prototypes"
 
 def table_size(layout: Layout) -> int:
     """C (K + 1)."""
-    classes, features = layout.linear_head()[0].shape
-    return classes * (features + 1)
+    return layout.classes * (layout.features + 1)
 
 
 def members(y: Tensor, classes: int) -> Tensor:

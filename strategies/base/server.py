@@ -270,7 +270,7 @@ class PersonalizedStrategy(Strategy):
     @property
     def shares_buffers(self) -> bool:
         """Whether BatchNorm statistics travel with the models of this round."""
-        shared = bool(self.client.uploads) and self.common.buffers == "shared"
+        shared = bool(self.client.uploads) and self.client.sends_buffers and self.common.buffers == "shared"
         return shared and bool(self.upload_size(BUFFERS))
 
     # -- replies --------------------------------------------------------------------------------------------------

@@ -119,6 +119,10 @@ class Common:
     resume: bool = setting(False, "continue the run in the output directory")
     out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
 
+    def decayed(self, rate: float, server_round: int) -> float:
+        """A learning rate of the first round, in this one: times lr-decay per round since."""
+        return rate * self.lr_decay ** (server_round - 1)
+
 
 def key_of(f: Field[Any], owner: str = "") -> str:
     return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda

@@ -72,6 +72,7 @@ class SiloClient(NumPyClient):
     # Names of the vectors that local_update returns, and of the numbers in ``replies`` that may leave the silo.
     uploads: ClassVar[tuple[str, ...]] = ("model",)
     sends_numbers: ClassVar[tuple[str, ...]] = ()
+    sends_buffers: ClassVar[bool] = True  # False: BatchNorm statistics stay in the silo, whatever ``buffers`` says
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State) -> None:
         self.silo, self.common, self.settings, self.state = silo, common, settings, state
@@ -118,7 +119,7 @@ class SiloClient(NumPyClient):
 
     def decayed(self, rate: float) -> float:
         """A learning rate of the first round, in this one: times lr-decay per round since."""
-        return rate * self.common.lr_decay ** (self.round - 1)
+        return self.common.decayed(rate, self.round)
 
     def learning_rate(self) -> float:
         """η of this round."""
@@ -167,6 +168,16 @@ class SiloClient(NumPyClient):
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
         return loss_gradient(self.model, x, y, self.loss)
+
+    def full_gradient(self, purpose: str) -> Tensor:
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples, in ``purpose``'s batches."""
+        model, n = self.model, len(self.silo.train)
+        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
+        for x, y in self.batches(1, purpose):
+            self.gradient(x, y)
+            total.add_(model.gradient, alpha=len(y) / n)
+        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
+        return total
 
     def train(
         self,
@@ -263,7 +274,8 @@ class SiloClient(NumPyClient):
     @property
     def shares_buffers(self) -> bool:
         """Whether BatchNorm statistics travel with the model."""
-        return bool(self.uploads) and self.common.buffers == "shared" and bool(self.shared_buffers())
+        shared = bool(self.uploads) and self.sends_buffers and self.common.buffers == "shared"
+        return shared and bool(self.shared_buffers())
 
     def shared_buffers(self) -> tuple[slice, ...]:
         """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""

@@ -147,6 +147,36 @@ class TinyGrid(InProcessGrid):
         return State({name: tensor_of(array) for name, array in record.items()})
 
 
+class Witness:
+    """For ``prepare``: remembers every tensor of a message, a reply and a silo's state, with a copy of its values."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor, int]] = []
+
+    def __call__(self, grid: TinyGrid) -> None:
+        grid.before, grid.after = self.before, self.after
+
+    def remember(self, *records: Any) -> None:
+        for tensor in (tensor_of(array) for record in records for array in record.values()):
+            self.seen.append((tensor, tensor.clone(), tensor._version))
+
+    def before(self, silo: str, message: Message, context: Context) -> None:
+        self.remember(*message.content.array_records.values())
+        if "arrays" in context.state:
+            self.remember(context.state["arrays"])
+
+    def after(self, silo: str, message: Message, reply: Message) -> Message:
+        self.remember(*reply.content.array_records.values())
+        return reply
+
+    def confirm(self, more_than: int) -> None:
+        """Nothing has been written to any of them."""
+        assert len(self.seen) > more_than
+        for tensor, values, version in self.seen:
+            assert torch.equal(tensor, values)
+            assert tensor._version == version
+
+
 def train_replies(grid: TinyGrid) -> Iterator[tuple[tuple[str, int], Message]]:
     """((silo, round), reply) of all training that went well."""
     for message, reply in grid.traffic:

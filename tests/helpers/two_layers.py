@@ -7,7 +7,7 @@ linear model of ``tiny.py`` has optima and curvatures that are known exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from flwr.app import Message
-from tiny import Files, Numbers, Run, TinyGrid, round_of, write_silo
+from tiny import Files, Numbers, Run, TinyGrid, comparable, federate, round_of, same, write_silo
 from torch import Tensor
 
 import client.silo
@@ -103,11 +103,37 @@ def rounds_trained(run: Run, silo: str) -> list[int]:
     return [server_round for server_round, _, _, _ in replies_of(run, silo)]
 
 
+def waits(run: Run, silo: str, split: str = "test") -> list[int]:
+    """The rounds, from 2 on, that a silo did not train in: it must have reported its personal model as it was."""
+    trained, losses = rounds_trained(run, silo), run.values("loss", silo, "personal", split)
+    missed = [r for r in range(2, run.settings.common.rounds + 1) if r not in trained]
+    assert all(losses[r - 1] == losses[r - 2] for r in missed)
+    return missed
+
+
+def snapshot_rows(run: Run, snapshot: str, *, without_training: bool = False) -> list[list[str]]:
+    """What the history says of this snapshot, as text."""
+    return comparable([r for r in run.rows if r.snapshot == snapshot and not (without_training and r.split == "train")])
+
+
+def assert_received_is_fedavgs(files: Files, method: str, options: Mapping[str, Any]) -> None:
+    """What is sent and averaged is FedAvg's bit for bit: every metric of the received model, the model, the bytes."""
+    plain = federate(files, strategy="fedavg", **{k: v for k, v in options.items() if not k.startswith(f"{method}__")})
+    run = federate(files, strategy=method, **options)
+    assert snapshot_rows(plain, "received") == snapshot_rows(run, "received")
+    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
+    for direction in ("bytes_down", "bytes_up"):
+        assert plain.values(direction) == run.values(direction)
+
+
 # ---- Methods whose silos take over what the server has counted (strategies/confirmed.py) ---------------------------
 
 
-def losing(*lost: tuple[str, int]) -> Callable[[TinyGrid], None]:
-    """For ``prepare``: these (silo, round) train and keep their state, and the server leaves their replies out."""
+def losing(*lost: tuple[str, int], absent: Iterable[tuple[str, int]] = ()) -> Callable[[TinyGrid], None]:
+    """For ``prepare``: these (silo, round) train and keep their state, and the server leaves their replies out.
+
+    Those that are ``absent`` do not train.
+    """
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, round_of(message)) in lost and message.metadata.message_type == "train":
@@ -116,6 +142,7 @@ def losing(*lost: tuple[str, int]) -> Callable[[TinyGrid], None]:
 
     def prepare(grid: TinyGrid) -> None:
         grid.after = after
+        grid.absent.update(absent)
 
     return prepare
 

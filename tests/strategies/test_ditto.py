@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Files, comparable, federate, gradient, initial, rows_of, same
-from two_layers import replies_of, rounds_trained
+from tiny import Files, federate, gradient, initial, rows_of, same
+from two_layers import assert_received_is_fedavgs, replies_of, rounds_trained, snapshot_rows
 
 OPTIONS: dict[str, Any] = {
     "rounds": 3,
@@ -20,11 +20,6 @@ OPTIONS: dict[str, Any] = {
     "learning_rate": 0.3,
     "mlp__hidden": "4",
 }
-
-
-def rows(run: Any, snapshot: str) -> list[list[str]]:
-    """What the history says of this snapshot, but for the training loss."""
-    return comparable([r for r in run.rows if r.snapshot == snapshot])
 
 
 @pytest.mark.usefixtures("zero_start")
@@ -96,13 +91,7 @@ def test_rounds_of_several_steps_in_numpy(two: Files, epochs: int) -> None:
 )
 def test_w_is_fedavgs(three: Files, changes: dict[str, Any]) -> None:
     """Whatever the personal models do: bit for bit, in every metric of the received model and in bytes."""
-    options = {**OPTIONS, **changes}
-    plain = federate(three, strategy="fedavg", **{k: v for k, v in options.items() if "ditto" not in k})
-    run = federate(three, strategy="ditto", **options)
-    assert rows(plain, "received") == rows(run, "received")
-    assert same(plain.strategy.state.arrays["global"], run.strategy.state.arrays["global"])
-    for direction in ("bytes_down", "bytes_up"):
-        assert plain.values(direction) == run.values(direction)
+    assert_received_is_fedavgs(three, "ditto", {**OPTIONS, **changes})
 
 
 @pytest.mark.parametrize("changes", [{}, {"mlp__dropout": 0.5}, {"optimizer": "adam", "learning_rate": 0.01}])
@@ -111,7 +100,7 @@ def test_without_the_term_v_is_local(three: Files, changes: dict[str, Any]) -> N
     options = {**OPTIONS, **changes}
     plain = federate(three, strategy="local", **options)
     run = federate(three, strategy="ditto", ditto__lambda=0.0, **options)
-    assert rows(plain, "personal") == rows(run, "personal")
+    assert snapshot_rows(plain, "personal") == snapshot_rows(run, "personal")
     for silo in three:
         assert same(plain.personal(silo), run.personal(silo))
 
@@ -121,8 +110,8 @@ def test_batch_norm_of_both_models(three: Files, tiny_bn: None) -> None:
     options = {**OPTIONS, "model": "tiny-bn", "learning_rate": 0.1}
     fedavg, local = (federate(three, strategy=name, **options) for name in ("fedavg", "local"))
     run = federate(three, strategy="ditto", ditto__lambda=0.0, **options)
-    assert rows(fedavg, "received") == rows(run, "received")
-    assert rows(local, "personal") == rows(run, "personal")
+    assert snapshot_rows(fedavg, "received") == snapshot_rows(run, "received")
+    assert snapshot_rows(local, "personal") == snapshot_rows(run, "personal")
     assert same(fedavg.strategy.state.arrays["buffers"], run.strategy.state.arrays["buffers"])
     for silo in three:
         kept = run.grid.state(silo).arrays["personal.buffers"]

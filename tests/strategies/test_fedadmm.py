@@ -48,12 +48,6 @@ def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) 
     """Five rounds of three full-batch steps, η = 0.8 and from round 4 on 0.3; b is away in round 2, a's reply of
     round 3 is left out: its w and y are those of round 2 in round 4."""
     rho, eta = 0.4, 0.3
-    lose = losing(("a", 3))
-
-    def prepare(grid: Any) -> None:
-        lose(grid)
-        grid.absent.add(("b", 2))
-
     run = federate(
         three,
         strategy="fedadmm",
@@ -66,7 +60,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, start: str, since: str) 
         fedadmm__later_from=4,
         fedadmm__start=start,
         fedadmm__since=since,
-        prepare=prepare,
+        prepare=losing(("a", 3), absent=[("b", 2)]),
     )
     theta = initial(run.settings, 3, 3).double().numpy()
     own, duals = dict.fromkeys(three, theta), {silo: np.zeros_like(theta) for silo in three}

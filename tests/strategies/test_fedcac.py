@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Message
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Numbers, TinyGrid, comparable, federate, initial, random_silos, rows_of, same
+from tiny import Files, Numbers, comparable, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, deep_gradient, losing, replies_of
 
 from models.flat import Entry, Layout
@@ -64,12 +64,7 @@ def test_rounds_in_numpy(tmp_path: Path) -> None:
     b is away in round 2, a's reply of round 3 is left out: their last models and masks stay in the comparison.
     """
     files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8, "d": 9})
-    lose = losing(("a", 3))
-
-    def prepare(grid: TinyGrid) -> None:
-        lose(grid)
-        grid.absent.add(("b", 2))
-
+    prepare = losing(("a", 3), absent=[("b", 2)])
     run = federate(
         files, strategy="fedcac", rounds=6, local_epochs=3, fedcac__tau=0.5, fedcac__beta=4, prepare=prepare, **DEEP
     )

@@ -49,12 +49,6 @@ def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: floa
     α_i = α or α n/(N n_i); the whole gradient is shortened to ``clip``.
     """
     alpha, eta = 0.4, 0.3
-    lose = losing(("a", 3))
-
-    def prepare(grid: Any) -> None:
-        lose(grid)
-        grid.absent.add(("b", 2))
-
     run = federate(
         three,
         strategy="feddyn",
@@ -64,7 +58,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, weights: str, clip: floa
         feddyn__alpha=alpha,
         feddyn__weights=weights,
         feddyn__clip=clip,
-        prepare=prepare,
+        prepare=losing(("a", 3), absent=[("b", 2)]),
     )
     theta = initial(run.settings, 3, 3).double().numpy()
     h, duals = np.zeros_like(theta), {silo: np.zeros_like(theta) for silo in three}

@@ -48,12 +48,6 @@ def test_rounds_of_several_steps_in_numpy(three: Files, option: str) -> None:
     b is away in round 2, the server leaves out a's reply of round 3: a trains on with the control variate of before.
     """
     eta, decay, step = 0.4, 0.01, 0.7
-    lose = losing(("a", 3))
-
-    def prepare(grid: Any) -> None:
-        lose(grid)
-        grid.absent.add(("b", 2))
-
     run = federate(
         three,
         strategy="scaffold",
@@ -64,7 +58,7 @@ def test_rounds_of_several_steps_in_numpy(three: Files, option: str) -> None:
         weight_decay=decay,
         scaffold__server_learning_rate=step,
         scaffold__option=option,
-        prepare=prepare,
+        prepare=losing(("a", 3), absent=[("b", 2)]),
     )
     x = initial(run.settings, 3, 3).double().numpy()
     c, own = np.zeros_like(x), {silo: np.zeros_like(x) for silo in three}

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import matplotlib
@@ -40,7 +39,6 @@ from server.report.uncertainty import accuracy_interval, difference_interval, pa
 from server.report.write import silo_table, try_report, write_report
 from server.run.engine import InProcessGrid, flower_identity
 from server.run.history import History, Row
-from server.run.loop import RoundLoop
 from server.run.rundir import RunDirectory
 from server.run.study import server_context
 from server.run.summary import compare, run_summary
@@ -92,13 +90,10 @@ def make_run(
             each = cast(Sequence[float], values if len(seeds) == 1 else values[k])
             chosen = None if validation is None else validation[strategy]
             history.add(rows_of(strategy, seed, each, chosen, counts))
-            federation = SimpleNamespace(
-                common=SimpleNamespace(strategy=strategy, seed=seed, rounds=2),
-                cards={n: {"n_train": 5 * c, "n_test": c} for n, c in counts.items()},
-                total_bytes={"down": 6_000_000, "up": 2_400_000},
-                seconds={"total": 150.0, "train": 90.0, "communicate": 55.0, "aggregate": 5.0},
-            )
-            runs.append(run_summary(history, cast(RoundLoop, federation)))
+            cards = {n: {"n_train": 5 * c, "n_test": c} for n, c in counts.items()}
+            totals = {"down": 6_000_000, "up": 2_400_000}
+            seconds = {"total": 150.0, "train": 90.0, "communicate": 55.0, "aggregate": 5.0}
+            runs.append(run_summary(history, strategy, seed, 2, cards, totals, seconds))
     if finished:
         directory.write_json("summary.json", {"runs": compare(runs)})
     return path

@@ -11,7 +11,6 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -343,13 +342,9 @@ def made_up(strategy: str, tables: dict[tuple[str, str], list[list[float]]], **s
             # The other snapshot is better throughout, and must not be looked at.
             other = "received" if snapshot == "personal" else "personal"
             history.add([row(number, metric, 1.0, "a", strategy=strategy, split=split, snapshot=other)])
-    federation: Any = SimpleNamespace(
-        common=SimpleNamespace(strategy=strategy, seed=1, rounds=len(next(iter(tables.values())))),
-        cards={"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}},
-        total_bytes={"down": 5, "up": 7},
-        seconds={"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5},
-    )
-    return run_summary(history, federation)
+    cards = {"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}}
+    seconds = {"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5}
+    return run_summary(history, strategy, 1, len(next(iter(tables.values()))), cards, {"down": 5, "up": 7}, seconds)
 
 
 def test_summary_by_hand() -> None:
