@@ -202,7 +202,7 @@ def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"text"), gzip.compress(idx(np.zeros((3, 4)))[:-1])]
+    "content", [b"", b"no gzip", gzip.compress(b"text", mtime=0), gzip.compress(idx(np.zeros((3, 4)))[:-1], mtime=0)]
 )
 def test_damaged_idx_file(tmp_path, content):
     path = tmp_path / "train-images-idx3-ubyte.gz"
