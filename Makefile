@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check settings test demo bench clean
+.PHONY: install check settings test drills demo bench clean
 
 install: $(VENV)/ready
 
@@ -31,6 +31,10 @@ settings: install
 # The whole suite. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
 test: check
 	$(BIN)/python -m pytest --timeout=600 $(PYTEST_OPTIONS)
+
+# Processes that are killed and lines that are cut in the middle of a run; docs/reliability.md has what came of it.
+drills: install
+	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy/test_drills.py
 
 # Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
 demo: install

@@ -23,6 +23,14 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drills run where they are asked for."""
+    if "drill" not in config.getoption("-m"):
+        for item in items:
+            if item.get_closest_marker("drill"):
+                item.add_marker(pytest.mark.skip(reason="a drill: `make drills`"))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Where the public data sets lie: SILOFL_DATA, or beside the repository. Skips where there are none."""

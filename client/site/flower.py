@@ -108,7 +108,8 @@ INTERNALS = {
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
-        "its `time` is replaced, for it sleeps 3 s where we want a quarter; its `_push_messages` is wrapped",
+        "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for a SuperExec that "
+        "dies; its `_push_messages` is wrapped",
         "every round takes 3 s more; a process that dies without a reply keeps its silo waiting",
     ),
     "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),

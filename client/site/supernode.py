@@ -10,10 +10,11 @@ Run by `private.py`, with the arguments of `flower-supernode`; `warm.install` pu
 """
 
 import os
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from . import replying
@@ -23,14 +24,46 @@ POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
 BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
 HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
+AGAIN_SECONDS = 5.0  # between two starts of the SuperExec
 IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there was no message
 
 
-class Clock:
-    """The module `time` for Flower's loop, with shorter sleeps."""
+class Executor:
+    """The module `subprocess` for Flower's loop: the SuperExec that it starts is started again when it has died.
 
-    def __init__(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
-        self._sleep, self._now = sleep, now
+    Without one a silo is online and trains nothing.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._command: Sequence[str] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = -AGAIN_SECONDS
+
+    def Popen(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
+        self._command, self._started = command, self._now()
+        self._process = subprocess.Popen(command)
+        return self._process
+
+    def look(self) -> None:
+        """Start it again if it has ended, and was not started a moment ago."""
+        if self._process is None or self._process.poll() is None or self._now() - self._started < AGAIN_SECONDS:
+            return
+        code = self._process.returncode
+        print(f"the silo's SuperExec has ended (exit code {code}); it is started again", flush=True)
+        self.Popen(self._command)
+
+
+class Clock:
+    """The module `time` for Flower's loop, with shorter sleeps; `each` is called before every one."""
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+        each: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sleep, self._now, self._each = sleep, now, each
         self._last_message = -BUSY_SECONDS
 
     def __getattr__(self, name: str) -> Any:
@@ -38,6 +71,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Flower waits for a message (3 s) or for the reply to one (0.5 s)."""
+        self._each()
         if seconds < IDLE_SECONDS:
             self._last_message = self._now()
             self._sleep(min(seconds, REPLY_SECONDS))
@@ -53,9 +87,10 @@ def main() -> NoReturn:
 
 
 def run_supernode() -> None:
-    """Flower's own entry, with our clock, heartbeat and way of replying."""
+    """Flower's own entry, with our clock, our heartbeat, our way of replying, and a SuperExec that comes back."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
-    loop.time = Clock()
+    loop.subprocess = executor = Executor()
+    loop.time = Clock(each=executor.look)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     replying.install()

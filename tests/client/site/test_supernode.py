@@ -16,7 +16,15 @@ from flwr.supercore import heartbeat
 from flwr.supernode import start_client_internal
 
 from client.site import supernode
-from client.site.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock
+from client.site.supernode import (
+    AGAIN_SECONDS,
+    BUSY_SECONDS,
+    HEARTBEAT_SECONDS,
+    POLL_SECONDS,
+    REPLY_SECONDS,
+    Clock,
+    Executor,
+)
 from client.site.warm.install import install_shim
 
 
@@ -55,6 +63,34 @@ def test_flower_sleeps_where_we_think_it_does() -> None:
     assert "import time\n" in source
 
 
+def test_a_superexec_that_died_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """At most every five seconds; as Flower starts it, with nothing but a command."""
+    hours = Hours()
+    executor = Executor(lambda: hours.now)
+    executor.look()  # none has been started yet
+    first = executor.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    executor.look()
+    first.kill()
+    first.wait()
+    executor.look()  # it was started a moment ago
+    assert not capsys.readouterr().out
+    hours.now += AGAIN_SECONDS
+    executor.look()
+    second = executor._process
+    assert second is not None and second is not first and second.poll() is None and second.args == first.args
+    assert "the silo's SuperExec has ended (exit code -9); it is started again" in capsys.readouterr().out
+    executor.look()
+    assert executor._process is second
+    second.kill()
+    second.wait()
+
+
+def test_flower_starts_its_superexec_where_we_think_it_does() -> None:
+    source = inspect.getsource(start_client_internal)
+    assert re.findall(r"subprocess\.\w+\(.*\)", source) == ["subprocess.Popen(command)"]
+    assert "import subprocess\n" in source
+
+
 def test_the_shim_takes_flowers_own_options(tmp_path: Path) -> None:
     install_shim(tmp_path)
     done = subprocess.run([tmp_path / "flower-supernode", "--help"], capture_output=True, text=True, timeout=120)
@@ -66,6 +102,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
     seen: list[object] = []
     monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
+    monkeypatch.setattr(start_client_internal, "subprocess", start_client_internal.subprocess)
     monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
     for module in (heartbeat, connection):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_DEFAULT_INTERVAL)

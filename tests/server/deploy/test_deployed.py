@@ -10,21 +10,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny import comparable
+from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site import audit
-from client.site.launch import FLOWER, program
+from client.site.launch import program
 from server.deploy import local, processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.federation import read_federation
 from server.deploy.local import LocalFederation
 from server.run.history import History
 from server.simulate import simulate
@@ -35,43 +32,6 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[3]
-RUN: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet", "rounds": 3, "threads": 1, "model": "mlp"}
-FEDERATION = """\
-name: {name}
-demo: {{dataset: digits, partition: dirichlet, seed: 42}}
-silos:
-  - {{name: hospital-01, data: demo}}
-  - {{name: hospital-02, data: demo}}
-  - {{name: hospital-03, data: demo}}
-"""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Everything that is written lies here; all processes end with it."""
-    folder = tmp_path_factory.mktemp("deployed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        patch.setenv("FLWR_HOME", str(folder / "flower"))
-        for key, value in FLOWER.items():
-            patch.setenv(key, value)
-        (folder / "federation.yaml").write_text(FEDERATION.format(name="trio"))
-        yield folder
-        processes.end(processes.find(local.state_root() / "trio"), grace=1.0)
-
-
-@pytest.fixture(scope="module")
-def federation(folder: Path) -> LocalFederation:
-    return bring_up(folder)
-
-
-def bring_up(folder: Path) -> LocalFederation:
-    return local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
-
-
-def rows(directory: Path) -> list[list[str]]:
-    """Everything of the history but how long rounds took."""
-    return comparable(History(directory / "history.csv").rows)
 
 
 @pytest.mark.parametrize("strategy", ["apple", "fedala"])
@@ -123,10 +83,6 @@ def superlinks() -> list[int]:
     return found
 
 
-def supernode(federation: LocalFederation) -> list[int]:
-    return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == "hospital-02"]
-
-
 def superlink(federation: LocalFederation) -> list[int]:
     return [local.status(federation)["superlink"]["pid"]]
 
@@ -172,23 +128,6 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     bring_up(folder)
     submit.run({**settings, "out": str(out), "resume": True})
     assert rows(out) == rows(tmp_path / "here")
-
-
-def text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def start_run(settings: dict[str, Any], out: Path) -> threading.Thread:
-    follower = threading.Thread(target=lambda: submit.run({**settings, "out": str(out)}))
-    follower.start()
-    return follower
 
 
 def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""The federation of three silos that deployed tests share; it goes with the module that asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from trio import FEDERATION, bring_up
+
+from client.site.launch import FLOWER
+from server.deploy import local, processes
+from server.deploy.local import LocalFederation
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Everything that is written lies here; all processes end with it."""
+    folder = tmp_path_factory.mktemp("deployed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        patch.setenv("FLWR_HOME", str(folder / "flower"))
+        for key, value in FLOWER.items():
+            patch.setenv(key, value)
+        (folder / "federation.yaml").write_text(FEDERATION.format(name="trio"))
+        yield folder
+        processes.end(processes.find(local.state_root() / "trio"), grace=1.0)
+
+
+@pytest.fixture(scope="module")
+def federation(folder: Path) -> LocalFederation:
+    return bring_up(folder)
