@@ -98,7 +98,9 @@ def answer_in_its_place(message: Any, state: Any, store: Any) -> None:
     if name not in state.time_store:  # never taken; Flower wants to know how long it took
         state.record_message_processing_start(name)
     state.record_message_processing_end(name)
-    error = Error(internal("ErrorCode").CLIENT_APP_CRASHED, UNANSWERED)
+    tasks = state.get_tasks(run_ids=[message.metadata.run_id])
+    why = max(((task.finished_at, task.status.details) for task in tasks), default=("", ""))[1]
+    error = Error(internal("ErrorCode").CLIENT_APP_CRASHED, why or UNANSWERED)
     internal("supernode_loop")._insert_message(Message(error, reply_to=message), state, store)
 
 

@@ -79,7 +79,6 @@ class RoundLoop:
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.names = Names(self.keys)
         silos = self.gather()
-        self.nodes = {silo.node_id: silo.name for silo in silos}
         strategy = self.prepare(silos + self.absent(saved))
         strategy.summary()
         done = self.restore(strategy, saved)
@@ -129,6 +128,7 @@ class RoundLoop:
             self.note(fault)
         check_cards([cards[n] for n in here])
         self.cards = {cards[n]["name"]: cards[n] for n in here}
+        self.nodes = {n: cards[n]["name"] if n in cards else f"node {n}" for n in (*here, *faults, *impostors)}
         self.keys |= {cards[n]["name"]: key for n in here if (key := self.names.key(n))}
         self._name_the_withheld()
         return [silo_info(cards[n], n) for n in here]
@@ -302,11 +302,9 @@ class RoundLoop:
         faults: dict[int, str] = {}
         impostors: dict[int, str] = {}
         self.ask_cards(new, cards, faults, impostors)
-        for node, reason in faults.items():
+        for reason in faults.values():
             self.note(reason)
-            self.nodes[node] = f"node {node}"
-        for node in impostors:
-            self.nodes[node] = f"node {node}"
+        self.nodes |= {node: f"node {node}" for node in (*faults, *impostors)}
         for node, card in cards.items():
             name = card["name"]
             self.nodes[node] = name

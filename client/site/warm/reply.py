@@ -31,8 +31,11 @@ def answer(note: dict[str, Any], reason: str) -> None:
 
 
 def finish(note: dict[str, Any], reason: str) -> None:
-    """Give the task back as failed, unless the worker did: a task that lapses fails the run's next message."""
-    if "message" not in note or note.get("finished"):
+    """Give the task back as failed, unless the worker did: a task that lapses fails the run's next message.
+
+    Where the worker died before it told which message it had, the SuperNode answers for it then (`replying.py`).
+    """
+    if note.get("finished"):
         return
     report(lambda client: internal("push_task_output")(client, None, internal("SubStatus").FAILED, reason))
 

@@ -82,8 +82,8 @@ class Silo:
         first = next(iter(get_all_nested_objects(reply).items()))
         self.store.put(first[0], first[1].deflate())
 
-    def ends(self, how: str = SubStatus.FAILED) -> None:
-        self.state.finish_task(self.task, how, "")
+    def ends(self, how: str = SubStatus.FAILED, why: str = "") -> None:
+        self.state.finish_task(self.task, how, why)
 
     def push(self, link: SuperLink) -> None:
         """What Flower's loop does after it has taken a message."""
@@ -106,10 +106,10 @@ def empty(silo: Silo) -> bool:
 @pytest.mark.timeout(30)
 def test_a_process_that_died_before_it_took_its_message_is_answered_for(silo: Silo) -> None:
     """Flower gives no reply for a task that fails before its message was taken, and waits for one."""
-    silo.ends()
+    silo.ends(why="killed by hand")
     link = SuperLink()
     silo.push(link)
-    assert [said(reply) for reply in link.replies] == [replying.UNANSWERED]
+    assert [said(reply) for reply in link.replies] == ["killed by hand"]
     assert empty(silo)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, rows_of, same, write_silo
 
@@ -35,7 +35,8 @@ def registered(keys: Keys, names: Mapping[str, str] | None = None) -> Callable[[
             own = str(context.node_config["name"])
             name, key = keys[own]
             context.node_config["name"] = (names or {}).get(own, own)
-            nodes.append(SimpleNamespace(node_id=number, name=name, public_key=pem(key) if key else b""))
+            public = pem(key) if key else b""
+            nodes.append(NodeInfo(node_id=number, name=name, public_key=public))
         grid.get_nodes = lambda: nodes  # type: ignore[method-assign]
 
     return prepare
