@@ -70,6 +70,7 @@ class RoundLoop:
         self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
         self.total_bytes = {"down": 0, "up": 0}
         self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
+        self.gone: set[int] = set()  # nodes that went away in a round and have not answered since
         self.waited = settings.common.round_timeout  # seconds that the silos of the last exchange had
 
     def run(self) -> PersonalizedStrategy:
@@ -348,10 +349,17 @@ class RoundLoop:
         exchange = Exchange(self.grid, patience, self._tell_gone)
         replies = exchange.run(messages)
         self.waited = exchange.limit
+        back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
+        for node in sorted(self.gone & back):
+            self.note(f"{self.nodes.get(node, f'node {node}')} is back")
+        self.gone -= back
         return replies
 
     def _tell_gone(self, node: int) -> None:
         """In the middle of a round: whoever looks sees at once whom it waits for, or goes on without."""
+        if node in self.gone:
+            return
+        self.gone.add(node)
         then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
         self.note(f"{self.nodes.get(node, f'node {node}')} is gone; {then}")
 

@@ -127,7 +127,7 @@ def test_who_follows_a_run_is_killed(federation: LocalFederation, folder: Path, 
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     options = [word for key, value in LONG.items() for word in ("--set", f"{key}={value}")]
-    follower = subprocess.Popen([*program("silofl"), "run", *options, "--set", f"out={out}"])
+    follower = subprocess.Popen([program("silofl"), "run", *options, "--set", f"out={out}"])
     wait_for(reached(out, 2), 120)
     follower.kill()
     follower.wait()
