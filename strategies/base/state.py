@@ -33,7 +33,8 @@ class State:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 numbers = json.loads((file.metadata() or {}).get("numbers", "{}"))
-                return cls({name: file.get_tensor(name) for name in file.keys()}, numbers)  # noqa: SIM118
+                # Copies: a view into the file is aligned otherwise than memory is, and sums then end in other bits.
+                return cls({name: file.get_tensor(name).clone() for name in file.keys()}, numbers)  # noqa: SIM118
         except (OSError, safetensors.SafetensorError, json.JSONDecodeError) as error:
             raise ValueError(f"the state file {path} cannot be read: {error}") from error
 
