@@ -82,7 +82,8 @@ def make_run(
     """A run directory as the round loop leaves it. ``test``: accuracies per silo, for several seeds a list of those."""
     listed = ",".join(map(str, seeds))
     plain: dict[str, Any] = {"strategy": ",".join(test), "rounds": 2, "seed": listed, "silos": len(counts)}
-    directory = RunDirectory.open(path, {**plain, **(config or {})}, resume=False)
+    with RunDirectory.open(path, {**plain, **(config or {})}, resume=False) as directory:
+        pass
     history = History(directory.history)
     runs = []
     for strategy, values in test.items():
