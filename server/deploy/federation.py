@@ -123,7 +123,8 @@ def _parsed(text: str, path: Path) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{path}{line}: not valid YAML: {problem}") from None
     except Exception as error:  # PyYAML's own, at a value that denies its tag: of six kinds at least
         raise ValueError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
 

@@ -56,8 +56,10 @@ def read_toml(path: Path) -> dict[str, Value]:
         return flatten(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # also of a number of thousands of digits
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
+    except RecursionError:
+        raise UserError(f"the configuration file {path} cannot be read: it is nested too deep") from None
 
 
 class RunDirectory:
