@@ -225,6 +225,9 @@ class RoundLoop:
             return None
         state, fault = load_checkpoint(folder)
         if state is None:
+            if self.history.of(self.common.strategy, self.common.seed):
+                key = self.settings.run_key
+                self.note(f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1")
             return None
         if gone := state.numbers.get("withdrawn"):
             raise UserError(f"{folder}: {', '.join(gone)} withdrew from this run, which cannot go on: start a new one")

@@ -488,6 +488,7 @@ def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
     ):
         state = State({"dr_history": torch.tensor(values)}, {"dr_rounds": rounds})
         state.save(tmp_path / name / "round-000002.safetensors")
+    (tmp_path / "b" / "round-000003.safetensors").write_bytes(b"damaged")  # the one before is shown
     found = Apple.read_relationships(newest_states(tmp_path))
     assert found is not None and found.rounds == [0, 1, 2]
     assert found.values[:, 1, 1].tolist() == pytest.approx([0.5, 0.6, 0.9])

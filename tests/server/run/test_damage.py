@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,14 @@ def test_without_a_good_checkpoint_nothing_is_changed(three: Files, tmp_path: Pa
     with pytest.raises(ValueError, match=f"{NEWEST} cannot be read: .*there is no other checkpoint: start the run"):
         federate(three, directory=tmp_path / "run", resume=True, **{**OPTIONS, "rounds": 9})
     assert files_of(tmp_path / "run") == before
+
+
+def test_a_run_without_its_checkpoint_does_not_begin_again_silently(three: Files, tmp_path: Path) -> None:
+    interrupted(three, tmp_path / "run", watch=crash_after(3), **OPTIONS)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    federate(three, directory=tmp_path / "run", resume=True, **OPTIONS)
+    (note,) = notes(tmp_path / "run")
+    assert note == "apple-7 has no checkpoint, though history.csv has rounds of it: it begins again at round 1"
 
 
 def test_a_history_with_holes_is_named(three: Files, tmp_path: Path) -> None:
