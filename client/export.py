@@ -8,6 +8,7 @@ normalisation. Both come from the silo's own state, so that a hospital exports w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -18,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
 from client.store import RUN_FOLDER, silo_folder
@@ -33,10 +32,11 @@ from partitions.silo_file import EXTRA_NAMES, Fault, read_arrays, read_inputs
 from partitions.splits import Array, input_shape
 from strategies import strategies
 from strategies.base.settings import UserError
-from strategies.base.state import State
+from strategies.base.state import State, read_sealed, write_sealed
 
 # Where a silo's states lie: below a run directory; below a silo's state-dir, or one run, method or silo of it.
 FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
+CARD = "card"  # the text in a model's header that is the SHA-256 of its card
 BATCH = 512
 TO_PREDICT = ("x_test", "test_images", "x")  # the first of these that a file has
 
@@ -93,9 +93,8 @@ def export_model(
     tensors = model.state_dict(state.arrays[arrays], state.arrays.get(f"{arrays}.buffers"))
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
-    data = safetensors.torch.save(tensors, metadata={"format": "pt"})
-    write_atomically(out, data)
-    text = json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = (json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
     write_atomically(card_file(out), text)
     return card
 
@@ -200,22 +199,25 @@ def predict_file(model: Path, data: Path) -> str:
 def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     """An exported model with its card. Raises UserError where one of the two is missing, damaged or another's."""
     try:
-        tensors = safetensors.torch.load_file(file)
+        tensors, texts = read_sealed(file, ("format",))
     except FileNotFoundError:
         raise UserError(f"there is no model {file}: silofl export makes one") from None
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{file} is no exported model, or damaged ({error}); export it again") from None
     beside = card_file(file)
     try:
-        card: dict[str, Any] = json.loads(beside.read_text("utf-8"))
+        text = beside.read_bytes()
+        card: dict[str, Any] = json.loads(text)
         net = network(card)
         net.module.load_state_dict(tensors)
     except FileNotFoundError:
         raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"the card {beside} cannot be used ({error!r}); export the model again") from None
     except RuntimeError:  # torch lists every tensor that does not fit, over many lines
         raise UserError(f"the card {beside} is of another model than {file.name}; export it again") from None
+    if texts.get(CARD, own := hashlib.sha256(text).hexdigest()) != own:
+        raise UserError(f"the card {beside} is damaged, or not the one that {file.name} came with; export it again")
     return card, net
 
 

@@ -49,12 +49,18 @@ def fresh_folder(beside: Path) -> Path:
 
 
 def write_atomically(
-    path: Path, content: bytes | str | Callable[[Path], object], *, mode: int | None = None, durable: bool = True
+    path: Path,
+    content: bytes | str | Callable[[Path], object],
+    *,
+    mode: int | None = None,
+    durable: bool = True,
+    keep: Path | None = None,
 ) -> None:
     """Write to a temporary name beside ``path``, flush it, rename it: a reader sees the old file or the new one.
 
     ``content`` is what to write, or a function that writes to the path that it is given. ``mode`` are the file's
     permissions, from its first byte on (None: as the umask has them). ``durable``: what is there outlives a power cut.
+    ``keep``: where the file of before goes, once the new one is written; else it is gone.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)  # for its owner alone
@@ -68,6 +74,8 @@ def write_atomically(
         temporary.chmod(_usual_mode() if mode is None else mode)
         if durable:
             sync(temporary)
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(temporary, path)
         if durable:
             sync(path.parent)

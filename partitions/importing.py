@@ -17,6 +17,7 @@ trained on.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from partitions.splits import Array, SiloData, Split
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -196,11 +198,8 @@ def read_csv(path: Path, label: str | None) -> tuple[list[Row], tuple[str, ...]]
 
 
 def is_number(text: str) -> bool:
-    """Whether the text is a finite number that float32 can hold."""
-    try:
-        return abs(float(text)) <= float(np.finfo(np.float32).max)
-    except ValueError:
-        return False
+    """Whether the text is a finite number that float32 can hold, as other programs write it: not 1_000, as Python."""
+    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)
 
 
 def number_labels(rows: Sequence[Row], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:

@@ -29,4 +29,6 @@ def nearest(word: object, known: Iterable[str]) -> str:
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """The error for a name that does not exist: says what is wrong, the nearest name, and all that exist."""
     names = sorted(known)
-    return ValueError(f"unknown {kind} '{name}'{nearest(name, names)}; there are: {', '.join(names) or 'none'}")
+    return ValueError(
+        f"unknown {kind} {str(name)[:80]!r}{nearest(name, names)}; there are: {', '.join(names) or 'none'}"
+    )

@@ -16,6 +16,9 @@ refused. An ``x_val`` without samples says that no validation samples are wanted
 
 from __future__ import annotations
 
+import lzma
+import math
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -38,6 +41,8 @@ MEDMNIST_NAMES = {
 UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
 EXTRA_NAMES = ("classes", "label_names", "feature_names")
 MOST_CLASSES = 100_000  # a larger label is taken for a mistake
+LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
+MOST_TIMES = 100
 
 
 @dataclass(frozen=True)
@@ -208,23 +213,57 @@ def read_arrays(path: Path) -> dict[str, Array]:
             raise Fault("is a single .npy array", "an .npz with inputs and labels is needed; " + make)
         if not zipfile.is_zipfile(path):
             raise Fault("is no .npz file, or is cut short", make)
-        arrays = {}
-        with np.load(path, allow_pickle=False) as npz:
-            for key in npz.files:
-                try:
-                    arrays[key] = npz[key]
-                except ValueError as error:
-                    if "allow_pickle" not in str(error):
-                        raise Fault(f"{key} is damaged ({error})", "copy it again, or " + make) from error
-                    raise Fault(
-                        f"{key} is an array of Python objects, which are not read: they could run code",
-                        "save plain arrays of numbers",
-                    ) from error
-                if not isinstance(arrays[key], np.ndarray):
-                    raise Fault(f"holds {key!r}, which is no array", make)
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        with zipfile.ZipFile(path) as archive:
+            check_size(archive, path.stat().st_size)
+            return {member.filename.removesuffix(".npy"): read_array(archive, member) for member in archive.infolist()}
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise Fault(f"is damaged or not readable ({error})", "copy it again, or " + make) from error
-    return arrays
+    except (ValueError, OverflowError, struct.error) as error:  # of zipfile's, about its own header
+        if isinstance(error, Fault):
+            raise
+        raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
+
+
+def check_size(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse a small file that unpacks to much: before anything is unpacked."""
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > LARGEST_UNPACKED and unpacked > MOST_TIMES * size:
+        raise Fault(
+            f"would unpack to {unpacked / 1e6:.0f} MB, {unpacked / size:.0f} times its size",
+            "if that is what you mean, save it uncompressed, with numpy.savez",
+        )
+
+
+def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, whose header is looked at first: it may not ask for more memory than the file has values for."""
+    name = member.filename.removesuffix(".npy")
+    again = "copy it again, or make it with `silofl import`, or with numpy.savez"
+    with archive.open(member) as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise Fault(f"holds {name!r}, which is no array", again)
+    try:
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[version](file)
+    except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Fault(f"{name} is damaged ({error})", again) from error
+    if dtype.hasobject:
+        raise Fault(
+            f"{name} is an array of Python objects, which are not read: they could run code",
+            "save plain arrays of numbers",
+        )
+    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > member.file_size:
+        raise Fault(f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again)
+    try:
+        with archive.open(member) as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+    except ValueError as error:
+        raise Fault(f"{name} is damaged ({error})", again) from error
+    except MemoryError:
+        need = math.prod(shape) * dtype.itemsize / 1e9
+        raise Fault(f"{name} needs {need:.1f} GB of memory, which is not here", "use a machine with more") from None
 
 
 def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:

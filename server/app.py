@@ -28,13 +28,10 @@ def main(grid: Grid, context: Context) -> None:
     if c.vectorize:
         log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
-    with private():
-        # A study (several methods or seeds) has written its config before its first run starts.
-        directory = RunDirectory.open(
-            out, settings.flat(), resume=c.resume, member=bool(c.out) and (out / "study").exists()
-        )
-        with directory.held():
-            run(grid, settings, directory)
+    # A study (several methods or seeds) has written its config before its first run starts.
+    member = bool(c.out) and (out / "study").exists()
+    with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
+        run(grid, settings, directory)
 
 
 def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:

@@ -37,8 +37,7 @@ def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence
     first = runs[0].common
     config = study_config(runs)
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
-    directory = RunDirectory.open(out, config, resume=first.resume)
-    with directory.held():
+    with RunDirectory.open(out, config, resume=first.resume) as directory:
         run_all(runs, directory, trackers, quiet=quiet)
     if not quiet:
         print(silo_table(Study(directory.path)), file=sys.stderr)

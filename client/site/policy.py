@@ -111,12 +111,12 @@ def parse_policy(text: str, path: str) -> Policy:
     """The policy of a file's text. Raises ValueError, one line, where it is none."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
         raise ValueError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
     known = rules()
     for key in content:
         if key not in known:
-            raise ValueError(f"{path}: {key!r} is no rule; the rules are {', '.join(known)}")
+            raise ValueError(f"{path}: {shown(key)} is no rule; the rules are {', '.join(known)}")
     values = {known[key].name: _value(path, key, value, known[key]) for key, value in content.items()}
     return Policy(**values, where=path)
 
@@ -125,16 +125,26 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
     if isinstance(f.default, bool):
         if isinstance(value, bool):
             return value
-        raise ValueError(f"{path}: {key} = {value!r}: true or false is wanted here")
+        raise ValueError(f"{path}: {key} = {shown(value)}: true or false is wanted here")
     if isinstance(f.default, tuple):
         allowed = METRICS if key == "metrics" else ("all", *METHODS)
         if not isinstance(value, list) or any(word not in allowed for word in value):
-            raise ValueError(f"{path}: {key} = {value!r}: a list of these is wanted here: {', '.join(allowed)}")
+            raise ValueError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
         return tuple(value)
     least = f.metadata["least"]
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{path}: {key} = {value!r}: a whole number of at least {least} is wanted here")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NO_LIMIT:
+        raise ValueError(
+            f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"
+        )
     return value
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its beginning; of a number of thousands of digits Python makes no text."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "..."
 
 
 def default_file() -> str:

@@ -115,7 +115,7 @@ def read_request(path: Path) -> Request:
         raise ValueError(f"there is no request {path}: {hint}") from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, NoBase64):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NoBase64):
         raise ValueError(f"{path} is no request, or is damaged: {hint}") from None
     check_silo_name(request.name)
     try:

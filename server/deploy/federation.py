@@ -11,6 +11,8 @@ Read by `silofl up` and `silofl compose`. A relative path starts at the file's o
 """
 
 import re
+import reprlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,13 @@ from client.site.policy import PUBLIC, read_policy
 from partitions.names import SILO, unknown_name
 
 NAME = SILO
+SHORT = reprlib.Repr()  # of a value that may be of any size, by aliases
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
+shown = SHORT.repr
 DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
+LARGEST, DEEPEST = 1 << 20, 20  # characters and levels of a file; a federation has four levels
 TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configuration has
 
 
@@ -81,29 +87,25 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     Raises ValueError: one line that says what is wrong, where, and how to mend it.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"there is no {path}: write one, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-
+    content = _parsed(text, path)
     top = _mapping(content, f"{path}", ("name", "server", "demo", "silos"), required=("name", "silos"))
     name = _name(top["name"], f"{path}: name")
     if name in TAKEN:
-        raise ValueError(f"{path}: name: {name!r} is an entry of Flower's own configuration; choose another name")
+        raise ValueError(f"{path}: name: {shown(name)} is an entry of Flower's own configuration; choose another name")
     server = _server(top.get("server"), path)
     demo = _demo(top.get("demo"), path)
     if not isinstance(top["silos"], list) or not top["silos"]:
         raise ValueError(f"{path}: silos: needs a list of at least one silo, each with a `name`")
     silos = tuple(_silo(item, number, path, check_data) for number, item in enumerate(top["silos"], start=1))
     names = [silo.name for silo in silos]
-    for silo in names:
-        if names.count(silo) > 1:
-            raise ValueError(f"{path}: silos: the name {silo!r} is there {names.count(silo)} times; each needs its own")
+    for silo, times in Counter(names).items():
+        if times > 1:
+            raise ValueError(f"{path}: silos: the name {silo!r} is there {times} times; each needs its own")
     users = [silo.name for silo in silos if silo.data is None]
     if users and demo is None:
         raise ValueError(
@@ -113,6 +115,34 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     return Federation(path=path, name=name, server=server, demo=demo, silos=silos)
 
 
+def _parsed(text: str, path: Path) -> Any:
+    if len(text) > LARGEST:
+        raise ValueError(f"{path} has {len(text)} characters: a federation file has at most {LARGEST}")
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"{path}{line}: not valid YAML: {problem}") from None
+    except Exception as error:  # PyYAML's own, at a value that denies its tag: of six kinds at least
+        raise ValueError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
+
+
+class Loader(yaml.SafeLoader):
+    """Reads plain values of few levels."""
+
+    level = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.level += 1
+        if self.level > DEEPEST:
+            raise yaml.YAMLError("nested too deep")
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+
 def _server(content: Any, path: Path) -> Server:
     if content is None:
         return Server()
@@ -120,12 +150,12 @@ def _server(content: Any, path: Path) -> Server:
     fields = _mapping(content, where, ("address", "fleet-port", "control-port"))
     address = fields.get("address", Server.address)
     if not isinstance(address, str) or not HOST.fullmatch(address):
-        raise ValueError(f"{where}.address: {address!r} is neither a host name nor an IP address")
+        raise ValueError(f"{where}.address: {shown(address)} is neither a host name nor an IP address")
     ports = {}
     for key in ("fleet-port", "control-port"):
         port = fields.get(key, 0)
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise ValueError(f"{where}.{key}: {port!r} is not a port; use 1 to 65535, or 0 for a free one")
+            raise ValueError(f"{where}.{key}: {shown(port)} is not a port; use 1 to 65535, or 0 for a free one")
         ports[key] = port
     if ports["fleet-port"] and ports["fleet-port"] == ports["control-port"]:
         raise ValueError(f"{where}: fleet-port and control-port are both {ports['fleet-port']}; they must differ")
@@ -141,11 +171,12 @@ def _demo(content: Any, path: Path) -> Demo | None:
     fields = _mapping(content, where, ("dataset", "partition", "seed"))
     seed = fields.get("seed", Demo.seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"{where}.seed: {seed!r} is not a whole number of at least 0")
+        raise ValueError(f"{where}.seed: {shown(seed)} is not a whole number of at least 0")
     demo = Demo(fields.get("dataset", Demo.dataset), fields.get("partition", Demo.partition), seed)
     for kind, name, known in (("dataset", demo.dataset, DATASETS), ("partition", demo.partition, PARTITIONS)):
-        if name not in known:
-            raise ValueError(f"{where}.{kind}: {unknown_name(kind, name, known)}")
+        word = name if isinstance(name, str) else shown(name)
+        if word not in known:
+            raise ValueError(f"{where}.{kind}: {unknown_name(kind, word, known)}")
     return demo
 
 
@@ -156,17 +187,17 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     where = f"{path}: silo {name}"
     device = fields.get("device", "cpu")
     if not isinstance(device, str) or not DEVICE.fullmatch(device):
-        raise ValueError(f"{where}: device: {device!r} is no device; use `cpu`, or `cuda:0` and so on")
+        raise ValueError(f"{where}: device: {shown(device)} is no device; use `cpu`, or `cuda:0` and so on")
     memory = fields.get("memory", "")
     if memory != "" and not (isinstance(memory, str) and MEMORY.fullmatch(memory)):
-        raise ValueError(f"{where}: memory: {memory!r} is no amount of memory; write for example `2g` or `512m`")
+        raise ValueError(f"{where}: memory: {shown(memory)} is no amount of memory; write for example `2g` or `512m`")
     policy = _policy(fields.get("policy"), f"{where}: policy", path)
     data = fields["data"]
     if not isinstance(data, str) or not data:
-        raise ValueError(f"{where}: data: {data!r} is neither `demo` nor the path of an .npz file")
+        raise ValueError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
     if data == "demo":
         return SiloEntry(name, device, None, memory, policy or PUBLIC)  # nobody's secret
-    file = (path.parent / Path(data).expanduser()).absolute()
+    file = _file(data, f"{where}: data", path)
     if check_data and not file.is_file():
         raise ValueError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
     return SiloEntry(name, device, file, memory, policy)
@@ -177,19 +208,26 @@ def _policy(named: Any, where: str, path: Path) -> str:
     if named in (None, PUBLIC):
         return named or ""
     if not isinstance(named, str) or not named:
-        raise ValueError(f"{where}: {named!r} is neither the path of a policy.toml nor `public`")
-    file = str((path.parent / Path(named).expanduser()).absolute())
+        raise ValueError(f"{where}: {shown(named)} is neither the path of a policy.toml nor `public`")
+    file = str(_file(named, where, path))
     read_policy(file)
     return file
+
+
+def _file(named: str, where: str, path: Path) -> Path:
+    try:
+        return (path.parent / Path(named).expanduser()).absolute()
+    except RuntimeError:
+        raise ValueError(f"{where}: there is no home directory of the user in {shown(named)}") from None
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The mapping itself, if it has no unknown key and all required ones."""
     if not isinstance(content, dict):
-        raise ValueError(f"{where}: needs keys and values ({', '.join(known)}), got {content!r}")
+        raise ValueError(f"{where}: needs keys and values ({', '.join(known)}), got {shown(content)}")
     for key in content:
         if key not in known:
-            raise ValueError(f"{where}: {unknown_name('key', key, known)}")
+            raise ValueError(f"{where}: {unknown_name('key', key[:80] if isinstance(key, str) else shown(key), known)}")
     for key in required:
         if content.get(key) is None:
             raise ValueError(f"{where}: the key {key!r} is missing")
@@ -199,6 +237,6 @@ def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tupl
 def _name(value: Any, where: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ValueError(
-            f"{where}: {value!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
+            f"{where}: {shown(value)} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
         )
     return value

@@ -89,9 +89,8 @@ def open_directory(out: Path, config: Mapping[str, Value], federation: str, *, r
     """The run directory, in which the server app will find that it is open already."""
     from server.run.rundir import RunDirectory
 
-    directory = RunDirectory.open(out, config, resume=resume)
-    directory.check_free()
-    write_atomically(directory.path / "study", federation)  # tells the report which federation this was
+    with RunDirectory.open(out, config, resume=resume) as directory:
+        write_atomically(directory.path / "study", federation)  # tells the report which federation this was
     return directory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -358,9 +359,12 @@ class Study:
 
 
 def newest_states(folder: Path) -> dict[str, State]:
-    """The newest state of each silo below ``folder``."""
-    files = {silo.name: sorted(silo.glob("round-*.safetensors")) for silo in sorted(folder.glob("*"))}
-    return {name: State.load(found[-1]) for name, found in files.items() if found}
+    """The newest state of each silo below ``folder`` that can be read."""
+    states: dict[str, State] = {}
+    for file in sorted(folder.glob("*/round-*.safetensors")):
+        with contextlib.suppress(ValueError):
+            states[file.parent.name] = State.load(file)
+    return states
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from partitions.disk import write_atomically
 
@@ -36,24 +39,18 @@ class Row:
 HEADER = [f.name for f in fields(Row)]
 
 
-def _read(text: str, path: Path) -> Iterator[Row]:
-    for line, r in enumerate(csv.DictReader(io.StringIO(text)), start=2):
-        try:
-            value = float(r["value"]) if r["value"] else math.nan
-            n = int(r["n"]) if r["n"] else None
-            yield Row(
-                r["strategy"],
-                int(r["seed"]),
-                int(r["round"]),
-                r["silo"],
-                r["split"],
-                r["snapshot"],
-                r["metric"],
-                value,
-                n,
+def _read(text: str, path: Path) -> list[Row]:
+    rows, reader = list[Row](), csv.reader(io.StringIO(text))
+    try:
+        next(reader, None)  # the header
+        for strategy, seed, round, silo, split, snapshot, metric, value, n in reader:
+            number = float(value) if value else math.nan
+            rows.append(
+                Row(strategy, int(seed), int(round), silo, split, snapshot, metric, number, int(n) if n else None)
             )
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"{path}, line {line}: no row of a history") from None
+    except (ValueError, csv.Error):
+        raise ValueError(f"{path}, line {reader.line_num}: no row of a history") from None
+    return rows
 
 
 def _text(rows: Iterable[Row]) -> str:
@@ -62,40 +59,74 @@ def _text(rows: Iterable[Row]) -> str:
     return buffer.getvalue()
 
 
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is damaged: it is not all text") from None
+
+
 class History:
     """Rows in memory and, where there is a path, in its file, which grows by one write per round."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: list[Row] = []
+        self._sums: dict[tuple[str, int], Any] = {}  # of the rows of a run, once they have been asked for
         if path is not None and path.exists():
-            text = path.read_text()
-            self.rows = list(_read(text[: text.rfind("\n") + 1], path))  # a last line cut off by a crash is left out
+            text = _text_of(path)
+            self.rows = _read(text[: text.rfind("\n") + 1], path)  # a last line cut off by a crash is left out
         elif path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(",".join(HEADER) + "\n")
+            self._write()
 
     def add(self, rows: Iterable[Row]) -> None:
+        """Add rows of one run; they are on the disk when this returns, for a checkpoint will count on them."""
         new = list(rows)
         self.rows += new
+        text = _text(new)
+        if new and (own := self._sums.get((new[0].strategy, new[0].seed))):
+            own.update(text.encode())
         if self.path is not None:
             with self.path.open("a") as file:
-                file.write(_text(new))
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
 
     def forget(self, strategy: str, seed: int, after: int) -> None:
-        """Drop the rows of one run from rounds later than ``after``: they are about to be repeated."""
-        self.rows = [r for r in self.rows if (r.strategy, r.seed) != (strategy, seed) or r.round <= after]
-        if self.path is not None:
-            text = ",".join(HEADER) + "\n" + _text(self.rows)
-            write_atomically(self.path, text)
+        """Drop the rows of one run from rounds later than ``after``: they are about to be repeated.
+
+        The others go to the end, where the new ones will follow: a run's rows stand together, in the order of rounds,
+        and the runs in the order in which a study goes through them, however often it was interrupted.
+        """
+        kept = [r for r in self.of(strategy, seed) if r.round <= after]
+        self.rows = [r for r in self.rows if (r.strategy, r.seed) != (strategy, seed)] + kept
+        self._write()
 
     def drop(self, silo: str) -> bool:
         """Drop all rows of a silo; whether there were any."""
         before = len(self.rows)
         self.rows = [r for r in self.rows if r.silo != silo]
-        if self.path is not None and len(self.rows) < before:
-            write_atomically(self.path, ",".join(HEADER) + "\n" + _text(self.rows))
+        if len(self.rows) < before:
+            self._write()
         return len(self.rows) < before
+
+    def missing(self, strategy: str, seed: int, rounds: int) -> list[int]:
+        """The rounds from 1 to ``rounds`` of which there is nothing."""
+        here = {r.round for r in self.of(strategy, seed)}
+        return [number for number in range(1, rounds + 1) if number not in here]
+
+    def digest(self, strategy: str, seed: int) -> str:
+        """SHA-256 of a run's rows, as they are written."""
+        key = (strategy, seed)
+        if key not in self._sums:
+            self._sums[key] = hashlib.sha256(_text(self.of(*key)).encode())
+        return str(self._sums[key].hexdigest())
+
+    def _write(self) -> None:
+        """The whole file anew."""
+        self._sums.clear()
+        if self.path is not None:
+            write_atomically(self.path, ",".join(HEADER) + "\n" + _text(self.rows))
 
     def of(self, strategy: str, seed: int) -> list[Row]:
         return [r for r in self.rows if r.strategy == strategy and r.seed == seed]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -22,6 +23,7 @@ from torch import Tensor
 from models.initial import flat_model, initial_model
 from models.standardisation import agreed_statistics
 from models.threads import use_threads
+from server.run.checkpoint import load_checkpoint, save_checkpoint
 from server.run.exchange import UNREACHABLE, Exchange, Patience
 from server.run.history import History, Row, metric_rows
 from server.run.names import ImpostorError, Names
@@ -84,6 +86,8 @@ class RoundLoop:
         strategy.summary()
         done = self.restore(strategy, saved)
         self.history.forget(self.common.strategy, self.common.seed, after=done)
+        if saved is not None:
+            self._check_history(saved, done)
         for server_round in range(done + 1, self.common.rounds + 1):
             self.round(strategy, server_round)
         self.close(strategy)
@@ -216,12 +220,19 @@ class RoundLoop:
 
     def saved(self) -> State | None:
         """The checkpoint that is to be resumed, if there is one."""
-        file = self._checkpoint()
-        if file is None or not self.common.resume or not file.exists():
+        folder = self._checkpoint()
+        if folder is None or not self.common.resume:
             return None
-        state = State.load(file)
+        state, fault = load_checkpoint(folder)
+        if state is None:
+            if self.history.of(self.common.strategy, self.common.seed):
+                key = self.settings.run_key
+                self.note(f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1")
+            return None
         if gone := state.numbers.get("withdrawn"):
-            raise UserError(f"{file}: {', '.join(gone)} withdrew from this run, which cannot go on: start a new one")
+            raise UserError(f"{folder}: {', '.join(gone)} withdrew from this run, which cannot go on: start a new one")
+        if fault:
+            self.note(f"{fault}; the run goes on from the checkpoint before it, of round {state.numbers['round']}")
         return state
 
     def absent(self, saved: State | None) -> list[SiloInfo]:
@@ -255,8 +266,17 @@ class RoundLoop:
         strategy.extra["run_id"] = self.run_id
         return done
 
-    def _checkpoint(self) -> Any:
-        return self.directory and self.directory.checkpoint(self.settings.run_key) / "server.safetensors"
+    def _checkpoint(self) -> Path | None:
+        return self.directory.checkpoint(self.settings.run_key) if self.directory else None
+
+    def _check_history(self, saved: State, done: int) -> None:
+        """Name what the history has lost of the rounds that the checkpoint counts on."""
+        key, which = self.settings.run_key, (self.common.strategy, self.common.seed)
+        if missing := self.history.missing(*which, done):
+            numbers = ", ".join(map(str, missing))
+            self.note(f"history.csv has nothing of {key} in rounds {numbers}, of {done} that are done: it was damaged")
+        elif saved.numbers.get("history", self.history.digest(*which)) != self.history.digest(*which):
+            self.note(f"history.csv has other rows of {key} than when round {done} was saved: it was damaged or edited")
 
     # -- a round ------------------------------------------------------------------------------------------------------
 
@@ -425,8 +445,8 @@ class RoundLoop:
         return max((sum(m.get(name, 0.0) for name in SECONDS) for m in metrics), default=0.0)
 
     def save(self, strategy: PersonalizedStrategy, server_round: int) -> None:
-        file = self._checkpoint()
-        if file is not None:
+        folder = self._checkpoint()
+        if folder is not None:
             numbers = {
                 "format": FORMAT,
                 "round": server_round,
@@ -437,8 +457,9 @@ class RoundLoop:
                 "strategy": strategy.state.numbers,
                 "seconds": self.seconds,
                 "bytes": self.total_bytes,
+                "history": self.history.digest(self.common.strategy, self.common.seed),
             }
-            State(strategy.state.arrays, numbers).save(file)
+            save_checkpoint(folder, State(strategy.state.arrays, numbers))
 
     def _tell(self, strategy: PersonalizedStrategy, rows: Sequence[Row], server_round: int, seconds: float) -> None:
         values = [

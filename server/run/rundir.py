@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from partitions.disk import locked, write_atomically
+from server.run.checkpoint import load_checkpoint
 from strategies.base.run_settings import toml_text
 from strategies.base.settings import UserError, Value
-from strategies.base.state import State
 
 LOCK = ".lock"  # held by the process that trains
 # These may differ between a run and its continuation; everything else makes it another run.
@@ -56,8 +56,10 @@ def read_toml(path: Path) -> dict[str, Value]:
         return flatten(tomllib.loads(path.read_text()))
     except FileNotFoundError:
         raise UserError(f"there is no configuration file {path}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # also of a number of thousands of digits
         raise UserError(f"the configuration file {path} cannot be read: {error}") from None
+    except RecursionError:
+        raise UserError(f"the configuration file {path} cannot be read: it is nested too deep") from None
 
 
 class RunDirectory:
@@ -67,32 +69,41 @@ class RunDirectory:
         self.path = path
 
     @classmethod
-    def open(cls, path: Path, config: Mapping[str, Value], *, resume: bool, member: bool = False) -> RunDirectory:
-        """Create the directory, or take it up again.
+    @contextlib.contextmanager
+    def open(
+        cls, path: Path, config: Mapping[str, Value], *, resume: bool, member: bool = False
+    ) -> Iterator[RunDirectory]:
+        """Create the directory, or take it up again, and keep other processes from writing there until the block ends.
 
         ``member`` is one run of a study whose directory already stands. Raises UserError where the directory holds
-        another run, or something that is no run.
+        another run, or something that is no run, ValueError where another process is at it; nothing is changed then.
         """
-        path = path.expanduser()
-        file = path / "config.toml"
-        config = {k: v for k, v in config.items() if k not in ("resume", "out")}
+        directory = cls(path.expanduser())
+        directory._check_place(resume, member)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        with directory.held():
+            found = directory._check_place(resume, member)  # nobody has come in between
+            if not (found and member):
+                kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
+                if found:
+                    directory._check_same(kept)
+                write_atomically(directory.path / "config.toml", toml_text(kept))
+            yield directory
+
+    def _check_place(self, resume: bool, member: bool) -> bool:
+        """Whether a run is there already, and may be. Raises UserError where it, or what else is there, may not."""
+        path, found = self.path, (self.path / "config.toml").exists()
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: give --out a directory")
-        if file.exists():
-            if member:
-                return cls(path)
-            if not resume:
-                raise UserError(
-                    f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
-                )
-            cls._check_same(file, config)
-        elif path.exists() and any(found.name != LOCK for found in path.iterdir()):
+        if found and not (resume or member):
+            raise UserError(
+                f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
+            )
+        if not found and path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
             raise UserError(f"{path} is not empty and holds no run: give --out a new directory")
-        elif resume:
+        if not found and resume:
             raise UserError(f"{path} holds no run to resume")
-        path.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, toml_text(config))
-        return cls(path)
+        return found
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -109,20 +120,20 @@ class RunDirectory:
             with self.held():
                 pass
 
-    @staticmethod
-    def _check_same(file: Path, config: Mapping[str, Value]) -> None:
-        before = read_toml(file)
+    def _check_same(self, config: Mapping[str, Value]) -> None:
+        before = read_toml(self.path / "config.toml")
         for key, value in config.items():
             if key not in FREE_ON_RESUME and key in before and before[key] != value:
                 raise UserError(
-                    f"{file.parent} was run with {key} = {before[key]!r}, not {value!r}: "
+                    f"{self.path} was run with {key} = {before[key]!r}, not {value!r}: "
                     f"resume with the settings of its config.toml, or give --out a new directory"
                 )
-        for checkpoint in sorted(file.parent.glob("checkpoint/*/server.safetensors")):
-            done = State.load(checkpoint).numbers["round"]
+        for folder in sorted(self.path.glob("checkpoint/*")):
+            state, _ = load_checkpoint(folder)
+            done = state.numbers["round"] if state else 0
             if done > int(config["rounds"]):
                 raise UserError(
-                    f"{checkpoint.parent.name} in {file.parent} has {done} rounds behind it, more than "
+                    f"{folder.name} in {self.path} has {done} rounds behind it, more than "
                     f"rounds = {config['rounds']}: resume with at least as many"
                 )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.disk import write_atomically
+from server.run.checkpoint import load_checkpoint
 from server.run.history import History
 from server.run.loop import FORMAT
 from server.run.rundir import RunDirectory
@@ -79,8 +80,11 @@ def _withdraw(name: str, run: Path) -> list[str]:
 
 
 def _names(checkpoint: Path) -> list[str]:
-    file = checkpoint / "server.safetensors"
-    return list(State.load(file).numbers.get("silos", [])) if file.is_file() else []
+    try:
+        state, _ = load_checkpoint(checkpoint)
+    except ValueError:
+        return []
+    return list(state.numbers.get("silos", [])) if state else []
 
 
 def _states(checkpoint: Path, name: str) -> list[Path]:
@@ -96,7 +100,11 @@ def of_silo(key: str, name: str, known: Iterable[str]) -> bool:
 
 
 def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
-    state = State.load(file)
+    try:
+        state = State.load(file)
+    except ValueError:  # nobody can say what of the hospital is in it, and nothing can be made of it
+        file.unlink()
+        return True
     # Arrays are called MODEL.NAME; a bare name is a method's own (`global`), but in checkpoints of before format 2.
     bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
     ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}

@@ -18,6 +18,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+LONGEST_NAME = 200  # characters of a model's name in a message
+
 Number = bool | int | float | str | list[int] | list[float] | list[str]
 
 
@@ -170,8 +172,10 @@ def decode(records: RecordDict, device: torch.device | str | None = None) -> tup
     config = cast(dict[str, Number], dict(found))
     try:
         manifest = json.loads(cast(str, config.pop("manifest")))
-    except (TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"the message's manifest is no JSON ({error})") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the message's manifest is no JSON ({type(error).__name__})") from error
+    if not isinstance(manifest, list) or not all(map(is_entry, manifest)):
+        raise ValueError("the message's manifest does not list models")
     models = {}
     for entry in manifest:
         record = records.get(f"model.{entry['name']}")
@@ -186,6 +190,15 @@ def decode(records: RecordDict, device: torch.device | str | None = None) -> tup
         )
     numbers = {k.removeprefix("number."): config.pop(k) for k in list(config) if k.startswith("number.")}
     return Payload(models, numbers), config
+
+
+def is_entry(entry: object) -> bool:
+    """Whether a manifest says a model's name, silo, round and number of samples so."""
+    kinds = {"name": str, "silo": str, "round": int, "samples": int}
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype", ""), str):
+        return False
+    right = all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
+    return right and entry["name"].isprintable() and len(entry["name"]) <= LONGEST_NAME
 
 
 def stack(models: Iterable[Model]) -> Tensor:

@@ -50,8 +50,9 @@ def read_update(reply: Message, silo: str, expected: Expected) -> Update:
     if reply.has_error():
         raise ValueError(reason_of(reply.error.reason))
     payload, config = decode(reply.content)
-    if config["round"] != expected.round or config["silo"] != silo:
-        raise ValueError(f"a reply of {config['silo']} for round {config['round']}, not of {silo} for {expected.round}")
+    named, number = config.get("silo"), config.get("round")
+    if number != expected.round or named != silo:
+        raise ValueError(f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}")
     metrics = read_metrics(reply.content.get("metrics"))
     missing, unknown = set(expected.names) - set(payload.models), set(payload.models) - set(expected.names)
     if missing:

@@ -94,7 +94,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     known = defaults()
     for key in values:
         if key not in known:
-            raise UserError(f"unknown setting '{key}'{nearest(key, known)}; docs/settings.md lists them all")
+            raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
     common = build_settings(Common, values)
     choose("strategy", common.strategy, strategies())
     if not common.dataset.endswith(".npz"):

@@ -164,8 +164,16 @@ def convert(key: str, value: object, f: Field[Any]) -> Value:
             if not math.isfinite(result):
                 raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{key} = {value!r}: {wanted} is wanted here") from None
+        raise UserError(f"{key} = {_shown(value)}: {wanted} is wanted here") from None
     return _within(key, result, f)
+
+
+def _shown(value: object) -> str:
+    """A value in a message: its beginning; of a number of thousands of digits Python makes no text."""
+    try:
+        return f"{value!r:.200}"
+    except ValueError:
+        return "a number of too many digits"
 
 
 def _whole(value: object) -> int:
@@ -184,7 +192,9 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
     limits = f.metadata
     choices = limits.get("choices")
     if choices and value not in choices:
-        raise UserError(f"{key} = '{value}'{nearest(str(value), choices)}: one of {', '.join(choices)} is wanted here")
+        raise UserError(
+            f"{key} = {value!r:.200}{nearest(str(value), choices)}: one of {', '.join(choices)} is wanted here"
+        )
     if isinstance(value, str):
         return value
     for name, breaks, text in (

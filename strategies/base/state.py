@@ -1,17 +1,30 @@
-"""State as a small record of arrays and numbers: what is kept, checkpointed and compared by tests is one thing."""
+"""State as a small record of arrays and numbers: what is kept, checkpointed and compared by tests is one thing.
+
+Its files are safetensors whose header begins with a seal, the SHA-256 of the file itself, as it is with zeros in the
+seal's place: of a file that is damaged anywhere nothing is read. Any reader of safetensors reads them.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+from flwr.common import log
 from torch import Tensor
 
 from partitions.disk import write_atomically
+
+BLANK = b"0" * 64  # stands for the seal while it is computed
+BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # how a sealed file's header begins, behind the 8 bytes of its length
+PIECE = 1 << 20  # bytes that are read at a time
 
 
 @dataclass
@@ -21,20 +34,21 @@ class State:
     arrays: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, Any] = field(default_factory=dict)  # whatever JSON can hold
 
-    def save(self, path: Path) -> None:
-        """Atomically, as safetensors with the numbers in its header."""
+    def save(self, path: Path, keep: Path | None = None) -> None:
+        """Atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the file of before."""
         arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in self.arrays.items()}
-        data = safetensors.torch.save(_unshared(arrays), metadata={"numbers": json.dumps(self.numbers)})
-        write_atomically(path, data)
+        write_sealed(path, _unshared(arrays), {"numbers": json.dumps(self.numbers)}, keep)
 
     @classmethod
     def load(cls, path: Path) -> State:
-        """Raises ValueError naming the file where it cannot be read."""
+        """Raises ValueError naming the file where it cannot be read, or is not as it was written."""
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                numbers = json.loads((file.metadata() or {}).get("numbers", "{}"))
-                return cls({name: file.get_tensor(name) for name in file.keys()}, numbers)  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError, json.JSONDecodeError) as error:
+            arrays, texts = read_sealed(path, ("numbers",))
+            numbers = json.loads(texts.get("numbers", "{}"))
+            if not isinstance(numbers, dict):
+                raise ValueError("its numbers have no names")
+            return cls(arrays, numbers)
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"the state file {path} cannot be read: {error}") from error
 
     def copy(self) -> State:
@@ -50,3 +64,65 @@ def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         result[name] = tensor.clone() if key in seen else tensor
         seen.add(key)
     return result
+
+
+# ---- Sealed files --------------------------------------------------------------------------------------------------
+
+
+def write_sealed(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], keep: Path | None = None) -> None:
+    """Write tensors, and texts into the header, atomically; ``keep`` gets the file that stood there before."""
+    plain = memoryview(safetensors.torch.save(dict(tensors)))
+    start = 8 + int.from_bytes(plain[:8], "little")
+    content = {"__metadata__": {"sha256": BLANK.decode(), **texts}, **json.loads(bytes(plain[8:start]))}
+    header = json.dumps(content, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # tensors begin at a multiple of 8 bytes
+    begin = len(header).to_bytes(8, "little") + header
+    found = hashlib.sha256(begin)
+    found.update(plain[start:])
+    begin = begin.replace(BLANK, found.hexdigest().encode(), 1)
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.writelines((begin, plain[start:]))
+
+    write_atomically(path, write, keep=keep)
+
+
+def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and texts of such a file. ``texts``: what files of before there were seals have in their headers.
+
+    Raises OSError, or ValueError where it is not as it was written.
+    """
+    whole = _is_whole(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            found = file.metadata() or {}
+            if not whole:
+                if not found.keys() <= set(texts):
+                    raise ValueError("it is damaged: its header is not as it was written")
+                _tell_of_age()
+            # Copies: a view into the file is aligned otherwise than memory is, and sums then end in other bits.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, found  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file has a seal, which fits. Raises ValueError where it does not fit."""
+    with path.open("rb") as file:
+        start = file.read(8 + len(BEFORE_SEAL))
+        if not start.endswith(BEFORE_SEAL):
+            return False
+        seal = file.read(len(BLANK))
+        found = hashlib.sha256(start + BLANK)
+        while piece := file.read(PIECE):
+            found.update(piece)
+    if seal != found.hexdigest().encode():
+        raise ValueError("it is damaged: its SHA-256 is not the one that was written")
+    return True
+
+
+@functools.cache
+def _tell_of_age() -> None:
+    """Once in a process: there may be many such files."""
+    log(WARNING, "there are files of an earlier version, without a SHA-256: if one is damaged it need not be seen")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from damage import damaged
 from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
@@ -305,3 +306,24 @@ def jumpy_run(folder: Path, **changes: Any) -> tuple[Run, list[float]]:
 def flat(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     """The linear layer as one vector: weights row by row, biases."""
     return torch.cat([weights["fc1.weight"].reshape(-1), weights["fc1.bias"]])
+
+
+def test_none_of_100_damaged_exports_predicts(exported: Path) -> None:
+    """The model or its card: what is read is what was exported, or one line says that it is not."""
+    for file in (exported, card_file(exported)):
+        whole = file.read_bytes()
+        for what, data in damaged(whole, 50):
+            file.write_bytes(data)
+            with pytest.raises(ValueError, match=r"export (it|the model) again") as caught:
+                read_model(exported)
+            assert "\n" not in str(caught.value), what
+        file.write_bytes(whole)
+    assert read_model(exported)[0]["method"]
+
+
+def test_an_export_of_before_there_were_seals_predicts(exported: Path, tmp_path: Path) -> None:
+    tensors, old = safetensors.torch.load_file(exported), tmp_path / "old"
+    old.write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    card_file(old).write_bytes(card_file(exported).read_bytes())
+    _, net = read_model(old)
+    assert net.state_dict().keys() == tensors.keys()

@@ -6,6 +6,7 @@ beside the test: :func:`gradient` is its softmax regression in float64 numpy, an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,16 +245,17 @@ def federate(
     forget_models()
     settings = settings_of(files, **changes)
     run_directory, state_path = None, None
-    if directory is not None:
-        run_directory = RunDirectory.open(directory, settings.flat(), resume=settings.common.resume)
-        state_path = None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
-    grid = TinyGrid(files, settings, state_path, state_dir, policy)
-    if prepare is not None:
-        prepare(grid)
-    federation = RoundLoop(grid, settings, run_directory, watch)
-    with flower_identity():
-        strategy = federation.run()
-    return Run(settings, federation, grid, strategy)
+    with contextlib.ExitStack() as stack:
+        if directory is not None:
+            opened = RunDirectory.open(directory, settings.flat(), resume=settings.common.resume)
+            run_directory = stack.enter_context(opened)
+            state_path = None if state_dir else run_directory.checkpoint(settings.run_key) / "silos"
+        grid = TinyGrid(files, settings, state_path, state_dir, policy)
+        if prepare is not None:
+            prepare(grid)
+        federation = RoundLoop(grid, settings, run_directory, watch)
+        stack.enter_context(flower_identity())
+        return Run(settings, federation, grid, federation.run())
 
 
 STILL: dict[str, Any] = {"fedala__max_epochs": 1, "fedala__eta": 0.0, "fedala__layers": 9}  # W stays as it is

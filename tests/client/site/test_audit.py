@@ -227,6 +227,27 @@ def test_killed_twice_in_the_middle_of_a_write(log: Path) -> None:
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
 
 
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"\n\na", b"one\n\ntwo\nthree", b"one\ntwo\n\n"])
+def test_a_file_read_from_its_end_has_the_same_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, block: int
+) -> None:
+    """However the blocks fall on its lines."""
+    file = tmp_path / audit.file_name(1)
+    file.write_bytes(text)
+    monkeypatch.setattr(audit, "BLOCK", block)
+    assert list(audit.last_first(file))[::-1] == [place.text for place in audit.lines([file])]
+
+
+def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) -> None:
+    """The newest file holds nothing whole: the last whole line is the one before it."""
+    (log / audit.file_name(2)).write_bytes(b'{"line":7')
+    Log(log).append(entry(7))
+    found = verify(log)
+    assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
+    assert len(files_of(log)) == 2
+
+
 def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
     dies = "import client.site.audit as a; a.write_head = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
     assert child(log, dies).returncode == -signal.SIGKILL

@@ -98,3 +98,38 @@ def test_not_a_federation_at_all(tmp_path: Path, text: str) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no .*federation\.yaml"):
         read_federation(tmp_path / "federation.yaml")
+
+
+DEEP = "[" * 5000 + "]" * 5000
+LAUGHS = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"name: {DEEP}\nsilos: []", "nested too deep"),
+        ("name: demo\nsilos: &a [*a]", "silo 1: needs keys and values"),
+        ("&a {name: *a, silos: *a}", "name: .* is no name"),
+        (LAUGHS, "unknown key 'a0'|no key 'a0'|a0"),
+        (LAUGHS + "\nname: *a11\nsilos: []", "a0"),
+        ("name: demo\nsilos: [{name: a, data: [" + ", ".join(["[1, [2, [3]]]"] * 2000) + "]}]", "silo a: data"),
+        ("name: !!int ''\nsilos: []", "a value does not fit its tag"),
+        ("name: !!bool maybe\nsilos: []", "a value does not fit its tag"),
+        ("name: !!timestamp now\nsilos: []", "a value does not fit its tag"),
+        ("name: 2001-99-99\nsilos: []", "a value does not fit its tag"),
+        (f"name: {'9' * 5000}\nsilos: []", "a value does not fit its tag"),
+        ("name: demo\ndemo: {dataset: [a]}\nsilos: []", "dataset"),
+        ("name: demo\nsilos: [{name: a, data: ~nobody-of-that-name/x.npz}]", "no home directory"),
+        ("1: 2\nname: demo\nsilos: []", "'1'"),
+        ("name: demo\nsilos: []\n# " + "x" * (1 << 20), "at most 1048576"),
+    ],
+)
+def test_a_file_that_means_harm_is_one_short_line(tmp_path: Path, text: str, reason: str) -> None:
+    """Depth, aliases that come to billions of values, values that deny their own tag: no other exception, no page."""
+    file = tmp_path / "federation.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_federation(file)
+    assert str(file) in str(caught.value) and len(str(caught.value)) < 1000 and "\n" not in str(caught.value)

@@ -82,7 +82,8 @@ def make_run(
     """A run directory as the round loop leaves it. ``test``: accuracies per silo, for several seeds a list of those."""
     listed = ",".join(map(str, seeds))
     plain: dict[str, Any] = {"strategy": ",".join(test), "rounds": 2, "seed": listed, "silos": len(counts)}
-    directory = RunDirectory.open(path, {**plain, **(config or {})}, resume=False)
+    with RunDirectory.open(path, {**plain, **(config or {})}, resume=False) as directory:
+        pass
     history = History(directory.history)
     runs = []
     for strategy, values in test.items():
@@ -487,6 +488,7 @@ def test_an_absent_silos_relationships_stay(tmp_path: Path) -> None:
     ):
         state = State({"dr_history": torch.tensor(values)}, {"dr_rounds": rounds})
         state.save(tmp_path / name / "round-000002.safetensors")
+    (tmp_path / "b" / "round-000003.safetensors").write_bytes(b"damaged")  # the one before is shown
     found = Apple.read_relationships(newest_states(tmp_path))
     assert found is not None and found.rounds == [0, 1, 2]
     assert found.values[:, 1, 1].tolist() == pytest.approx([0.5, 0.6, 0.9])

@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
     "float64": (lambda r: with_model(r, torch.zeros(12, dtype=torch.float64)), "float64"),
     "exploding": (lambda r: with_model(r, torch.full((12,), 1e9)), "exploded"),
     "another round": (lambda r: change(r, round=1), "for round 1, not of c for 2"),
-    "another silo": (lambda r: change(r, silo="a"), "a reply of a"),
+    "another silo": (lambda r: change(r, silo="a"), "a reply of 'a'"),
     "no model": (lambda r: drop(r, "model.model"), "does not carry it"),
     "an empty manifest": (lambda r: change(r, manifest="[]"), "lacks model"),
     "no JSON": (lambda r: change(r, manifest="{"), "manifest is no JSON"),

@@ -485,7 +485,10 @@ def test_progress_events(study: Path) -> None:
 
 def test_two_processes_do_not_write_one_run_directory(tmp_path: Path) -> None:
     """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line."""
-    directory = RunDirectory.open(tmp_path / "run", {"rounds": 1}, resume=False)
+    config = tmp_path / "run" / "config.toml"
+    with RunDirectory.open(config.parent, {"rounds": 1}, resume=False) as directory:
+        pass
+    before = config.read_bytes(), config.stat().st_mtime_ns
     code = f"""
 from pathlib import Path
 from server.run.rundir import RunDirectory
@@ -502,14 +505,21 @@ with directory.held():
             pass
         with pytest.raises(ValueError, match=refused):
             directory.check_free()
+        opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)  # as it would be, were it alone
+        with pytest.raises(ValueError, match=refused), opened:
+            pass
+        assert (config.read_bytes(), config.stat().st_mtime_ns) == before
         other.stdin.write("\n")
     directory.check_free()
-    with directory.held():
-        pass
+    with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
+        assert b"rounds = 9" in config.read_bytes()
 
 
 def test_run_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty and holds no run"):
-        RunDirectory.open(tmp_path, {"rounds": 1}, resume=False)
+    with (
+        pytest.raises(ValueError, match="is not empty and holds no run"),
+        RunDirectory.open(tmp_path, {"rounds": 1}, resume=False),
+    ):
+        pass
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

@@ -53,6 +53,20 @@ def test_its_models_leave_the_checkpoints(three: Files, tmp_path: Path, name: st
         withdraw("c", [run])
 
 
+def test_a_state_that_cannot_be_read_goes(three: Files, tmp_path: Path) -> None:
+    """Nobody can say what of the hospital is in it, and it must not keep the others from being cleaned."""
+    run = tmp_path / "run"
+    federate(three, strategy="apple", rounds=3, directory=run)
+    damaged = [run / "checkpoint" / "apple-7" / "server.safetensors", min(run.rglob("a/round-*"))]
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:-1])
+    withdraw("c", [run])
+    assert not any(file.exists() for file in damaged) and len(kept(run)) == 4
+    assert not any(of_silo(key, "c", "abc") for state in kept(run).values() for key in state.arrays)
+    with pytest.raises(UserError, match="c withdrew from this run"):
+        federate(three, strategy="apple", rounds=3, directory=run, resume=True)
+
+
 def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a simulation's files: no text names it, the means are the others', the report is made anew without it."""
     monkeypatch.chdir(tmp_path)

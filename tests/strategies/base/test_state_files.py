@@ -1,0 +1,111 @@
+"""Files of states: read back as they were written, or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from damage import damaged
+from tiny import same
+
+from partitions.disk import write_atomically
+from strategies.base import state as state_module
+from strategies.base.state import State
+
+NUMBERS = {"round": 3, "best_accuracy": 0.1 + 0.2, "name": "hospital-01 ä", "none": None, "own": [1, "a"]}
+
+
+def some_state() -> State:
+    noise = torch.randn(5000, generator=torch.Generator().manual_seed(1))
+    return State({"personal": noise, "best": noise, "count": torch.arange(7), "empty": noise[:0]}, dict(NUMBERS))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    some_state().save(tmp_path / "state.safetensors")
+    return tmp_path / "state.safetensors"
+
+
+def test_a_file_is_read_as_it_was_written_and_by_any_reader(file: Path) -> None:
+    """An ordinary safetensors file; the same state gives the same bytes."""
+    state, read = some_state(), State.load(file)
+    assert read.numbers == NUMBERS and read.arrays.keys() == state.arrays.keys()
+    assert all(same(read.arrays[name], tensor) for name, tensor in state.arrays.items())
+    plain = safetensors.torch.load_file(file)
+    assert all(same(plain[name], tensor) for name, tensor in state.arrays.items())
+    some_state().save(file.with_name("again"))
+    assert file.read_bytes() == file.with_name("again").read_bytes()
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in read.arrays.values())  # as torch has them: sums are the same
+
+
+def test_none_of_100_damaged_files_is_read(file: Path) -> None:
+    for what, data in damaged(file.read_bytes(), 100):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match="cannot be read") as caught:
+            State.load(file)
+        assert str(file) in str(caught.value), what
+
+
+def test_no_bit_of_the_header_can_change(file: Path) -> None:
+    """Nor can a sealed file pass for one of before there were seals."""
+    data = file.read_bytes()
+    for bit in range(8 * (8 + int.from_bytes(data[:8], "little"))):
+        copy = bytearray(data)
+        copy[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(copy)
+        with pytest.raises(ValueError, match="cannot be read"):
+            State.load(file)
+
+
+def test_a_file_that_grew_is_not_read(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="its SHA-256 is not the one that was written"):
+        State.load(file)
+
+
+def test_files_of_before_there_were_seals_open_and_that_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state_module._tell_of_age.cache_clear()
+    numbers = {"numbers": json.dumps(NUMBERS)}
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(safetensors.torch.save({"personal": torch.ones(3)}, metadata=numbers))
+        read = State.load(tmp_path / name)
+        assert read.numbers == NUMBERS and read.arrays["personal"].tolist() == [1, 1, 1]
+    assert caplog.text.count("without a SHA-256") == 1
+
+
+def test_what_is_no_state_is_one_clear_error(tmp_path: Path) -> None:
+    """Of those without a seal: other people's files, and ours that a disk has damaged."""
+    ours = safetensors.torch.save({"w": torch.arange(40.0)}, metadata={"numbers": json.dumps(NUMBERS)})
+    texts = ({"format": "pt"}, {"numbers": "[1]"}, {"numbers": "[" * 100_000}, {"numbers": "{"})
+    files = [safetensors.torch.save({"w": torch.ones(3)}, metadata=text) for text in texts]
+    for data in (b"", b"\0" * 20, b"\xff" * 200, *files):
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(ValueError, match="x cannot be read"):
+            State.load(tmp_path / "x")
+    for _, data in damaged(ours, 300):
+        (tmp_path / "x").write_bytes(data)
+        try:
+            assert isinstance(State.load(tmp_path / "x").numbers, dict)
+        except ValueError as error:
+            assert "cannot be read" in str(error)
+
+
+def test_the_file_of_before_stays_until_the_new_one_is_written(tmp_path: Path) -> None:
+    """A disk that is full, a crash in the middle: what was there is still there, under its own name."""
+    new, before = tmp_path / "new", tmp_path / "before"
+    write_atomically(new, "1", keep=before)
+    assert not before.exists()
+    write_atomically(new, "2", keep=before)
+    assert (new.read_text(), before.read_text()) == ("2", "1")
+
+    def fail(temporary: Path) -> None:
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(new, fail, keep=before)
+    assert (new.read_text(), before.read_text()) == ("2", "1") and len(list(tmp_path.iterdir())) == 2

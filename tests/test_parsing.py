@@ -1,0 +1,380 @@
+"""Everything that is parsed is parsed to a valid value, or is one clear error of the declared type, never another.
+
+Documents are valid ones with edits in them, or values of any kind in the right places. What once found something stays
+as an explicit example. `SILOFL_EXAMPLES=5000 pytest tests/test_parsing.py` looks longer than the suite does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from fuzz import EDITS, FEW, NUMBERS, PLAIN, VALUES, WORDS, Edits, edited, one_line
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from client.site.audit import Log, files_of, verify
+from client.site.bundle import read_bundle, site_of
+from client.site.policy import Policy, default_file, parse_policy, rules
+from client.site.request import make_request, read_request
+from partitions.silo_file import read_silo_file, write_npz
+from server.deploy.federation import Federation, read_federation
+from server.run.engine import flower_identity
+from server.run.history import History, Row
+from server.run.rundir import read_toml
+from strategies.base.metrics_and_cards import read_card
+from strategies.base.payload import Model, Payload, encode
+from strategies.base.replies import Expected, Update, read_update
+from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
+from strategies.base.settings import UserError
+from strategies.base.state import State
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file to write examples to."""
+    return tmp_path_factory.mktemp("parsed") / "file"
+
+
+# ---- Settings --------------------------------------------------------------------------------------------------------
+
+
+@FEW
+@example(values={"\n": None})
+@example(values={"rounds": 16**5000})
+@example(values={"strategy": "\n", "loss": "\n" * 999})
+@given(values=st.dictionaries(st.sampled_from(sorted(defaults())) | WORDS, PLAIN | VALUES, max_size=4))
+def test_settings(values: dict[str, Any]) -> None:
+    try:
+        assert isinstance(parse_settings(values), RunSettings)
+    except UserError as error:
+        one_line(error)
+
+
+@FEW
+@example(edits=[(0, 0, b"x = " + b"[" * 3000 + b"\n")])
+@example(edits=[(0, 0, b"x = " + b"9" * 5000 + b"\n")])
+@example(edits=[(0, 0, b"x" + b".x" * 3000 + b" = 1\n")])
+@example(edits=[(0, 0, b"x = 0x" + b"f" * 5000 + b"\n")])
+@given(edits=EDITS)
+def test_a_settings_file(place: Path, edits: Edits) -> None:
+    place.write_bytes(edited(toml_text(defaults()).encode(), edits))
+    try:
+        values = read_toml(place)
+        assert all(isinstance(key, str) for key in values)
+        with contextlib.suppress(UserError):
+            parse_settings(values)
+    except UserError as error:
+        one_line(error)
+        assert str(place) in str(error)
+
+
+# ---- federation.yaml, policies, bundles, requests --------------------------------------------------------------------
+
+FEDERATION = """
+name: demo
+server: {address: 127.0.0.1, fleet-port: 9092, control-port: 8000}
+demo: {dataset: digits, partition: dirichlet, seed: 42}
+silos:
+  - {name: hospital-01, device: cpu, data: demo}
+  - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: public}
+"""
+
+
+def read_as_federation(file: Path) -> None:
+    try:
+        assert isinstance(read_federation(file, check_data=False), Federation)
+    except ValueError as error:
+        one_line(error)
+        assert str(file) in str(error)
+
+
+@FEW
+@example(edits=[(0, 0, b"\0")])
+@example(edits=[(0, 0, b"x: !!timestamp now\n")])
+@example(edits=[(0, 0, b"x: " + b"9" * 5000 + b"\n")])
+@example(edits=[(1, 10, b"name: *a"), (0, 0, b"\nx: &a [*a]")])
+@given(edits=EDITS)
+def test_federation_yaml(place: Path, edits: Edits) -> None:
+    place.write_bytes(edited(FEDERATION.encode(), edits))
+    read_as_federation(place)
+
+
+@FEW
+@example(top={"server": {"\n": None}}, silo={})
+@example(top={"demo": {"dataset": []}}, silo={})
+@example(top={}, silo={"data": "~nobody-of-that-name/x.npz"})
+@given(
+    top=st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "server", "demo", "silos"), VALUES)),
+    silo=st.fixed_dictionaries({}, optional=dict.fromkeys(("name", "device", "data", "memory", "policy"), VALUES)),
+)
+def test_federation_yaml_of_any_values(place: Path, top: dict[str, Any], silo: dict[str, Any]) -> None:
+    whole = {"name": "demo", "silos": [{"name": "a", "data": "x.npz", **silo}], **top}
+    place.write_text(yaml.safe_dump(whole), encoding="utf-8", errors="surrogatepass")
+    read_as_federation(place)
+
+
+@FEW
+@example(edits=[(0, 0, b"floor = " + b"[" * 3000 + b"\n")])
+@example(edits=[(0, 0, b"floor = " + b"9" * 5000 + b"\n")])
+@example(edits=[(0, 0, b"floor = 0x" + b"f" * 5000 + b"\n")])
+@given(edits=EDITS)
+def test_a_policy(edits: Edits) -> None:
+    try:
+        policy = parse_policy(edited(default_file().encode(), edits).decode(errors="replace"), "policy.toml")
+        assert isinstance(policy, Policy)
+    except ValueError as error:
+        one_line(error)
+        assert "policy.toml" in str(error)
+
+
+@FEW
+@given(key=st.sampled_from(sorted(rules())), value=VALUES.filter(lambda value: value is not None))
+def test_a_policy_of_any_values(key: str, value: Any) -> None:
+    """JSON's scalars and lists are TOML's too."""
+    try:
+        parse_policy(f"{key} = {json.dumps(value)}", "policy.toml")
+    except ValueError as error:
+        one_line(error)
+        assert "policy.toml" in str(error)
+
+
+BUNDLE = {
+    ".env": b"SILOFL_NAME=clinic\nSILOFL_SERVER=fl.example.org:9092\nSILOFL_DEVICE=cpu\n",
+    "allowed-apps": b"a" * 64 + b"\n",
+    "ca.crt": b"-----BEGIN CERTIFICATE-----\n",
+    "policy.toml": default_file().encode(),
+}
+
+
+def tar(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"clinic/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_bundle(place: Path, edits: Edits) -> None:
+    place.write_bytes(edited(tar(BUNDLE), edits))
+    try:
+        files = read_bundle(place)
+        assert site_of(files, place.parent).name
+    except ValueError as error:
+        one_line(error)
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_bundles_variables(edits: Edits) -> None:
+    try:
+        site = site_of({**BUNDLE, ".env": edited(BUNDLE[".env"], edits)}, Path("clinic"))
+        assert "/" not in site.name and not site.name.startswith(".")
+    except ValueError as error:
+        one_line(error)
+
+
+@pytest.fixture(scope="module")
+def request_text(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("request")
+    _, out, _ = make_request("clinic", folder, None)
+    return out.read_bytes()
+
+
+@FEW
+@example(edits=[(0, 0, b"[" * 3000)])
+@given(edits=EDITS)
+def test_a_request(place: Path, request_text: bytes, edits: Edits) -> None:
+    """What is taken is signed: no edit of what it says is."""
+    place.write_bytes(edited(request_text, edits))
+    try:
+        assert read_request(place).name == "clinic"
+    except ValueError as error:
+        one_line(error)
+
+
+# ---- States, histories, logs, data -----------------------------------------------------------------------------------
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_state(place: Path, edits: Edits) -> None:
+    """A sealed one is not read at all, unless it is what was written."""
+    State({"w": torch.arange(20.0)}, {"round": 3}).save(place)
+    whole = place.read_bytes()
+    place.write_bytes(edited(whole, edits))
+    try:
+        assert State.load(place).numbers == {"round": 3} and place.read_bytes() == whole
+    except ValueError as error:
+        assert str(place) in str(error)
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_state_of_before_there_were_seals(place: Path, edits: Edits) -> None:
+    data = safetensors.torch.save({"w": torch.arange(20.0)}, metadata={"numbers": '{"round": 3}'})
+    place.write_bytes(edited(data, edits))
+    try:
+        assert isinstance(State.load(place).numbers, dict)
+    except ValueError as error:
+        assert str(place) in str(error)
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_history(place: Path, edits: Edits) -> None:
+    """What is read can be written, and read again."""
+    place.unlink(missing_ok=True)
+    rows = [Row("fedavg", 7, r, s, "test", "received", "loss", r / 3, 10) for r in (1, 2) for s in ("", "a")]
+    History(place).add(rows)
+    place.write_bytes(edited(place.read_bytes(), edits))
+    try:
+        history = History(place)
+        history.forget("fedavg", 7, after=1)
+        assert [row.cells() for row in History(place).rows] == [row.cells() for row in history.rows]
+    except ValueError as error:
+        one_line(error)
+        assert str(place) in str(error)
+
+
+@pytest.fixture(scope="module")
+def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit")
+
+
+@FEW
+@given(edits=EDITS)
+def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
+    """It is never an error to look, and always a fault or a note where a line is not as it was written."""
+    for file in log_folder.iterdir():
+        file.unlink()
+    facts = (
+        "time",
+        "silo",
+        "asked-by",
+        "run-id",
+        "run",
+        "round",
+        "asked",
+        "method",
+        "app",
+        "settings",
+        "rule",
+        "bytes",
+    )
+    for number in range(3):
+        Log(log_folder).append({**dict.fromkeys(facts, number), "sent": []})
+    (file,) = files_of(log_folder)
+    whole = file.read_bytes()
+    file.write_bytes(edited(whole, edits))
+    found = verify(log_folder)
+    changed = [line for line in file.read_bytes().split(b"\n") if line] != whole.split(b"\n")[:-1]
+    assert not changed or found.faults or found.notes
+    Log(log_folder).append({**dict.fromkeys(facts, 9), "sent": []})
+    assert verify(log_folder).entries[-1]["time"] == 9
+
+
+@FEW
+@given(edits=EDITS)
+def test_a_data_file(place: Path, edits: Edits) -> None:
+    file = place.with_suffix(".npz")
+    arrays: dict[str, Any] = {
+        "x": np.arange(24, dtype=np.float32).reshape(8, 3),
+        "y": np.arange(8) % 2,
+        "label_names": np.array(["a", "b"]),
+    }
+    write_npz(file, arrays)
+    file.write_bytes(edited(file.read_bytes(), edits))
+    try:
+        assert len(read_silo_file(file).train)
+    except ValueError as error:
+        one_line(error)
+        assert str(file) in str(error)
+
+
+# ---- Replies and cards -----------------------------------------------------------------------------------------------
+
+# What Flower's records can hold.
+SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | WORDS | st.binary(max_size=8)
+CELLS = (
+    SCALARS | st.lists(st.floats(), max_size=4) | st.lists(st.integers(0, 9), max_size=4) | st.lists(WORDS, max_size=3)
+)
+MODEL = {"name": "model", "silo": "a", "round": 1, "samples": 6, "dtype": "float32"}
+
+
+def reply_of(content: RecordDict) -> Message:
+    with flower_identity():
+        return Message(content, dst_node_id=1, message_type="train")
+
+
+@FEW
+@given(
+    manifest=st.one_of(
+        st.just(json.dumps([MODEL])),
+        VALUES.map(json.dumps),
+        st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(MODEL, VALUES)), max_size=2).map(json.dumps),
+        WORDS,
+    ),
+    config=st.dictionaries(st.sampled_from(["round", "silo", "number.steps", "x"]), CELLS, max_size=3),
+    array=st.builds(
+        Array,
+        dtype=st.sampled_from(["float32", "float64", "int64", "object", "nonsense", "<U3"]),
+        shape=st.lists(st.integers(-1, 5), max_size=3).map(tuple),
+        stype=st.sampled_from(["numpy.ndarray", "torch"]),
+        data=st.binary(max_size=200) | st.just(b"\x93NUMPY" + b"\1\0" + b"v\0" + b"{" * 118),
+    )
+    | st.just(Array(np.ones(4, np.float32))),
+    metrics=st.dictionaries(st.sampled_from(["received.test.loss", "personal.val.accuracy", "x"]), NUMBERS, max_size=2),
+)
+def test_a_reply(manifest: str, config: dict[str, Any], array: Array, metrics: dict[str, Any]) -> None:
+    whole: dict[str, Any] = {"round": 1, "silo": "a", "manifest": manifest, **config}
+    content = RecordDict({"config": ConfigRecord(whole), "model.model": ArrayRecord({"vector": array})})
+    with contextlib.suppress(TypeError, ValueError, OverflowError):  # numbers that Flower itself does not carry
+        content["metrics"] = MetricRecord(metrics)
+    try:
+        found = read_update(reply_of(content), "a", Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4))
+        assert isinstance(found, Update) and bool(torch.isfinite(found.vector).all())
+    except ValueError as error:
+        one_line(error)
+
+
+def test_a_reply_that_is_right_is_read() -> None:
+    """The property above is not about refusals alone."""
+    content = encode(Payload({"model": Model(torch.ones(4), "a", 1, 6)}), {"round": 1, "silo": "a"})
+    content["metrics"] = MetricRecord({"received.test.loss": 0.5})
+    found = read_update(reply_of(content), "a", Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4))
+    assert found.vector.tolist() == [1, 1, 1, 1] and found.metrics == {"received.test.loss": 0.5}
+
+
+CARD: dict[str, Any] = {
+    "name": "clinic", "n_train": 60, "n_val": 20, "n_test": 20, "threads": 2, "shape": [3], "classes": 2,
+    "own_file": True, "simulated": False, "device": "cpu", "versions": "silofl 0.2", "sum": [1.0, 2.0, 3.0],
+    "square_sum": [1.0, 4.0, 9.0],
+}  # fmt: skip
+
+
+@FEW
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(CARD)) | WORDS, CELLS, max_size=3),
+    left_out=st.sets(st.sampled_from(sorted(CARD)), max_size=2),
+)
+def test_a_card(changes: dict[str, Any], left_out: set[str]) -> None:
+    card = {key: value for key, value in {**CARD, **changes}.items() if key not in left_out}
+    try:
+        assert read_card(ConfigRecord(card))["name"]
+    except ValueError as error:
+        one_line(error)
