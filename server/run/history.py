@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -27,10 +28,22 @@ class Row:
     n: int | None
 
     def cells(self) -> list[str]:
-        cells = [str(v) for v in astuple(self)]
+        cells = [guarded(str(v)) for v in astuple(self)]
         cells[7] = "" if math.isnan(self.value) else repr(float(self.value))
         cells[8] = "" if self.n is None else str(self.n)
         return cells
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
+
+
+def guarded(cell: str) -> str:
+    """Text that no spreadsheet takes for a formula: behind an apostrophe, which :func:`unguarded` takes off."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def unguarded(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 HEADER = [f.name for f in fields(Row)]
@@ -42,13 +55,13 @@ def _read(text: str, path: Path) -> Iterator[Row]:
             value = float(r["value"]) if r["value"] else math.nan
             n = int(r["n"]) if r["n"] else None
             yield Row(
-                r["strategy"],
+                unguarded(r["strategy"]),
                 int(r["seed"]),
                 int(r["round"]),
-                r["silo"],
-                r["split"],
-                r["snapshot"],
-                r["metric"],
+                unguarded(r["silo"]),
+                unguarded(r["split"]),
+                unguarded(r["snapshot"]),
+                unguarded(r["metric"]),
                 value,
                 n,
             )
