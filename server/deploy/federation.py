@@ -132,7 +132,7 @@ def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
     from strategies.base.cards import read_agreed
 
     try:
-        read_agreed(text := json.dumps(fields, sort_keys=True))
+        read_agreed(text := json.dumps(fields, sort_keys=True, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     return text
