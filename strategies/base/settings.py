@@ -94,7 +94,10 @@ class Common:
     evaluate_every: int = setting(1, "evaluate every so many rounds and at the end, 0: never", minimum=0)
     participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
     min_silos: int = setting(
-        0, "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all, all, one", minimum=0
+        0,
+        "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all that can, all that can, "
+        "one",
+        minimum=0,
     )
     weight_cap: float = setting(
         5.0,

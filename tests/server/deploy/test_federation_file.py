@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from server.deploy import local, submit
+from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
 from strategies.base.cards import read_agreed
 
@@ -56,6 +58,23 @@ def test_what_is_agreed(tmp_path: Path) -> None:
     section = "agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}\n"
     said = read_agreed(read_federation(write(tmp_path, text + section)).agreed)
     assert said == {"shape": [13], "classes": 2, "samples": {"clinic-13": 500, "hospital-01": 70}}
+
+
+def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is now, of a federation that is up on this machine; where the file is gone, nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = write(tmp_path, RIGHT)
+    up = local.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
+    local.state_directory("trial")
+    local._write(up)
+    assert submit._agreed("trial") == {}
+    path.write_text(RIGHT + "agreed: {classes: 3}\n")
+    assert submit._agreed("trial") == {"agreed": '{"classes": 3}'}
+    path.write_text(RIGHT + "agreed: {classes: 0}\n")
+    with pytest.raises(ValueError, match="agreed: classes = 0"):
+        submit._agreed("trial")
+    path.unlink()
+    assert submit._agreed("trial") == {}
 
 
 @pytest.mark.parametrize(
