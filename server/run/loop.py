@@ -169,7 +169,7 @@ class RoundLoop:
 
     def _name_changed_counts(self) -> None:
         """Silos that have another number of training samples than in an earlier run, or part, of this directory."""
-        if self.directory is None:
+        if self.directory is None or not self.facts.own_file:  # a simulation's are drawn anew with every seed
             return
         counts = {name: card["n_train"] for name, card in self.cards.items()}
         for name, before in self.directory.sample_counts().items():

@@ -155,6 +155,13 @@ def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path: Path) -> N
     assert "c has 9 training samples now, and said 8 before" in notes_of_whole_lines(tmp_path / "run")
 
 
+def test_a_simulation_draws_anew_with_every_seed(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        loop = simulated(silos=3, rounds=1, partition="dirichlet", strategy="local", seed=seed, directory=tmp_path)
+        assert loop.directory is not None and loop.directory.sample_counts() == {}
+    assert notes_of_whole_lines(tmp_path) == []
+
+
 def notes_of_whole_lines(directory: Path) -> list[str]:
     lines = (directory / "progress.jsonl").read_text().splitlines()
     return [json.loads(line)["message"] for line in lines if '"event": "note"' in line]
