@@ -38,17 +38,24 @@ def rounded_sums(x: Array) -> tuple[list[float], list[float]]:
     return (n * mean).tolist(), (n * (variance + mean * mean)).tolist()
 
 
-def agreed_statistics(cards: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+def agreed_statistics(
+    cards: Sequence[Mapping[str, Any]], samples: Mapping[str, int] | None = None
+) -> dict[str, list[float]]:
     """Mean and standard deviation of each column over silos' training parts, from the sums in the cards that have any.
 
-    A silo that gives none is standardised by its own statistics (:func:`standardisation`).
+    A silo that gives none is standardised by its own statistics (:func:`standardisation`). ``samples``: how many a
+    silo, by its name, counts as, where that is not what its card says.
     """
     cards = [card for card in cards if "sum" in card]
     if not cards:
         return {}
-    n = sum(card["n_train"] for card in cards)
-    total = torch.tensor([card["sum"] for card in cards], dtype=torch.float64).sum(0) / n
-    square = torch.tensor([card["square_sum"] for card in cards], dtype=torch.float64).sum(0) / n
+    counts = [(samples or {}).get(card["name"], card["n_train"]) for card in cards]
+    shares = torch.tensor([[k / card["n_train"]] for k, card in zip(counts, cards, strict=True)], dtype=torch.float64)
+    n = sum(counts)
+    total, square = (
+        (torch.tensor([card[key] for card in cards], dtype=torch.float64) * shares).sum(0) / n
+        for key in ("sum", "square_sum")
+    )
     std = _spread(square - total * total, square)
     return {"mean": total.tolist(), "std": std.tolist()}
 

@@ -194,13 +194,13 @@ class Apple(PersonalizedStrategy):
             self.state.arrays[model_of(name)] = initial("" if self.settings.common_init else name)
 
     def payload(self, silo: str) -> Payload:
-        samples = json.dumps({name: info.n_train for name, info in self.silos.items()})
+        samples = json.dumps(self.samples)
         rounds = self.state.numbers
         names = rounds.get(f"wanted.{silo}") or [n for n in self.silos if n != silo]
         if f"round.{silo}" not in rounds or silo in rounds.get("missed", ()):
             names = list(self.silos)  # its own core too: it has none yet, or may have lost it
         models = {
-            model_of(n): Model(self.state.arrays[model_of(n)], n, rounds.get(f"round.{n}", 0), self.silos[n].n_train)
+            model_of(n): Model(self.state.arrays[model_of(n)], n, rounds.get(f"round.{n}", 0), self.samples[n])
             for n in names
         }
         return Payload(models, {"samples": samples})
@@ -216,5 +216,6 @@ class Apple(PersonalizedStrategy):
             self.state.arrays[model_of(update.silo)] = update.vector
             self.state.numbers[f"round.{update.silo}"] = self.round
             if "wanted" in update.numbers:
-                wanted = [n for n in cast(list[str], update.numbers["wanted"]) if n in self.silos and n != update.silo]
+                asked = dict.fromkeys(cast(list[str], update.numbers["wanted"]))  # each once
+                wanted = [n for n in asked if n in self.silos and n != update.silo]
                 self.state.numbers[f"wanted.{update.silo}"] = wanted

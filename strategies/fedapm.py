@@ -136,8 +136,8 @@ class FedAPM(PartialStrategy):
             self.state.arrays[f"z.{name}"] = self.state.arrays[GLOBAL]
 
     def payload(self, silo: str) -> Payload:
-        total = sum(info.n_train for info in self.silos.values())
-        alpha = self.silos[silo].n_train / total if self.settings.alpha == "samples" else 1 / len(self.silos)
+        total = sum(self.samples.values())
+        alpha = self.samples[silo] / total if self.settings.alpha == "samples" else 1 / len(self.silos)
         return Payload(super().payload(silo).models, {"alpha": alpha})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

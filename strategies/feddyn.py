@@ -83,8 +83,8 @@ class FedDyn(ConfirmedStrategy):
     def payload(self, silo: str) -> Payload:
         payload, scale = super().payload(silo), 1.0
         if self.settings.weights == "samples":
-            mean = sum(info.n_train for info in self.silos.values()) / len(self.silos)
-            scale = mean / self.silos[silo].n_train
+            mean = sum(self.samples.values()) / len(self.samples)
+            scale = mean / self.samples[silo]
         return Payload(payload.models, {**payload.numbers, "scale": scale})
 
     def aggregate(self, updates: Sequence[Update]) -> None:

@@ -98,10 +98,7 @@ class FedFomo(PersonalizedStrategy):
             return Payload()
         made = self.state.numbers["made"]
         return Payload(
-            {
-                model_of(n): Model(self.state.arrays[model_of(n)], n, made[n], self.silos[n].n_train)
-                for n in self.chosen(silo)
-            }
+            {model_of(n): Model(self.state.arrays[model_of(n)], n, made[n], self.samples[n]) for n in self.chosen(silo)}
         )
 
     def chosen(self, silo: str) -> list[str]:

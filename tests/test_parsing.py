@@ -322,6 +322,9 @@ def reply_of(content: RecordDict) -> Message:
 
 
 @FEW
+EXPECTED = Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4, ("alpha",))
+
+
 @given(
     manifest=st.one_of(
         st.just(json.dumps([MODEL])),
@@ -346,7 +349,7 @@ def test_a_reply(manifest: str, config: dict[str, Any], array: Array, metrics: d
     with contextlib.suppress(TypeError, ValueError, OverflowError):  # numbers that Flower itself does not carry
         content["metrics"] = MetricRecord(metrics)
     try:
-        found = read_update(reply_of(content), "a", Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4))
+        found = read_update(reply_of(content), "a", EXPECTED)
         assert isinstance(found, Update) and bool(torch.isfinite(found.vector).all())
     except ValueError as error:
         one_line(error)
@@ -356,7 +359,7 @@ def test_a_reply_that_is_right_is_read() -> None:
     """The property above is not about refusals alone."""
     content = encode(Payload({"model": Model(torch.ones(4), "a", 1, 6)}), {"round": 1, "silo": "a"})
     content["metrics"] = MetricRecord({"received.test.loss": 0.5})
-    found = read_update(reply_of(content), "a", Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4))
+    found = read_update(reply_of(content), "a", EXPECTED)
     assert found.vector.tolist() == [1, 1, 1, 1] and found.metrics == {"received.test.loss": 0.5}
 
 

@@ -6,14 +6,18 @@
     silos:
       - {name: hospital-01, device: cpu, data: demo}
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
+      - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # as many training samples it counts as
+    agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # of hospitals elsewhere too
 
-Read by `silofl up` and `silofl compose`. A relative path starts at the file's own directory.
+Read by `silofl up` and `silofl compose`, and `silofl run` for what is agreed. A relative path starts at the file's own
+directory.
 """
 
+import json
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ NAME = SILO
 SHORT = reprlib.Repr()  # of a value that may be of any size, by aliases
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 shown = SHORT.repr
+KEYS = ("name", "device", "data", "memory", "policy", "samples")  # of a silo
 DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
@@ -61,6 +66,7 @@ class SiloEntry:
     data: Path | None = None
     memory: str = ""
     policy: str = ""  # a file, `public`, or nothing, which means the defaults
+    samples: int = 0  # how many training samples it counts as; 0: as it says, within bounds
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Federation:
     server: Server
     demo: Demo | None
     silos: tuple[SiloEntry, ...]
+    agreed: str = ""  # what it says of the silos' data, as the setting of that name
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
@@ -93,7 +100,8 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     content = _parsed(text, path)
-    top = _mapping(content, f"{path}", ("name", "server", "demo", "silos"), required=("name", "silos"))
+    known = ("name", "server", "demo", "silos", "agreed")
+    top = _mapping(content, f"{path}", known, required=("name", "silos"))
     name = _name(top["name"], f"{path}: name")
     if name in TAKEN:
         raise ValueError(f"{path}: name: {shown(name)} is an entry of Flower's own configuration; choose another name")
@@ -112,7 +120,30 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
             f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
             "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
         )
-    return Federation(path=path, name=name, server=server, demo=demo, silos=silos)
+    return Federation(path, name, server, demo, silos, _agreed(top.get("agreed"), silos, path))
+
+
+def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
+    """The section `agreed` and the silos' `samples` in one."""
+    fields = dict(_mapping(content or {}, f"{path}: agreed", ("shape", "classes", "samples")))
+    samples = {silo.name: silo.samples for silo in silos if silo.samples}
+    if samples:
+        fields["samples"] = {**_mapping_of(fields.get("samples") or {}, f"{path}: agreed.samples"), **samples}
+    if not fields:
+        return ""
+    from strategies.base.cards import read_agreed
+
+    try:
+        read_agreed(text := json.dumps(fields, sort_keys=True, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return text
+
+
+def _mapping_of(content: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: needs a number for each silo, got {shown(content)}")
+    return content
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -182,7 +213,7 @@ def _demo(content: Any, path: Path) -> Demo | None:
 
 def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     where = f"{path}: silo {number}"
-    fields = _mapping(content, where, ("name", "device", "data", "memory", "policy"), required=("name", "data"))
+    fields = _mapping(content, where, KEYS, required=("name", "data"))
     name = _name(fields["name"], f"{where}: name")
     where = f"{path}: silo {name}"
     device = fields.get("device", "cpu")
@@ -192,15 +223,20 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     if memory != "" and not (isinstance(memory, str) and MEMORY.fullmatch(memory)):
         raise ValueError(f"{where}: memory: {shown(memory)} is no amount of memory; write for example `2g` or `512m`")
     policy = _policy(fields.get("policy"), f"{where}: policy", path)
+    samples = fields.get("samples", 0)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < ("samples" in fields):
+        raise ValueError(
+            f"{where}: samples: {shown(samples)} is no number of training samples; use a whole one from 1 on"
+        )
     data = fields["data"]
     if not isinstance(data, str) or not data:
         raise ValueError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
     if data == "demo":
-        return SiloEntry(name, device, None, memory, policy or PUBLIC)  # nobody's secret
+        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples)  # nobody's secret
     file = _file(data, f"{where}: data", path)
     if check_data and not file.is_file():
         raise ValueError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
-    return SiloEntry(name, device, file, memory, policy)
+    return SiloEntry(name, device, file, memory, policy, samples)
 
 
 def _policy(named: Any, where: str, path: Path) -> str:

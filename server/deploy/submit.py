@@ -22,6 +22,7 @@ from client.site.launch import environment, program
 from partitions.disk import shared, write_atomically
 from server.deploy.containers import find_deployed
 from server.deploy.control import Control, read_connection
+from server.deploy.federation import read_federation
 from server.deploy.local import find_local, last_lines, state_root
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     name = connection or default_connection()
     app = app or app_directory()
     with Control(read_connection(name)) as control:
-        given = {**_own_data(name, values), **values}
+        given = {**_own_data(name, values), **_agreed(name), **values}
         if "silos" not in given:
             given["silos"] = _silos_before(given) or _silos_here(control)
         runs = study_runs(given)
@@ -155,6 +156,16 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
                 f"change `demo` in {file} and `{again}`"
             )
     return own
+
+
+def _agreed(connection: str) -> dict[str, str]:
+    """What the federation file, if it is on this machine, says of the silos' data."""
+    deployed = find_deployed(connection)
+    file = federation_file(connection) or (deployed.file if deployed else "")
+    if not file or not Path(file).is_file():
+        return {}
+    agreed = read_federation(Path(file), check_data=False).agreed
+    return {"agreed": agreed} if agreed else {}
 
 
 def submit_and_follow(control: Control, app: Path, settings: Mapping[str, Any], out: Path) -> None:

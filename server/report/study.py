@@ -95,7 +95,8 @@ class Study:
                 cards[row.silo][f"n_{row.split}"] = row.n
         totals = {k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")}
         seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
-        return run_summary(self.history, strategy, seed, max(r.round for r in rows), cards, totals, seconds)
+        cap = float(self.config.get("weight-cap", 0))
+        return run_summary(self.history, strategy, seed, max(r.round for r in rows), cards, totals, seconds, cap)
 
     @cached_property
     def methods(self) -> list[str]:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -30,10 +31,22 @@ class Row:
     n: int | None
 
     def cells(self) -> list[str]:
-        cells = [str(v) for v in astuple(self)]
+        cells = [guarded(str(v)) for v in astuple(self)]
         cells[7] = "" if math.isnan(self.value) else repr(float(self.value))
         cells[8] = "" if self.n is None else str(self.n)
         return cells
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
+
+
+def guarded(cell: str) -> str:
+    """Text that no spreadsheet takes for a formula: behind an apostrophe, which :func:`unguarded` takes off."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def unguarded(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 HEADER = [f.name for f in fields(Row)]
@@ -45,9 +58,9 @@ def _read(text: str, path: Path) -> list[Row]:
         next(reader, None)  # the header
         for strategy, seed, round, silo, split, snapshot, metric, value, n in reader:
             number = float(value) if value else math.nan
-            rows.append(
-                Row(strategy, int(seed), int(round), silo, split, snapshot, metric, number, int(n) if n else None)
-            )
+            name, of, kind, what = map(unguarded, (silo, split, snapshot, metric))
+            count = int(n) if n else None
+            rows.append(Row(unguarded(strategy), int(seed), int(round), name, of, kind, what, number, count))
     except (ValueError, csv.Error):
         raise ValueError(f"{path}, line {reader.line_num}: no row of a history") from None
     return rows

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -28,9 +28,10 @@ from server.run.exchange import UNREACHABLE, Exchange, Patience
 from server.run.history import History, Row, metric_rows
 from server.run.names import ImpostorError, Names
 from server.run.rundir import RunDirectory
-from strategies.base.metrics_and_cards import SECONDS, WITHHELD, is_refusal, read_card, read_metrics, reason_of
+from strategies.base.cards import Facts, judge, read_agreed
+from strategies.base.metrics_and_cards import SECONDS, WITHHELD, printable, read_card, read_metrics, reason_of
 from strategies.base.run_settings import RunSettings
-from strategies.base.server import AWAY, PersonalizedStrategy, SiloInfo, check_cards
+from strategies.base.server import AWAY, PersonalizedStrategy, SiloInfo
 from strategies.base.settings import UserError
 from strategies.base.silo import model_of
 from strategies.base.state import State
@@ -67,10 +68,15 @@ class RoundLoop:
         self.history = History(directory.history if directory else None)
         self.run_id = secrets.token_hex(8)
         self.cards: dict[str, dict[str, Any]] = {}
+        self.facts = Facts(True, (), 1)
+        self.statistics: dict[str, Any] = {}  # by which tables are standardised, and whose own hold instead
+        self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
+        self.strangers: dict[str, str] = {}  # silos of no run's that is resumed
         self.names = Names()
         self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
         self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
         self.total_bytes = {"down": 0, "up": 0}
+        self.said: dict[str, Any] = {}  # what silos said last of their number of samples, where that has changed
         self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
         self.gone: set[int] = set()  # nodes that went away in a round and have not answered since
         self.waited = settings.common.round_timeout  # seconds that the silos of the last exchange had
@@ -81,7 +87,8 @@ class RoundLoop:
         saved = self.saved()
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.names = Names(self.keys)
-        silos = self.gather()
+        self.statistics = dict(saved.numbers.get("statistics", {})) if saved else {}
+        silos = self.gather(saved)
         strategy = self.prepare(silos + self.absent(saved))
         strategy.summary()
         done = self.restore(strategy, saved)
@@ -95,52 +102,84 @@ class RoundLoop:
 
     # -- before the first round ---------------------------------------------------------------------------------------
 
-    def gather(self) -> list[SiloInfo]:
-        """Wait for the silos and ask each for its data card; refuse silos that do not fit each other."""
+    def gather(self, saved: State | None = None) -> list[SiloInfo]:
+        """Wait for the silos and ask each for its data card; who does not fit the others is left out and named.
+
+        ``saved``: the checkpoint of the run that is resumed, of whose silos the facts hold.
+        """
         cards: dict[int, dict[str, Any]] = {}
         faults: dict[int, str] = {}
         impostors: dict[int, str] = {}
+        before: dict[str, dict[str, Any]] = saved.numbers.get("cards", {}) if saved else {}
+        expected = len(before) or self.common.silos
         deadline = time.monotonic() + self.common.round_timeout
         announced = -1
         while True:
             nodes = self.names.update(self.grid.get_nodes())
             asked = [n for n in nodes if n not in {**cards, **faults, **impostors}]
-            self.ask_cards(asked, cards, faults, impostors)
+            self.ask_cards(asked, cards, faults, impostors, before)
             nodes = [n for n in nodes if n not in impostors]  # whose places are still free
-            needed, unwilling = self.needed(faults), all(map(is_refusal, faults.values()))
-            if not unwilling and len(nodes) - len(faults) < needed:
-                raise UserError("; ".join(dict.fromkeys(faults.values())))
             here = [n for n in nodes if n in cards]
-            if len(here) + len(faults) >= self.common.silos or any(c["simulated"] for c in cards.values()):
+            all_here = not self.names.registered and len(here) + len(faults) == len(nodes)  # a simulation's never grow
+            if len(here) < self.needed and (
+                expected - len(faults) < self.needed or (all_here and faults and not self.common.min_silos)
+            ):
+                raise UserError("; ".join(dict.fromkeys(faults.values())))
+            strangers = 0 if self.names.registered else len(self.strangers)
+            if len(here) + len(faults) + strangers >= expected:
                 break
             if time.monotonic() > deadline:
                 if 0 < self.common.min_silos <= len(here):
-                    log(WARNING, "goes on with %d of %d silos", len(here), self.common.silos)
+                    log(WARNING, "goes on with %d of %d silos", len(here), expected)
                     break
                 names = ", ".join(sorted(c["name"] for c in cards.values())) or "none"
-                refused = "".join(f"; refused: {reason}" for reason in impostors.values())
+                refused = "".join(f"; refused: {reason}" for reason in [*impostors.values(), *faults.values()])
                 raise RuntimeError(
-                    f"waited {self.common.round_timeout:g} s for {self.common.silos} silos; "
+                    f"waited {self.common.round_timeout:g} s for {expected} silos; "
                     f"here are {len(cards)}: {names}{refused}"
                 )
             if len(here) != announced:
-                log(INFO, "%d of %d silos are here", len(here), self.common.silos)
+                log(INFO, "%d of %d silos are here", len(here), expected)
                 announced = len(here)
             time.sleep(0.5)
-        if faults and len(here) < needed:
-            raise UserError("; ".join(dict.fromkeys(faults.values())))
-        for fault in faults.values():
-            self.note(fault)
-        check_cards([cards[n] for n in here])
-        self.cards = {cards[n]["name"]: cards[n] for n in here}
-        self.nodes = {n: cards[n]["name"] if n in cards else f"node {n}" for n in (*here, *faults, *impostors)}
-        self.keys |= {cards[n]["name"]: key for n in here if (key := self.names.key(n))}
+        self._agree({cards[n]["name"]: cards[n] for n in here}, faults, saved)
+        nodes_of = {cards[n]["name"]: n for n in here}
+        self.nodes = {n: self.names.called(n) for n in (*faults, *impostors)} | {n: cards[n]["name"] for n in here}
+        self.keys |= {name: key for name in self.cards if (key := self.names.key(nodes_of[name]))}
         self._name_the_withheld()
-        return [silo_info(cards[n], n) for n in here]
+        self._name_changed_counts()
+        return [silo_info(card, nodes_of[name]) for name, card in self.cards.items()]
 
-    def needed(self, faults: Mapping[int, str]) -> int:
-        """How many silos it takes to begin; who will not take part, by its own policy, is not waited for."""
-        return self.common.min_silos or max(self.common.silos - sum(map(is_refusal, faults.values())), 1)
+    @property
+    def needed(self) -> int:
+        """How many silos it takes to begin; who cannot take part, or will not, is not waited for."""
+        return self.common.min_silos or 1
+
+    def _agree(self, cards: Mapping[str, Mapping[str, Any]], faults: Mapping[int, str], saved: State | None) -> None:
+        """Take what holds for all silos, and name who is left out. Raises UserError where no quorum is left."""
+        said, by = read_agreed(self.common.agreed), "the federation file has"
+        if saved is not None:  # a checkpoint of before says it by its cards
+            known = saved.numbers.get("facts") or facts_of(saved.numbers["cards"].values())
+            said, by = known, "this run has"
+        fixed = {**said, **({"shape": tuple(said["shape"])} if "shape" in said else {})}
+        verdict = judge(list(cards.values()), fixed, by, sums=self.common.normalization == "agreed")
+        self.left_out = {self.names.called(node): fault for node, fault in faults.items()} | verdict.left_out
+        if len(verdict.cards) < self.needed:
+            raise UserError("; ".join(dict.fromkeys(self.left_out.values())))
+        for reason in self.left_out.values():
+            self.note(reason)
+        self.left_out |= self.strangers  # who are named already
+        self.facts, self.cards = verdict.facts, verdict.cards
+
+    def _name_changed_counts(self) -> None:
+        """Silos that have another number of training samples than in an earlier run, or part, of this directory."""
+        if self.directory is None or not self.facts.own_file:  # a simulation's are drawn anew with every seed
+            return
+        counts = {name: card["n_train"] for name, card in self.cards.items()}
+        for name, before in self.directory.sample_counts().items():
+            if counts.get(name, before) != before:
+                self.note(f"{name} has {counts[name]} training samples now, and said {before} before")
+        self.directory.progress("silos", strategy=self.common.strategy, seed=self.common.seed, samples=counts)
 
     def without_sums(self) -> list[str]:
         """The silos of a table that give no sums of its columns: each is standardised by its own statistics."""
@@ -157,22 +196,38 @@ class RoundLoop:
 
     def note(self, line: str) -> None:
         """Say what whoever runs this has to know of a silo, in the log and to who follows the run."""
+        line = printable(line)
         log(WARNING, "%s", line)
         if self.directory is not None:
             self.directory.progress("note", strategy=self.common.strategy, seed=self.common.seed, message=line)
 
     def ask_cards(
-        self, nodes: Sequence[int], cards: dict[int, dict[str, Any]], faults: dict[int, str], impostors: dict[int, str]
+        self,
+        nodes: Sequence[int],
+        cards: dict[int, dict[str, Any]],
+        faults: dict[int, str],
+        impostors: dict[int, str],
+        before: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later."""
+        """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later.
+
+        ``before``: the silos of the run that is resumed, if one is; others take part in new runs only.
+        """
         content = RecordDict({"config": ConfigRecord({})})
         asked = [Message(content, dst_node_id=n, message_type=MessageType.QUERY, ttl=CARD_SECONDS) for n in nodes]
-        for reply in Exchange(self.grid, Patience(CARD_SECONDS)).run(asked) if asked else []:
+        replies = Exchange(self.grid, Patience(CARD_SECONDS)).run(asked) if asked else []
+        for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 try:
                     card = read_card(reply.content.get("card"))
-                    self.names.check(node, card["name"])
+                    self.names.check(node, name := card["name"])
+                    if before and name not in before:
+                        self.strangers[name] = impostors[node] = f"{name} is here, and is none of this run's silos"
+                        self.note(impostors[node])
+                        continue
+                    for other in (n for n, c in cards.items() if c["name"] == name and n in self.names.nodes):
+                        raise ValueError(f"it is called {name}, as node {other} is: give each its own `name`")
                     cards[node] = card
                 except ImpostorError as error:
                     impostors[node] = str(error)
@@ -181,7 +236,7 @@ class RoundLoop:
                         self.directory.progress("refused", message=str(error))
                     continue
                 except ValueError as error:
-                    faults[node] = f"a silo (node {node}) cannot take part: {error}"
+                    faults[node] = printable(f"a silo (node {node}) cannot take part: {error}")
                     continue
                 log(
                     INFO,
@@ -193,30 +248,39 @@ class RoundLoop:
                     card["versions"],
                 )
             elif reply.error.code in UNREACHABLE:
-                log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reply.error.reason)
+                log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reason_of(reply.error.reason))
             else:
-                faults[node] = f"a silo (node {node}) cannot take part: {reason_of(reply.error.reason)}"
+                faults[node] = printable(f"a silo (node {node}) cannot take part: {reason_of(reply.error.reason)}")
 
     def prepare(self, silos: list[SiloInfo]) -> PersonalizedStrategy:
         """The strategy in its state of before round 1, and what all silos are told: classes, statistics, the run."""
-        c, cards = self.common, list(self.cards.values())
-        shape, classes = tuple(cards[0]["shape"]), max(card["classes"] for card in cards)
+        c, shape, classes = self.common, self.facts.shape, self.facts.classes
         name, options = self.settings.model_for(shape)
         head = self.settings.strategy.head
         layout = flat_model(name, shape, classes, options, "cpu", head).layout
         strategy = self.settings.strategy(c, self.settings.method, layout)
         strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head))
-        own_files = any(card["own_file"] for card in cards)
-        self.min_metric_samples = c.min_metric_samples or (10 if own_files else 1)
+        self._name_the_weighed(strategy)
+        self.min_metric_samples = c.min_metric_samples or (10 if self.facts.own_file else 1)
+        if not self.statistics:
+            self.statistics = {**agreed_statistics(list(self.cards.values()), strategy.samples)}
+            if alone := self.without_sums():
+                self.statistics["own_statistics"] = alone
         strategy.extra = {
             "classes": classes,
             "run": self.directory.name if self.directory else "",
             "min_metric_samples": self.min_metric_samples,
-            **agreed_statistics(cards),
+            **self.statistics,
         }
-        if alone := self.without_sums():
-            strategy.extra["own_statistics"] = alone
         return strategy
+
+    def _name_the_weighed(self, strategy: PersonalizedStrategy) -> None:
+        """Silos that count as another number of samples than they say."""
+        agreed = read_agreed(self.common.agreed).get("samples", {})
+        for name, info in strategy.silos.items():
+            if info.n_train != (weight := strategy.samples[name]):
+                why = "as agreed" if name in agreed else f"{self.common.weight_cap:g} times the median (weight-cap)"
+                self.note(f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}")
 
     def saved(self) -> State | None:
         """The checkpoint that is to be resumed, if there is one."""
@@ -240,10 +304,13 @@ class RoundLoop:
 
         Their data cards are the checkpoint's, so that what all silos agreed on stays as it was.
         """
-        if saved is None or not 0 < self.common.min_silos <= len(self.cards):
+        if saved is None:
             return []
         cards = saved.numbers.get("cards", {})
         away = {n: card for n, card in cards.items() if n not in self.cards and not card["simulated"]}
+        faulty = len(self.left_out) - len(self.strangers)  # who is left out is not waited for
+        if not self.common.min_silos and len(away) > faulty:
+            return []
         self.cards = dict(sorted({**self.cards, **away}.items()))
         return [silo_info(card, AWAY) for card in away.values()]
 
@@ -254,7 +321,7 @@ class RoundLoop:
             if sorted(strategy.silos) != state.numbers["silos"]:
                 raise UserError(
                     f"{self._checkpoint()} is of the silos {', '.join(state.numbers['silos'])}; here are "
-                    f"{', '.join(strategy.silos)} (min-silos lets a run go on without some)"
+                    f"{', '.join(sorted({*strategy.silos, *self.strangers}))} (min-silos lets a run go on without some)"
                 )
             strategy.state = State(by_key(state), numbers)
             self.run_id = state.numbers["run_id"]
@@ -292,6 +359,7 @@ class RoundLoop:
         strategy.aggregate_train(server_round, replies)
         strategy.aggregate_evaluate(server_round, replies)
         self._name_the_silent(strategy, messages, replies)
+        self._name_the_changed(strategy, replies)
         self._check_quorum(strategy, messages)
         aggregated = time.perf_counter()
         metrics = self.metrics(strategy, replies)
@@ -336,6 +404,7 @@ class RoundLoop:
             else:
                 self.cards[name] = card
                 strategy.silos[name] = silo_info(card, node)
+                strategy.weigh()
                 if key := self.names.key(node):
                     self.keys[name] = key
                 self.note(f"{name} is back, and takes part from round {server_round} on")
@@ -393,6 +462,22 @@ class RoundLoop:
             if info.node_id in asked - answered:
                 hurried = " (straggler-factor, straggler-floor)" if self.waited < self.common.round_timeout else ""
                 strategy.reject(name, f"no reply within {self.waited:g} s{hurried}")
+
+    def _name_the_changed(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> None:
+        """Silos that trained on another number of samples than their card says, once for each number."""
+        infos = {info.node_id: info for info in strategy.silos.values()}
+        for reply in replies:
+            info = infos.get(reply.metadata.src_node_id)
+            if info is None or strategy.pooled or reply.metadata.message_type != MessageType.TRAIN:
+                continue
+            config = None if reply.has_error() else reply.content.get("config")
+            said = config.get("samples") if isinstance(config, ConfigRecord) else None
+            if said is not None and self.said.get(info.name, info.n_train) != said:
+                self.said[info.name] = said
+                self.note(
+                    f"{info.name} says in round {strategy.round} that it has {said!r} training samples; it said "
+                    f"{info.n_train}, and counts as {strategy.samples[info.name]}"
+                )
 
     def _check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
         """Below the quorum the run stops, for its result would be another's."""
@@ -453,6 +538,8 @@ class RoundLoop:
                 "run_id": self.run_id,
                 "silos": sorted(strategy.silos),
                 "cards": self.cards,
+                "facts": asdict(self.facts),
+                "statistics": self.statistics,
                 "keys": self.keys,
                 "strategy": strategy.state.numbers,
                 "seconds": self.seconds,
@@ -497,6 +584,13 @@ class RoundLoop:
             )
         if self.watch is not None:
             self.watch(progress)
+
+
+def facts_of(cards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The facts that these cards agreed on, in a run of before they were saved."""
+    cards = list(cards)
+    own_file, classes = any(card["own_file"] for card in cards), max(card["classes"] for card in cards)
+    return asdict(Facts(own_file, tuple(cards[0]["shape"]), classes))
 
 
 def silo_info(card: Mapping[str, Any], node: int) -> SiloInfo:

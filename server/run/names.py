@@ -34,8 +34,7 @@ class Names:
     def update(self, nodes: Iterable[Any]) -> list[int]:
         """Take up who is online now; their numbers."""
         self.nodes = {node.node_id: node for node in nodes}
-        keys = [node for node in self.nodes.values() if node.public_key.startswith(b"-----BEGIN")]  # not a simulation's
-        if keys and not self.named and not self.warned:
+        if self.registered and not self.named and not self.warned:
             log(WARNING, "the silos' keys are registered without names: a silo may call itself what it likes")
             self.warned = True
         return sorted(self.nodes)
@@ -44,6 +43,16 @@ class Names:
     def named(self) -> bool:
         """Whether names are registered here."""
         return any(node.name for node in self.nodes.values())
+
+    @property
+    def registered(self) -> bool:
+        """Whether nodes are processes with keys, which come and go; a simulation's are not."""
+        return any(node.public_key.startswith(b"-----BEGIN") for node in self.nodes.values())
+
+    def called(self, node_id: int) -> str:
+        """The name that a node's key is registered with, or the node's number."""
+        node = self.nodes.get(node_id)
+        return str(node.name) if node and node.name else f"node {node_id}"
 
     def key(self, node_id: int) -> str:
         """The fingerprint of a node's key; empty where it is registered without a name: such keys come and go."""

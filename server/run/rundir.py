@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
     "data-dir",
     "round-timeout",
     "min-silos",
+    "agreed",
     "checkpoint-every",
 )
 
@@ -152,6 +153,16 @@ class RunDirectory:
         """One JSON line for whoever follows the run (``silofl run``, a dashboard)."""
         with (self.path / "progress.jsonl").open("a") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def sample_counts(self) -> dict[str, int]:
+        """Training samples of each silo, as it said them last to a run of this directory."""
+        counts: dict[str, int] = {}
+        file = self.path / "progress.jsonl"
+        for line in file.read_text().splitlines() if file.exists() else []:
+            with contextlib.suppress(ValueError):  # a line that a crash cut off
+                event = json.loads(line)
+                counts |= event["samples"] if event.get("event") == "silos" else {}
+        return counts
 
     def write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=1, allow_nan=False) + "\n")

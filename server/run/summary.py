@@ -21,6 +21,7 @@ from server.run.history import History, Row
 from server.run.loop import RoundLoop
 from server.run.rundir import RunDirectory
 from strategies import strategies
+from strategies.base.cards import sample_weights
 
 Values = dict[int, dict[str, float]]  # round -> silo -> value
 
@@ -30,9 +31,9 @@ def write_summary(directory: RunDirectory, history: History, federation: RoundLo
     file = directory.path / "summary.json"
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
     c = federation.common
-    new = run_summary(
-        history, c.strategy, c.seed, c.rounds, federation.cards, federation.total_bytes, dict(federation.seconds)
-    )
+    sizes = federation.cards, federation.total_bytes, dict(federation.seconds)
+    new = run_summary(history, c.strategy, c.seed, c.rounds, *sizes, c.weight_cap)
+    new["left_out"] = dict(federation.left_out)
     runs = [r for r in runs if (r["strategy"], r["seed"]) != (new["strategy"], new["seed"])] + [new]
     summary = {"runs": compare(runs)}
     directory.write_json("summary.json", summary)
@@ -47,16 +48,19 @@ def run_summary(
     cards: Mapping[str, Mapping[str, Any]],
     total_bytes: Mapping[str, int],
     seconds: Mapping[str, float],
+    weight_cap: float = 0.0,
 ) -> dict[str, Any]:
     """One run's entry, still without its gains over other runs.
 
-    ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``.
+    ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
+    ``weight_cap``: as in the setting, 0 in a run of before there was one.
     """
     rows = history.of(strategy, seed)
     snapshot = strategies()[strategy].reports
 
     test, val = values_by_round(rows, "test", snapshot), values_by_round(rows, "val", snapshot)
     names = sorted(cards)
+    tested = sample_weights({n: cards[n]["n_test"] for n in names}, weight_cap)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
     f1 = values_by_round(rows, "test", snapshot, "macro_f1").get(chosen or 0, {})
@@ -75,7 +79,7 @@ def run_summary(
         "final": {
             "round": chosen,
             "accuracy_mean": _number(_mean(accuracy)),
-            "accuracy_weighted": _number(_weighted(accuracy, {n: cards[n]["n_test"] for n in names})),
+            "accuracy_weighted": _number(_weighted(accuracy, tested)),
             "accuracy_worst": _number(min(accuracy.values(), default=math.nan)),
             "macro_f1_mean": _number(_mean(f1)),
             "auc_mean": _number(_mean(auc)),

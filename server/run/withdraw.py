@@ -20,7 +20,7 @@ from partitions.disk import write_atomically
 from server.run.checkpoint import load_checkpoint
 from server.run.history import History
 from server.run.loop import FORMAT
-from server.run.rundir import RunDirectory
+from server.run.rundir import RunDirectory, read_toml
 from server.run.summary import compare, run_summary
 from strategies.base.settings import UserError
 from strategies.base.state import State
@@ -138,26 +138,33 @@ def _clean_manifest(run: Path, name: str) -> bool:
 def _clean_summary(run: Path, name: str) -> bool:
     """The entries of the others, whose means are those of the rows that are left; else they would tell its own."""
     before = json.loads((run / "summary.json").read_text())["runs"]
-    if not any(name in entry["silos"] for entry in before):
+    named = _named(name)
+    if not any(name in entry["silos"] or named.search(json.dumps(entry.get("left_out", {}))) for entry in before):
         return False
     history, after = History(run / "history.csv"), []
+    cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
     for entry in before:
         cards = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
         which = (entry["strategy"], entry["seed"], entry["rounds"])
         totals = {way: entry[f"bytes_{way}"] for way in ("down", "up")}
-        new = run_summary(history, *which, cards, totals, entry["seconds"])
+        new = run_summary(history, *which, cards, totals, entry["seconds"], cap)
         threads = {key: value for key, value in entry["threads"].items() if key != name}
-        after.append({**new, "threads": threads})
+        left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
+        after.append({**new, "threads": threads, "left_out": left_out})
     RunDirectory(run).write_json("summary.json", {"runs": compare(after)})
     return True
+
+
+def _named(name: str) -> re.Pattern[str]:
+    """Finds the name in a sentence."""
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
 
 
 def _clean_progress(file: Path, name: str) -> bool:
     """Lines about the others: a line that still names the silo, in a sentence, goes."""
     lines = file.read_text().splitlines()
     kept = [json.dumps(without(json.loads(line), name, [])) for line in lines if line]
-    word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
-    kept = [line for line in kept if not word.search(line)]
+    kept = [line for line in kept if not _named(name).search(line)]
     if kept == lines:
         return False
     write_atomically(file, "".join(f"{line}\n" for line in kept))

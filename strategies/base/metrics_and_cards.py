@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord
 
@@ -22,12 +23,17 @@ SECONDS = ("seconds.train", "seconds.evaluate")
 
 COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, and the least of each
 SUMS = ("sum", "square_sum")  # per column of a table
-FACTS = ("own_file", "simulated", "device", "versions")
+KINDS = ("own_file", "simulated")  # one is true
+TEXTS = ("device", "versions")
+FACTS = (*KINDS, *TEXTS)
 WITHHELD = "sums_withheld"  # why a silo gives no sums
 OPTIONAL = (*SUMS, WITHHELD)
 CARD = ("name", *COUNTS, "shape", "classes", *FACTS, *OPTIONAL)
-LONGEST = 300  # characters of a reason
-MOST = 2**31  # samples of a silo, size of an input's dimension
+LONGEST = 300  # characters of any text of a silo's
+LONGEST_NAME = 100
+MOST = 2**31  # samples of a silo
+MOST_INPUT = 2**28  # numbers of one sample
+LARGEST = 3.5e38  # more than any float32
 
 
 @cache
@@ -55,39 +61,89 @@ def _in_range(name: str, value: float) -> bool:
     return math.isnan(value) or name.endswith("loss") or 0 <= value <= 1
 
 
+def printable(text: object) -> str:
+    """Text that comes from a silo as one printable line of at most 300 characters: what is shown and stored of it.
+
+    Line ends and tabs become spaces, what cannot be printed (a terminal's escape sequences, what turns the direction
+    of writing, half of a surrogate pair) its escape in Python.
+    """
+    line = " ".join(str(text)[: 4 * LONGEST].split())
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+
+
 def read_card(record: object) -> dict[str, Any]:
-    """A silo's data card. Raises ValueError, with one line, where it is not what a card must be."""
+    """A silo's data card, of which only what is on the list is kept.
+
+    Raises ValueError, with one line, where something on it is not of its type or out of its bounds.
+    """
     if not isinstance(record, ConfigRecord):
         raise ValueError("the reply carries no data card")
-    card: dict[str, Any] = dict(record)
+    card: dict[str, Any] = {key: record[key] for key in CARD if key in record}
     missing = [key for key in CARD if key not in card and key not in OPTIONAL]
     if missing:
         raise ValueError(f"its data card lacks {', '.join(missing)}")
     name = card["name"]
-    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100 or "/" in name:
-        raise ValueError(f"its name is {name!r}: a line of at most 100 characters without / is wanted")
-    for key, least in COUNTS.items():
-        if not _whole(card[key], least):
-            raise ValueError(f"{name}'s data card says {key} = {card[key]!r}")
-    shape = card["shape"]
-    if not isinstance(shape, list) or not 1 <= len(shape) <= 3 or not all(_whole(n, 1) for n in shape):
-        raise ValueError(f"{name}'s data card says shape = {shape!r}")
-    if not _whole(card["classes"], 1) or card["classes"] > MOST_CLASSES:
-        raise ValueError(f"{name}'s data card says classes = {card['classes']!r}")
-    reason = card.get(WITHHELD, "")
-    if not isinstance(reason, str) or not reason.isprintable() or len(reason) > LONGEST:
-        raise ValueError(f"{name}'s data card has no line of at most {LONGEST} characters as {WITHHELD}")
+    if not _is_name(name):
+        raise ValueError(
+            f"its name is {name!r}: a line of at most {LONGEST_NAME} characters without / that begins with a letter "
+            "or a digit is wanted"
+        )
+    for fault in _faults(card):
+        raise ValueError(f"{name}'s data card {fault}")
+    return card
+
+
+def _faults(card: Mapping[str, Any]) -> Iterator[str]:
+    """What a card cannot say."""
+    right = {key: is_whole(card[key], least, MOST) for key, least in COUNTS.items()}
+    right |= {"shape": is_shape(card["shape"]), "classes": is_whole(card["classes"], 1, MOST_CLASSES)}
+    right |= {key: isinstance(card[key], bool) for key in KINDS}
+    yield from (f"says {key} = {card[key]!r}" for key, fits in right.items() if not fits)
+    if card["own_file"] == card["simulated"]:
+        yield f"says own_file = {card['own_file']} and simulated = {card['simulated']}"
+    for key in (*TEXTS, WITHHELD):
+        text = card.get(key, "")
+        if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST:
+            yield f"has no line of at most {LONGEST} characters as {key}"
+    if any(key in card for key in SUMS):
+        yield from _faulty_sums(card)
+
+
+def _faulty_sums(card: Mapping[str, Any]) -> Iterator[str]:
+    """Sums of a table's columns: those of the squares are at least the square of the sum, divided by n."""
+    columns, n = card["shape"][0], card["n_train"]
+    if len(card["shape"]) > 1:
+        yield f"has sums of columns, and samples of shape {card['shape']}"
     for key in SUMS:
         sums = card.get(key)
-        right = isinstance(sums, list) and len(sums) == shape[0] and all(map(math.isfinite, sums))
-        if not right and any(k in card for k in SUMS):
-            raise ValueError(f"{name}'s data card has no {key} of {shape[0]} finite numbers")
-    return card
+        if not isinstance(sums, list) or len(sums) != columns or not all(map(_is_finite, sums)):
+            yield f"has no {key} of {columns} finite numbers"
+    for total, square in zip(card["sum"], card["square_sum"], strict=True):
+        if abs(total) / n > LARGEST or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2:
+            yield f"has a sum of {total!r} and one of squares of {square!r}, which cannot be of {n} samples"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_name(name: object) -> bool:
+    """Whether a silo may be called so: a line, and neither a path nor a spreadsheet's formula."""
+    right = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME and name == name.strip()
+    return right and cast(str, name)[0].isalnum() and not set(cast(str, name)) & {"/", "\\"}
+
+
+def is_shape(value: object) -> bool:
+    """Whether a sample may have this shape."""
+    numbers = isinstance(value, list) and 1 <= len(value) <= 3 and all(is_whole(n, 1, MOST_INPUT) for n in value)
+    return numbers and math.prod(cast(list[int], value)) <= MOST_INPUT
 
 
 def reason_of(text: str | None) -> str:
     """Why a silo failed, in its own words: Flower wraps what is raised before the app runs in its class."""
-    return re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "failed without a reason", flags=re.DOTALL)
+    own = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "", flags=re.DOTALL)
+    return printable(own) or "failed without a reason"
 
 
 def is_refusal(reason: str) -> bool:
@@ -95,5 +151,6 @@ def is_refusal(reason: str) -> bool:
     return " refuses: its policy " in reason
 
 
-def _whole(value: object, lowest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= MOST
+def is_whole(value: object, lowest: int, highest: int) -> bool:
+    """Whether a value is a whole number within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest

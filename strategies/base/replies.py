@@ -40,9 +40,10 @@ class Expected:
 
     method: str
     round: int
-    samples: Mapping[str, int]  # training samples of each silo, by its data card and not by another word per round
+    samples: Mapping[str, int]  # what each silo counts in a mean: not by what its reply says
     names: tuple[str, ...]
     size: Callable[[str, str], int]  # (vector, silo) -> length
+    numbers: tuple[str, ...]  # which of the method's numbers are taken
 
 
 def read_update(reply: Message, silo: str, expected: Expected) -> Update:
@@ -62,7 +63,8 @@ def read_update(reply: Message, silo: str, expected: Expected) -> Update:
     vectors = {name: payload.models[name].vector for name in expected.names}
     for name, vector in vectors.items():
         check_vector(name, vector, expected.size(name, silo))
-    return Update(silo, expected.samples[silo], vectors, payload.numbers, metrics)
+    numbers = {name: payload.numbers[name] for name in expected.numbers if name in payload.numbers}
+    return Update(silo, expected.samples[silo], vectors, numbers, metrics)
 
 
 def check_vector(name: str, vector: Tensor, size: int) -> None:

@@ -16,6 +16,7 @@ from partitions.names import nearest
 from partitions.partition import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies import PersonalizedStrategy, strategies
+from strategies.base.cards import read_agreed
 from strategies.base.settings import Common, UserError, Value, build_settings, choose, defaults_of, keys_of, values_of
 from strategies.base.silo import SiloClient
 
@@ -105,6 +106,9 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
+    if 0 < common.weight_cap < 1:
+        raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is wanted here")
+    read_agreed(common.agreed)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}

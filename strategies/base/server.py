@@ -20,11 +20,12 @@ from torch import Tensor
 
 from models.flat import Layout
 from models.training import generator
-from strategies.base.metrics_and_cards import read_metrics, reason_of
+from strategies.base.cards import read_agreed, sample_weights
+from strategies.base.metrics_and_cards import printable, read_metrics, reason_of
 from strategies.base.payload import Model, Number, Payload, Wire, encode, wire_bytes
 from strategies.base.relationships import Relationships
 from strategies.base.replies import Expected, Update, check_statistics, exploding, read_update
-from strategies.base.settings import Common, UserError, Value, setting
+from strategies.base.settings import Common, Value, setting
 from strategies.base.silo import BUFFERS, GLOBAL, SiloClient
 from strategies.base.state import State
 
@@ -118,6 +119,7 @@ class PersonalizedStrategy(Strategy):
         self.common, self.settings, self.layout = common, settings, layout
         self.state = State()
         self.silos: dict[str, SiloInfo] = {}
+        self.samples: dict[str, int] = {}  # what each silo counts in a mean: its samples, agreed or capped
         self.round = 0
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.rejected: dict[str, str] = {}
@@ -178,8 +180,15 @@ class PersonalizedStrategy(Strategy):
     def initialise(self, silos: Sequence[SiloInfo], initial: Callable[[str], Tensor]) -> None:
         """Tell the strategy who takes part, and set its state for round 1."""
         self.silos = {s.name: s for s in sorted(silos, key=lambda s: s.name)}
+        self.weigh()
         self.state = State()
         self.start_state(initial)
+
+    def weigh(self) -> None:
+        """Set ``self.samples``: whatever weighs by numbers of samples takes them from there, and not from the silos."""
+        counts = {name: info.n_train for name, info in self.silos.items()}
+        agreed = read_agreed(self.common.agreed).get("samples", {})
+        self.samples = sample_weights(counts, self.common.weight_cap, agreed)
 
     def participants(self) -> list[str]:
         """The silos that train in this round: a share of all, drawn by (seed, round)."""
@@ -278,8 +287,8 @@ class PersonalizedStrategy(Strategy):
     def updates(self, replies: Iterable[Message]) -> list[Update]:
         """The well-formed train replies, sorted by silo name; the others are named in ``self.rejected``."""
         names = {info.node_id: name for name, info in self.silos.items()}
-        samples = {name: info.n_train for name, info in self.silos.items()}
-        expected = Expected(self.name, self.round, samples, self.upload_names(), self.upload_size)
+        numbers = self.client.sends_numbers
+        expected = Expected(self.name, self.round, self.samples, self.upload_names(), self.upload_size, numbers)
         result = []
         for reply in replies:
             if reply.metadata.message_type != MessageType.TRAIN:
@@ -313,6 +322,8 @@ class PersonalizedStrategy(Strategy):
         return [u for u in updates if u.silo not in self.rejected]
 
     def reject(self, silo: str, reason: str) -> None:
+        """Leave a silo out of this round. The reason may hold what the silo has said: it is made one printable line."""
+        reason = printable(reason)
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
         self.rejected[silo] = reason
 
@@ -326,18 +337,3 @@ class PersonalizedStrategy(Strategy):
         content = encode(payload, extra, self.wire)
         self.bytes_down += wire_bytes(content)
         return Message(content, dst_node_id=self.silos[silo].node_id, message_type=kind, ttl=ttl)
-
-
-def check_cards(cards: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse silos that do not fit each other: equal names, different input shapes. Raises UserError naming them."""
-    first = cards[0]
-    names: set[str] = set()
-    for card in cards:
-        if card["name"] in names:
-            raise UserError(f"two silos are called '{card['name']}': give each its own `name` in its node config")
-        names.add(card["name"])
-        if list(card["shape"]) != list(first["shape"]):
-            raise UserError(
-                f"{card['name']} has samples of shape {tuple(card['shape'])}, {first['name']} of "
-                f"{tuple(first['shape'])}: all silos need data of the same shape"
-            )

@@ -94,7 +94,21 @@ class Common:
     evaluate_every: int = setting(1, "evaluate every so many rounds and at the end, 0: never", minimum=0)
     participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
     min_silos: int = setting(
-        0, "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all, all, one", minimum=0
+        0,
+        "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all that can, all that can, "
+        "one",
+        minimum=0,
+    )
+    weight_cap: float = setting(
+        5.0,
+        "where silos count as their samples, none counts as more than so many times the median silo, 0: as it says; "
+        "what the federation file says of a silo stands above it",
+        minimum=0,
+    )
+    agreed: str = setting(
+        "",
+        "what is agreed on of the silos' data, JSON: shape, classes, samples of each silo; `silofl run` takes it from "
+        "the federation file",
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
     straggler_factor: float = setting(

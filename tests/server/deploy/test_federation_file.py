@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from server.deploy import local, submit
+from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
+from strategies.base.cards import read_agreed
 
 RIGHT = """
 name: trial
@@ -45,9 +49,49 @@ def test_data_may_be_elsewhere(tmp_path: Path) -> None:
     assert read_federation(path, check_data=False).silos[1].data == tmp_path / "data" / "elsewhere.npz"
 
 
+def test_what_is_agreed(tmp_path: Path) -> None:
+    """In the file's own section, of hospitals elsewhere too, and at the silos; as the setting `agreed` takes it."""
+    assert read_federation(write(tmp_path, RIGHT)).agreed == ""
+    text = RIGHT.replace("data: demo", "data: demo, samples: 70")
+    federation = read_federation(write(tmp_path, text))
+    assert federation.silos[0].samples == 70 and json.loads(federation.agreed) == {"samples": {"hospital-01": 70}}
+    section = "agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}\n"
+    said = read_agreed(read_federation(write(tmp_path, text + section)).agreed)
+    assert said == {"shape": [13], "classes": 2, "samples": {"clinic-13": 500, "hospital-01": 70}}
+
+
+def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is now, of a federation that is up on this machine; where the file is gone, nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = write(tmp_path, RIGHT)
+    up = local.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
+    local.state_directory("trial")
+    local._write(up)
+    assert submit._agreed("trial") == {}
+    path.write_text(RIGHT + "agreed: {classes: 3}\n")
+    assert submit._agreed("trial") == {"agreed": '{"classes": 3}'}
+    path.write_text(RIGHT + "agreed: {classes: 0}\n")
+    with pytest.raises(ValueError, match="agreed: classes = 0"):
+        submit._agreed("trial")
+    path.unlink()
+    assert submit._agreed("trial") == {}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
+        ("data: demo", "data: demo, samples: 0", "silo hospital-01: samples: 0 is no number of training samples"),
+        ("data: demo", "data: demo, samples: many", "samples: 'many' is no number of training samples"),
+        ("name: trial", "name: trial\nagreed: {shapes: [3]}", "agreed: unknown key 'shapes' (did you mean 'shape'?)"),
+        ("name: trial", "name: trial\nagreed: {shape: [0]}", "agreed: shape = [0]: a list of one to three whole"),
+        ("name: trial", "name: trial\nagreed: {classes: 2.5}", "agreed: classes = 2.5: a whole number up to"),
+        ("name: trial", "name: trial\nagreed: {samples: {a: -1}}", "agreed: samples = {'a': -1}: a whole number from"),
+        ("name: trial", "name: trial\nagreed: {samples: {a: 2026-01-01}}", "not JSON serializable"),
+        (
+            "name: trial",
+            "name: trial\nagreed: yes",
+            "agreed: needs keys and values (shape, classes, samples), got True",
+        ),
         ("name: trial", "nmae: trial", "unknown key 'nmae' (did you mean 'name'?)"),
         ("name: trial\n", "", "the key 'name' is missing"),
         ("name: trial", "name: Trial 1", "name: 'Trial 1' is no name"),

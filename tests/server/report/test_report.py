@@ -526,7 +526,8 @@ def test_server_app_ends_with_a_report(simulated: bool, tmp_path: Path, monkeypa
     values = {"strategy": "fedavg", "rounds": 1, "silos": 2, "partition": "iid", "threads": 1, "out": str(out)}
     settings = parse_settings(values)
     card = client.app.data_card
-    monkeypatch.setattr(client.app, "data_card", lambda *given: {**card(*given), "simulated": simulated})
+    kind = {"simulated": simulated, "own_file": not simulated}
+    monkeypatch.setattr(client.app, "data_card", lambda *given: {**card(*given), **kind})
     with flower_identity():
         server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))
     assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}  # for its user alone

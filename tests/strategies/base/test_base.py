@@ -32,7 +32,7 @@ from client.site.policy import PUBLIC, read_policy
 from server.run.engine import flower_identity
 from server.run.loop import RoundLoop
 from strategies.base.payload import decode, tensor_of
-from strategies.base.server import SiloInfo, check_cards, weighted_mean
+from strategies.base.server import SiloInfo, weighted_mean
 from strategies.base.settings import UserError
 from strategies.base.silo import SiloClient
 
@@ -205,22 +205,20 @@ def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCap
 # ---- Silos that do not fit -----------------------------------------------------------------------------------------
 
 
-def test_silos_of_one_name_are_refused(two: Files) -> None:
+def test_the_first_of_two_silos_of_one_name_takes_part(three: Files) -> None:
     def prepare(grid: TinyGrid) -> None:
         grid.contexts[2].node_config["name"] = "a"
 
-    with pytest.raises(UserError, match="two silos are called 'a'"):
-        federate(two, strategy="fedavg", rounds=1, prepare=prepare)
+    run = federate(three, strategy="fedavg", rounds=1, prepare=prepare)
+    assert list(run.strategy.silos) == ["a", "c"]
+    assert "it is called a, as node 1 is: give each its own `name`" in run.federation.left_out["node 2"]
 
 
-def test_silos_of_different_shape_are_refused(two: Files, tmp_path: Path) -> None:
+def test_a_silo_of_another_shape_is_left_out(two: Files, tmp_path: Path) -> None:
     files = {**two, "odd": random_silos(tmp_path, {"odd": 5}, columns=4)["odd"]}
-    with pytest.raises(UserError, match=r"odd has samples of shape \(4,\), a of \(3,\)"):
-        federate(files, strategy="fedavg", rounds=1)
-
-
-def test_cards_that_fit(two: Files) -> None:
-    check_cards([{"name": "a", "shape": [3]}, {"name": "b", "shape": [3]}])
+    run = federate(files, strategy="fedavg", rounds=1)
+    assert list(run.strategy.silos) == ["a", "b"]
+    assert "odd is left out: it has samples of shape (4,), most silos have (3,)" in run.federation.left_out["odd"]
 
 
 def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
@@ -294,9 +292,15 @@ def test_a_card_says_no_labels(two: Files) -> None:
 
 
 def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: Path) -> None:
+    """The others go on without it, but not where the quorum is all of them."""
     (tmp_path / "broken.npz").write_bytes(b"not an archive")
+    files = {**two, "x": tmp_path / "broken.npz"}
+    run = federate(files, strategy="fedavg", rounds=1)
+    assert list(run.strategy.silos) == ["a", "b"] and "broken.npz" in run.federation.left_out["node 3"]
     with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
-        federate({**two, "x": tmp_path / "broken.npz"}, strategy="fedavg", rounds=1)
+        federate(files, strategy="fedavg", rounds=1, min_silos=3)
+    with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
+        federate({"x": files["x"]}, strategy="fedavg", rounds=1)
 
 
 def test_federations_do_not_share_state(two: Files) -> None:

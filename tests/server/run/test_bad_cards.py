@@ -1,0 +1,365 @@
+"""A hospital whose data card is wrong, by mistake or on purpose: it is left out and named, and the others' run is what
+it is without it, at any quorum that the others make up, from the start and when it is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord
+from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
+
+from server.run.rundir import RunDirectory
+from server.run.summary import write_summary
+from strategies.base.cards import FAR, IMPLAUSIBLE, judge
+from strategies.base.metrics_and_cards import LONGEST
+from strategies.base.settings import UserError
+from strategies.base.state import State
+
+Spoil = Callable[[Message], object]
+HONEST = {"a": 6, "b": 10, "c": 8}
+OPTIONS: dict[str, Any] = {"strategy": "fedavg", "normalization": "agreed"}
+
+
+def says(**values: Any) -> Spoil:
+    """These values on the card; None: that key is not there."""
+
+    def spoil(reply: Message) -> None:
+        card = dict(reply.content["card"]) | values
+        reply.content["card"] = ConfigRecord({key: value for key, value in card.items() if value is not None})
+
+    return spoil
+
+
+def instead(record: Any) -> Spoil:
+    def spoil(reply: Message) -> None:
+        reply.content["card"] = record
+
+    return spoil
+
+
+def nothing(reply: Message) -> None:
+    del reply.content["card"]
+
+
+def times(factor: float) -> Spoil:
+    """The sums of the first column as in a unit that is so many times smaller."""
+
+    def spoil(reply: Message) -> None:
+        card: Any = reply.content["card"]
+        says(
+            sum=[card["sum"][0] * factor, *card["sum"][1:]],
+            square_sum=[card["square_sum"][0] * factor**2, *card["square_sum"][1:]],
+        )(reply)
+
+    return spoil
+
+
+HUGE = 2**62
+BAD: dict[str, Spoil] = {
+    "no card": nothing,
+    "numbers for a card": instead(MetricRecord({"n_train": 8})),
+    "an empty card": instead(ConfigRecord({})),
+    "a million unknown fields' worth, and nothing else": instead(ConfigRecord({"x": "x" * 10**6})),
+    # -- names
+    "no name": says(name=None),
+    "an empty name": says(name=""),
+    "a blank": says(name=" "),
+    "a blank before": says(name=" d"),
+    "a blank behind": says(name="a "),
+    "a line end": says(name="d\n"),
+    "an escape sequence": says(name="\x1b[2Jd"),
+    "writing from right to left": says(name="d\u202ea"),
+    "half of a surrogate pair": says(name="d\udc80"),
+    "a list of names": says(name=["d"]),
+    "a number for a name": says(name=7),
+    "bytes for a name": says(name=b"d"),
+    "a long name": says(name="d" * 101),
+    "a path": says(name="../d"),
+    "a path of Windows": says(name="d\\e"),
+    "the folder above": says(name=".."),
+    "a formula": says(name="=HYPERLINK(1)"),
+    "a formula with a sign": says(name="-1+d"),
+    "a formula at a": says(name="@d"),
+    "another silo's name": says(name="a"),
+    # -- counts
+    "no count": says(n_train=None),
+    "no samples": says(n_train=0),
+    "fewer than none": says(n_train=-8),
+    "half a sample": says(n_train=8.5),
+    "not a number": says(n_train=math.nan),
+    "infinitely many": says(n_train=math.inf),
+    "text for a count": says(n_train="8"),
+    "true for a count": says(n_train=True),
+    "a list for a count": says(n_train=[8]),
+    "more than there can be": says(n_train=2**31 + 1),
+    "far more": says(n_train=HUGE),
+    "a negative validation part": says(n_val=-1),
+    "text for a validation part": says(n_val="x" * 10**5),
+    "a huge validation part": says(n_val=HUGE),
+    "a negative test part": says(n_test=-1),
+    "a broken test part": says(n_test=1e30),
+    "an empty list for a test part": says(n_test=[]),
+    "no thread": says(threads=0),
+    "text for threads": says(threads="many"),
+    "too many threads": says(threads=HUGE),
+    # -- shapes
+    "no shape": says(shape=None),
+    "an empty shape": says(shape=[]),
+    "a shape of nothing": says(shape=[0]),
+    "a negative shape": says(shape=[-3]),
+    "a shape of fractions": says(shape=[3.0]),
+    "a shape of text": says(shape=["3"]),
+    "text for a shape": says(shape="3"),
+    "a number for a shape": says(shape=3),
+    "four dimensions": says(shape=[3, 1, 1, 1]),
+    "a shape that is too large": says(shape=[2**31], sum=None, square_sum=None),
+    "a product that is too large": says(shape=[2**20, 2**20], sum=None, square_sum=None),
+    "another shape": says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4),
+    "another number of dimensions": says(shape=[3, 3], sum=None, square_sum=None),
+    "columns of a picture": says(shape=[3, 3]),
+    # -- classes
+    "no classes": says(classes=None),
+    "no class": says(classes=0),
+    "a negative number of classes": says(classes=-3),
+    "classes by half": says(classes=2.5),
+    "text for classes": says(classes="3"),
+    "a list for classes": says(classes=[3]),
+    "one class more than the others": says(classes=4),
+    "a hundred thousand classes": says(classes=100_000),
+    "more classes than there can be": says(classes=100_001),
+    # -- kinds and texts
+    "a simulated silo": says(simulated=True, own_file=False),
+    "a simulated silo with a file": says(simulated=True),
+    "neither simulated nor a file": says(own_file=False),
+    "text for a kind": says(simulated="no"),
+    "a number for a kind": says(own_file=1),
+    "no device": says(device=None),
+    "a list of devices": says(device=["cpu"]),
+    "a device of two lines": says(device="cpu\nd: 8 training samples"),
+    "a device that clears the screen": says(device="\x1b[2J"),
+    "a novel for a version": says(versions="x" * 10**6),
+    "a number for a version": says(versions=3.11),
+    # -- sums
+    "text in the sums": says(sum=["a", "b", "c"]),
+    "text for the sums": says(sum="abc"),
+    "a broken sum": says(sum=[math.nan, 0.0, 0.0]),
+    "an infinite sum": says(square_sum=[math.inf, 1.0, 1.0]),
+    "too few sums": says(sum=[0.0]),
+    "too many sums": says(square_sum=[1.0] * 4),
+    "no sums in the list": says(sum=[]),
+    "half of the sums": says(square_sum=None),
+    "a sum of 1e30": says(sum=[1e30, 0.0, 0.0]),
+    "a sum of 1e30 whose squares fit": says(sum=[1e30, 0.0, 0.0], square_sum=[1e62, 1.0, 1.0]),
+    "sums beyond every number": says(sum=[1e300, 0.0, 0.0], square_sum=[1e305, 1.0, 1.0]),
+    "all sums far off": says(sum=[8e14] * 3, square_sum=[1e30] * 3),
+    "a negative sum of squares": says(square_sum=[-1.0, 1.0, 1.0]),
+    "squares below the square of the mean": says(sum=[8.0, 8.0, 8.0], square_sum=[7.9, 8.0, 8.0]),
+    "sums in another unit still": times(1e13),
+    "a reason of two lines": says(sums_withheld="a\nb"),
+    "a long reason": says(sums_withheld="x" * 301),
+    "a number for a reason": says(sums_withheld=1),
+}
+
+
+def prepared(spoil: Spoil, silo: str = "d") -> Callable[[TinyGrid], None]:
+    """The silo's card is spoilt, every time that it is asked for."""
+
+    def after(name: str, message: Message, reply: Message) -> Message:
+        if (name, message.metadata.message_type) == (silo, "query"):
+            spoil(reply)
+        return reply
+
+    return lambda grid: setattr(grid, "after", after)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return random_silos(tmp_path_factory.mktemp("four"), {**HONEST, "d": 8})
+
+
+@pytest.fixture(scope="module")
+def without(four: Files) -> Run:
+    """The run of the three honest silos."""
+    return federate({name: four[name] for name in HONEST}, rounds=2, **OPTIONS)
+
+
+def test_there_are_enough_kinds() -> None:
+    assert len(BAD) >= 58
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_card_costs_the_others_nothing(four: Files, without: Run, tmp_path: Path, kind: str) -> None:
+    """Round 1 without a quorum, then resumed with one of three: the numbers are those of a run of three, bit for bit.
+
+    The silo is named in a printable line of at most 300 characters in the progress and in the summary.
+    """
+    options = {**OPTIONS, "directory": tmp_path / "run", "prepare": prepared(BAD[kind])}
+    federate(four, rounds=1, **options)
+    run = federate(four, rounds=2, resume=True, min_silos=3, **options)
+    assert comparable(run.rows) == comparable(without.rows)
+    assert same(run.strategy.state.arrays["global"], without.strategy.state.arrays["global"])
+    assert run.strategy.extra["mean"] == without.strategy.extra["mean"]
+    assert list(run.federation.left_out) in (["d"], ["node 4"])
+    (reason,) = run.federation.left_out.values()
+    assert reason.isprintable() and 20 < len(reason) <= LONGEST
+    directory = RunDirectory(tmp_path / "run")
+    lines = (directory.path / "progress.jsonl").read_text().splitlines()
+    notes = [e["message"] for e in map(json.loads, lines) if e["event"] == "note"]
+    assert len(notes) == 2 and notes[1] == reason and re.search(r"node 4|\bd\b", notes[0])
+    summary = write_summary(directory, run.federation.history, run.federation)
+    assert list(summary["runs"][0]["left_out"].values()) == [reason] and summary["runs"][0]["silos"] == list(HONEST)
+
+
+@pytest.mark.parametrize("kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"])
+def test_a_card_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind: str) -> None:
+    """d took part in round 1 with a right card. The others go on as if it had failed in round 2."""
+    options = {**OPTIONS, "rounds": 2}
+
+    def fails(grid: TinyGrid) -> None:
+        grid.absent = {("d", 2)}
+
+    whole = federate(four, prepare=fails, **options)
+    place = {**options, "directory": tmp_path / "run"}
+    federate(four, **{**place, "rounds": 1})
+    run = federate(four, resume=True, prepare=prepared(BAD[kind]), **place)
+    assert same(run.strategy.state.arrays["global"], whole.strategy.state.arrays["global"])
+    assert run.strategy.extra["mean"] == whole.strategy.extra["mean"]
+    assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {(2, "d"), (3, "d")}
+    assert {round_of(m) for m, _ in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "d"} == {0}
+
+
+def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:
+    """Four are asked for in so many words: the run does not begin with three, and says whom it lacks."""
+    for kind in ("no name", "another shape"):
+        with pytest.raises(UserError, match=r"node 4|d is left out"):
+            federate(four, rounds=1, min_silos=4, prepare=prepared(BAD[kind]), **OPTIONS)
+
+
+def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four: Files, tmp_path: Path) -> None:
+    """It was left out at the start, and its card is right now: it is named, and the others go on."""
+    place = {**OPTIONS, "directory": tmp_path / "run"}
+    federate(four, rounds=1, prepare=prepared(BAD["no name"]), **place)
+    run = federate(four, rounds=2, resume=True, **place)
+    assert list(run.strategy.silos) == list(HONEST)
+    assert "d is here, and is none of this run's silos" in (tmp_path / "run" / "progress.jsonl").read_text()
+
+
+def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None:
+    """The silo takes part, and of its card only what is on the list is kept."""
+    place = {**OPTIONS, "directory": tmp_path / "run"}
+    spoil = says(secret="x" * 1000, labels=[1, 2, 3], mean=[1e9, 0.0, 0.0])
+    federate(four, rounds=1, prepare=prepared(spoil), **place)
+    file = tmp_path / "run" / "checkpoint" / "fedavg-7" / "server.safetensors"
+    cards = State.load(file).numbers["cards"]
+    assert set(cards["d"]) == set(cards["a"]) and b"secret" not in file.read_bytes()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo", "player-fl"])
+def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four: Files, tmp_path: Path, method: str) -> None:
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        if silo == "d" and message.metadata.message_type == "train":
+            config: Any = reply.content["config"]
+            config["number.secret"], config["secret"] = "x" * 100, "x" * 100
+        return reply
+
+    place: dict[str, Any] = {"directory": tmp_path / "run", "strategy": method}
+    run = federate(four, rounds=2, prepare=lambda grid: setattr(grid, "after", after), **place)
+    assert not run.strategy.rejected
+    files = list((tmp_path / "run" / "checkpoint").rglob("server.safetensors"))
+    assert files and all(b"secret" not in file.read_bytes() for file in files)
+
+
+# ---- Sums that differ in good faith ----------------------------------------------------------------------------------
+
+
+def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path: Path) -> None:
+    """A thousand times the others' values: theirs alone make the mean, the silo takes part with its own."""
+    run = federate(four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS)
+    assert run.strategy.extra["own_statistics"] == ["d"] and not run.federation.left_out
+    rows = np.concatenate([rows_of(four[name])[0] for name in HONEST])
+    assert np.allclose(run.strategy.extra["mean"], rows.mean(0)) and np.allclose(run.strategy.extra["std"], rows.std(0))
+    note = (tmp_path / "run" / "progress.jsonl").read_text()
+    assert "d gives no sums of its columns: it has values in column 1 that are" in note and "another unit?" in note
+
+
+def card(name: str, sums: list[float], squares: list[float], **values: Any) -> dict[str, Any]:
+    known = {"name": name, "own_file": True, "shape": [len(sums)], "classes": 2, "n_train": 4}
+    return {**known, "sum": sums, "square_sum": squares, **values}
+
+
+def test_what_is_usual_in_a_column() -> None:
+    """The median of the root mean squares, without silos in which the column is 0: sqrt(4/4) = 1 and sqrt(16/4) = 2 in
+    column 1, of which 1 is the lower; sqrt(36/4) = 3 alone in column 2. A silo of twice as many is no outlier."""
+    cards = [card("a", [0.0, 0.0], [4.0, 0.0]), card("b", [0.0, 0.0], [16.0, 0.0]), card("c", [0.0, 0.0], [0.0, 36.0])]
+    assert not judge(cards, {}, "", sums=True).left_out
+    for ratio, field in ((FAR * 0.99, "sum"), (FAR * 1.01, "sums_withheld"), (IMPLAUSIBLE * 1.01, "")):
+        odd = card("d", [0.0, 0.0], [0.0, 4 * (3 * ratio) ** 2])
+        verdict = judge([*cards, odd], {}, "", sums=True)
+        assert field in verdict.cards["d"] if field else list(verdict.left_out) == ["d"]
+    assert "sum" not in judge(cards, {}, "", sums=False).cards["a"]
+
+
+# ---- What holds for all ----------------------------------------------------------------------------------------------
+
+
+def kinds(*values: tuple[str, list[int], int]) -> list[dict[str, Any]]:
+    return [{"name": n, "own_file": True, "shape": shape, "classes": c, "n_train": 1} for n, shape, c in values]
+
+
+def test_the_majority_and_a_tie() -> None:
+    verdict = judge(kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True)
+    assert (verdict.facts.shape, verdict.facts.classes, list(verdict.left_out)) == ((3,), 2, ["a", "d"])
+    assert verdict.left_out["d"].startswith("d is left out: it has 3 classes, most silos have 2 (`classes` in the")
+    tie = judge(kinds(("b", [4], 5), ("a", [3], 2), ("c", [3], 7), ("d", [4], 5)), {}, "", sums=True)
+    assert (tie.facts.shape, tie.facts.classes, list(tie.left_out)) == ((3,), 7, ["b", "d"])
+
+
+def test_the_federation_file_stands_above_the_majority(four: Files) -> None:
+    """Four classes are agreed on: d, which alone has so many, takes part, and the model has four outputs, Σ = 16."""
+    run = federate(four, rounds=1, agreed='{"classes": 4}', prepare=prepared(says(classes=4)), **OPTIONS)
+    assert list(run.strategy.silos) == [*HONEST, "d"] and run.strategy.layout.size == 16
+    with pytest.raises(
+        UserError, match=r"a is left out: it has samples of shape \(3,\), the federation file has \(5,\)"
+    ):
+        federate(four, rounds=1, agreed='{"shape": [5]}', **OPTIONS)
+
+
+def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> None:
+    """Three silos that change their minds are no majority in a run that has begun: they are left out of it."""
+    place = {**OPTIONS, "directory": tmp_path / "run"}
+    federate(four, rounds=1, **place)
+
+    def after(name: str, message: Message, reply: Message) -> Message:
+        if name != "a" and message.metadata.message_type == "query":
+            says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4)(reply)
+        return reply
+
+    run = federate(four, rounds=2, resume=True, prepare=lambda grid: setattr(grid, "after", after), **place)
+    assert list(run.federation.left_out) == ["b", "c", "d"]
+    assert "b is left out: it has samples of shape (4,), this run has (3,)" in run.federation.left_out["b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "a JSON object of shape, classes, samples is wanted here"),
+        ("[1]", "a JSON object"),
+        ('{"names": []}', "a JSON object"),
+        ('{"shape": [0]}', "agreed: shape = [0]"),
+        ('{"classes": 1.5}', "agreed: classes = 1.5"),
+        ('{"samples": {"a": 0}}', "agreed: samples = {'a': 0}"),
+        ('{"samples": 5}', "agreed: samples = 5"),
+    ],
+)
+def test_what_cannot_be_agreed_on(four: Files, text: str, reason: str) -> None:
+    with pytest.raises(UserError) as caught:
+        federate(four, rounds=1, agreed=text)
+    assert reason in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,167 @@
+"""What a silo counts in a mean: its samples, as agreed, or as it says and at most so many times the median."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import CASES, OPTIONS
+from flwr.app import ConfigRecord, Message
+from tiny import Files, comparable, federate, random_silos, round_of, same, settings_of, simulated, train_replies
+from two_layers import DEEP
+
+from models.standardisation import agreed_statistics
+from server.run.loop import RoundLoop
+from server.run.summary import run_summary
+from strategies.base.cards import sample_weights
+from strategies.base.payload import decode
+from strategies.base.server import weighted_mean
+from strategies.base.settings import UserError
+
+LIE = 2**31
+ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
+
+
+def saying(silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: True, **values: Any) -> Any:
+    """For ``prepare``: the silo says these values, on its card (``query``) or in its replies (``train``)."""
+
+    def after(name: str, message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if name == silo and kind in kinds and when(message):
+            record = "card" if kind == "query" else "config"
+            reply.content[record] = ConfigRecord({**reply.content[record], **values})  # type: ignore[dict-item]
+        return reply
+
+    return lambda grid: setattr(grid, "after", after)
+
+
+def notes(directory: Path) -> list[str]:
+    lines = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
+    return [e["message"] for e in lines if e["event"] == "note"]
+
+
+def test_the_cap_by_hand() -> None:
+    """The lower median of 6, 8, 10, 900 is 8; of two silos it is the smaller one's. An agreed number is not capped."""
+    assert sample_weights({"a": 6, "b": 10, "c": 8, "d": 900}, 5.0) == {"a": 6, "b": 10, "c": 8, "d": 40}
+    assert sample_weights({"a": 6, "b": LIE}, 2.5) == {"a": 6, "b": 15}
+    assert sample_weights({"a": 6, "b": LIE}, 0.0) == {"a": 6, "b": LIE}
+    assert sample_weights({"a": 6, "b": 10, "c": 8, "d": LIE}, 5.0, {"d": 300, "x": 1})["d"] == 300
+    assert sample_weights({"a": 0, "b": 0, "c": 3, "d": 100}, 5.0) == {"a": 0, "b": 0, "c": 3, "d": 15}
+    assert sample_weights({"a": 1}, 5.0) == {"a": 1} and sample_weights({}, 5.0) == {}
+
+
+@pytest.mark.parametrize("method", ONE_OF_EACH)
+def test_every_method_weighs_by_what_counts(three: Files, method: str, tiny_bn: None) -> None:
+    """c says that it has 2^31 samples; it counts as 5 · 10. The state is, bit for bit, that of a federation in which
+    c is honest and 50 are agreed: no method has a number of samples from anywhere else."""
+    options: dict[str, Any] = {**CASES[ONE_OF_EACH[method]][0], **DEEP, **OPTIONS, "rounds": 2}
+    lied = federate(three, prepare=saying("c", "query", n_train=LIE), **options)
+    agreed = federate(three, agreed='{"samples": {"c": 50}}', **options)
+    assert lied.strategy.samples == agreed.strategy.samples == {"a": 6, "b": 10, "c": 50}
+    ours, theirs = lied.strategy.state, agreed.strategy.state
+    assert ours.numbers == theirs.numbers and ours.arrays.keys() == theirs.arrays.keys()
+    assert all(same(ours.arrays[key], theirs.arrays[key]) for key in ours.arrays)
+    for silo in three:
+        assert same(lied.personal(silo), agreed.personal(silo))
+
+
+@pytest.mark.parametrize(("cap", "counts"), [(5.0, 50), (2.0, 20), (0.0, LIE)])
+def test_a_lie_counts_no_more_than_the_cap(three: Files, tmp_path: Path, cap: float, counts: int) -> None:
+    """By hand: the mean of what the three have sent."""
+    lie = saying("c", "query", "train", n_train=LIE, samples=LIE)
+    run = federate(three, strategy="fedavg", rounds=2, weight_cap=cap, directory=tmp_path / "run", prepare=lie)
+    sent = {key: decode(r.content)[0].models["model"].vector for key, r in train_replies(run.grid)}
+    expected = weighted_mean([sent[silo, 1] for silo in "abc"], [6, 10, counts])
+    assert same(run.sent_to("a", 2)["global"].vector, expected)
+    told = f"c says that it has {LIE} training samples; it counts as {counts}, {cap:g} times the median (weight-cap)"
+    assert notes(tmp_path / "run") == ([told] if cap else [])
+
+
+def test_nobody_above_the_cap_is_as_without_one(three: Files) -> None:
+    runs = [federate(three, strategy="fedavg", rounds=2, weight_cap=cap) for cap in (5.0, 0.0)]
+    assert comparable(runs[0].rows) == comparable(runs[1].rows)
+    with pytest.raises(UserError, match=r"weight-cap = 0\.5: at least 1, or 0 for none"):
+        settings_of(three, weight_cap=0.5)
+
+
+def test_what_is_agreed_stands_above_what_a_silo_says(three: Files, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": "fedavg", "rounds": 1, "agreed": '{"samples": {"b": 7}}'}
+    run = federate(three, directory=tmp_path / "run", **options)
+    assert run.strategy.samples == {"a": 6, "b": 7, "c": 8}
+    assert notes(tmp_path / "run") == ["b says that it has 10 training samples; it counts as 7, as agreed"]
+
+
+def test_the_statistics_of_tables_are_weighed_alike() -> None:
+    """a: one value 2, counts as 1. b: four values of mean 6 and mean square 40, counts as 1: mean 4, variance
+    (4 + 40) / 2 - 16 = 6."""
+    cards = [
+        {"name": "a", "n_train": 1, "sum": [2.0], "square_sum": [4.0]},
+        {"name": "b", "n_train": 4, "sum": [24.0], "square_sum": [160.0]},
+    ]
+    assert agreed_statistics(cards, {"a": 1, "b": 1}) == {"mean": [4.0], "std": [6.0**0.5]}
+    assert agreed_statistics(cards, {"a": 1, "b": 4}) == agreed_statistics(cards)
+
+
+def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
+    """c says that it has 2^31 test samples; it counts as 50 of 66 there."""
+    run = federate(three, strategy="fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
+    loop = run.federation
+    which = ("fedavg", 7, 1, loop.cards, loop.total_bytes, loop.seconds)
+    accuracy = {n: v["accuracy"] for n, v in run_summary(loop.history, *which)["per_silo"].items()}
+    expected = (6 * accuracy["a"] + 10 * accuracy["b"] + 50 * accuracy["c"]) / 66
+    assert run_summary(loop.history, *which, 5.0)["final"]["accuracy_weighted"] == pytest.approx(expected, rel=1e-12)
+
+
+# ---- Numbers that change ---------------------------------------------------------------------------------------------
+
+
+def test_another_number_in_a_round_is_named_once(three: Files, tmp_path: Path) -> None:
+    """It counts as on the card all the same; text for a number is shown as what it is."""
+    plain = federate(three, strategy="fedavg", rounds=3)
+    for said, shown in ((LIE, str(LIE)), ("\x1b[2J" + "9" * 500, r"'\x1b[2J999")):
+        place = tmp_path / str(len(shown))
+        late = saying("c", "train", when=lambda m: round_of(m) > 1, samples=said)
+        run = federate(three, strategy="fedavg", rounds=3, directory=place, prepare=late)
+        assert comparable(run.rows) == comparable(plain.rows)
+        (note,) = notes(place)
+        assert note.startswith(f"c says in round 2 that it has {shown}") and note.isprintable() and len(note) <= 300
+
+
+def test_another_number_in_a_resumed_run_is_named(three: Files, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": "fedavg", "directory": tmp_path / "run"}
+    federate(three, rounds=1, **options)
+    run = federate(three, rounds=2, resume=True, prepare=saying("c", "query", n_train=9), **options)
+    assert run.strategy.samples["c"] == 9
+    first = notes(tmp_path / "run")[0]
+    assert first == "c has 9 training samples now, and said 8 before"
+
+
+def test_another_number_in_the_next_run_of_a_study_is_named(tmp_path: Path) -> None:
+    """A file that has grown between two methods: their comparison is no longer one of methods alone."""
+    (tmp_path / "grown").mkdir()
+    files = random_silos(tmp_path, {"a": 6, "b": 10, "c": 8})
+    grown = random_silos(tmp_path / "grown", {"a": 6, "b": 10, "c": 9})
+    options: dict[str, Any] = {"silos": 3, "rounds": 1, "mlp.hidden": "", "directory": tmp_path / "run"}
+    (tmp_path / "run").mkdir()
+    loop: RoundLoop = simulated(files, strategy="local", **options)
+    assert loop.directory is not None and loop.directory.sample_counts() == {"a": 6, "b": 10, "c": 8}
+    with (tmp_path / "run" / "progress.jsonl").open("a") as file:
+        file.write('{"event": "silos", "samp')  # a crash cut it off
+        file.write("\n")
+    simulated(grown, strategy="fedavg", **options)
+    assert "c has 9 training samples now, and said 8 before" in notes_of_whole_lines(tmp_path / "run")
+
+
+def test_a_simulation_draws_anew_with_every_seed(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        loop = simulated(silos=3, rounds=1, partition="dirichlet", strategy="local", seed=seed, directory=tmp_path)
+        assert loop.directory is not None and loop.directory.sample_counts() == {}
+    assert notes_of_whole_lines(tmp_path) == []
+
+
+def notes_of_whole_lines(directory: Path) -> list[str]:
+    lines = (directory / "progress.jsonl").read_text().splitlines()
+    return [json.loads(line)["message"] for line in lines if '"event": "note"' in line]
