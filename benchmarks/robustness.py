@@ -140,7 +140,7 @@ class Federation:
         if context.node_config["name"] not in self.names[: self.liars] or reply.has_error():
             return reply
         if message.metadata.message_type == MessageType.QUERY and self.attack == "lied n":
-            reply.content.config_records["config"]["n_train"] = 10**6
+            next(iter(reply.content.config_records.values()))["n_train"] = 10**6
         if message.metadata.message_type == MessageType.TRAIN:
             for key, record in list(reply.content.array_records.items()):
                 vector, sent = tensor_of(record["vector"]), message.content.array_records.get(f"model.{GLOBAL}")
