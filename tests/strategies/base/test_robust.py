@@ -353,7 +353,7 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
         ({"strategy": "fedlp", "robust": "krum"}, "none, clip, trimmed-mean, median, geometric-median are for it"),
         ({"robust": "trimmed-mean", "robust_attackers": 2}, "needs at least 5 silos to bear so many, here are 3"),
         ({"robust": "krum"}, "needs at least 5 silos"),
-        ({"robust": "kurm"}, "robust = 'kurm', did you mean krum"),
+        ({"robust": "kurm"}, "robust = 'kurm' (did you mean 'krum'?)"),
         ({"robust_clip": 0}, "robust-clip = 0"),
     ):
         with pytest.raises(UserError) as error:
@@ -366,7 +366,7 @@ def test_a_cell_of_the_benchmark(tmp_path: Path) -> None:
     """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
     its core is in everybody's mixture, and they do not."""
     bounded, free = (
-        cell("apple", "x100", 1, tmp_path, rounds=4, evaluate_every=4, robust=rule) for rule in ("clip", "none")
+        cell("apple", "x100", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule) for rule in ("clip", "none")
     )
-    assert int(bounded) > 70
+    assert int(bounded) > 60
     assert free == "stops" or int(free) < 40
