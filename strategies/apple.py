@@ -171,6 +171,7 @@ class Apple(PersonalizedStrategy):
     name = "apple"
     own_model = "kept"
     receives = "models"
+    rules = ()
     spelling = "APPLE"
     title = "Adaptive personalised cross-silo learning"
     paper = "Luo and Wu, IJCAI 2022, arXiv 2110.08394"

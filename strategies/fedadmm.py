@@ -34,7 +34,6 @@ from torch import Tensor
 from models.training import generator
 from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
 from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL
 
@@ -99,8 +98,11 @@ class FedADMM(ConfirmedStrategy):
         s = self.settings
         return s.later if 0 < s.later_from <= self.round else s.eta
 
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        return None if name == "change" else super().centre(name, update)
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         self.count(updates)
         step = self.step() or len(updates) / len(self.silos)
-        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         self.state.arrays[GLOBAL] = self.state.arrays[GLOBAL] + step * mean

@@ -37,7 +37,6 @@ from models.flat import gather, scatter
 from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
 from strategies.base.payload import Payload
 from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL
 
@@ -144,4 +143,4 @@ class FedAPM(PartialStrategy):
         for update in updates:
             self.state.arrays[f"z.{update.silo}"] = update.vector
         all_z = [self.state.arrays[f"z.{name}"] for name in self.silos]
-        self.state.arrays[GLOBAL] = weighted_mean(all_z, [1.0] * len(all_z))
+        self.state.arrays[GLOBAL] = self.mean(all_z, [1.0] * len(all_z))

@@ -98,6 +98,8 @@ class FedCACClient(ConfirmedClient):
 class FedCAC(ConfirmedStrategy):
     name = "fedcac"
     receives = "mixture"
+    rules = ()
+    unbounded = ("critical",)
     spelling = "FedCAC"
     title = "Critical parameters shared among like silos"
     paper = "Wu et al., ICCV 2023, arXiv 2309.11103"
@@ -133,6 +135,14 @@ class FedCAC(ConfirmedStrategy):
             i: [j for j, is_near in zip(names, row.tolist(), strict=True) if is_near]
             for i, row in zip(names, near, strict=True)
         }
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        """What it was sent: the customised model where its parameters are critical."""
+        found, mask = super().centre(name, update), self.state.arrays.get(f"critical.{update.silo}")
+        customised = self.sent.get(update.silo, {}).get("customised")
+        if name != "model" or found is None or mask is None or customised is None:
+            return found
+        return torch.where(unpack(mask, len(found)), customised.vector, found)
 
     def upload_size(self, name: str, silo: str = "") -> int:
         return -(-self.layout.size // 8) if name == "critical" else super().upload_size(name, silo)

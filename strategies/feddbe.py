@@ -30,7 +30,7 @@ from torch import Tensor
 from models.training import feature_gradient
 from strategies.base.payload import Model, Payload
 from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL, SiloClient
 
@@ -138,7 +138,7 @@ class FedDBE(PersonalizedStrategy):
         return Payload(models)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
+        mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
         if MEAN in self.state.arrays:
             self.state.arrays[GLOBAL] = mean
             return

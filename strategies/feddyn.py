@@ -33,7 +33,6 @@ from models.training import clip_norm
 from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
 from strategies.base.payload import Payload
 from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL
 
@@ -90,6 +89,6 @@ class FedDyn(ConfirmedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         self.count(updates)
         theta, alpha = self.state.arrays[GLOBAL], self.settings.alpha
-        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         h = self.state.arrays["h"] - alpha * len(updates) / len(self.silos) * (mean - theta)
         self.state.arrays |= {GLOBAL: mean - h / alpha, "h": h}

@@ -74,6 +74,7 @@ class FedFomoClient(SiloClient):
 class FedFomo(PersonalizedStrategy):
     name = "fedfomo"
     receives = "models"
+    rules = ()
     spelling = "FedFomo"
     title = "First-order model optimisation"
     paper = "Zhang et al., ICLR 2021, arXiv 2012.08565"
@@ -125,12 +126,31 @@ class FedFomo(PersonalizedStrategy):
             weights = None
         if not isinstance(weights, dict) or not all(is_number(w) and w >= 0 for w in weights.values()):
             raise ValueError(f"'weights' is {sent!r}, not finite numbers from 0 on by silo")
+        if sum(weights.values()) > 1.001:
+            raise ValueError(f"'weights' is {sent!r}, which is more than 1 in all")
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        """The mixture that the silo trained from, by the weights that it reports: among models that it was sent."""
+        own = super().centre(name, update)
+        if name != "model" or own is None:
+            return own
+        mixed = own.clone()
+        for other, weight in self.reported(update).items():
+            sent = self.sent.get(update.silo, {}).get(model_of(other))
+            if sent is not None:
+                mixed.add_(sent.vector.to(own.device) - own, alpha=weight)
+        return mixed
+
+    def reported(self, update: Update) -> dict[str, float]:
+        """The weights that a silo says it gave to others' models."""
+        found: dict[str, float] = json.loads(cast(str, update.numbers.get("weights", "{}")))
+        return found
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
             self.state.arrays[model_of(update.silo)] = update.vector
             self.state.numbers["made"][update.silo] = self.round
             row = self.state.numbers["affinity"][update.silo]
-            for name, weight in json.loads(cast(str, update.numbers.get("weights", "{}"))).items():
+            for name, weight in self.reported(update).items():
                 if name in row:
                     row[name] += float(weight)

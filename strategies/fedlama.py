@@ -34,7 +34,7 @@ from torch import Tensor
 from models.flat import Layout, gather, scatter
 from strategies.base.payload import Model, Number, Payload
 from strategies.base.replies import Update
-from strategies.base.server import Averaging, PersonalizedStrategy, weighted_mean
+from strategies.base.server import Averaging, PersonalizedStrategy
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL, SiloClient
 
@@ -117,16 +117,21 @@ class FedLAMA(PersonalizedStrategy):
         model = Model(self._packed[heard], round=self.round - 1)
         return Payload({GLOBAL: model}, {"fresh": fresh, "due": self.due()})
 
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        if name == "layers":
+            return gather(self.state.arrays[GLOBAL], flagged(self.layout, self.due()))
+        return super().centre(name, update)
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         arrays, numbers, due = self.state.arrays, self.state.numbers, self.due()
         weights = self.weights(updates)
-        mean = weighted_mean((u.vector for u in updates), weights)
+        mean = self.mean((u.vector for u in updates), weights)
         arrays[GLOBAL] = scatter(arrays[GLOBAL], flagged(self.layout, due), mean)
         numbers["averaged"] = [self.round if now else r for now, r in zip(due, numbers["averaged"], strict=True)]
         numbers["heard"] = {**numbers["heard"], **{u.silo: self.round for u in updates}}
         # One silo differs from nobody: that says nothing of its layers.
         if self.round % self.settings.phi == 0 and self.round > self.settings.wait and len(updates) > 1:
-            squares = weighted_mean(((u.vector - mean).square() for u in updates), weights)
+            squares = self.mean(((u.vector - mean).square() for u in updates), weights)
             sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
             excess = [float(x) / tau for x, tau in zip(sums, numbers["intervals"], strict=True)]
             numbers["intervals"] = choose_intervals(self.layout, excess, self.settings.phi)

@@ -26,7 +26,8 @@ from torch import Tensor
 from models.flat import Block, Entry, Layout, gather
 from models.training import generator
 from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.robust import KRUM, RULES
+from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import Common, setting
 from strategies.base.silo import GLOBAL, SiloClient
 
@@ -70,25 +71,31 @@ class FedLP(PersonalizedStrategy):
     reports = "received"
     client = FedLPClient
     Settings = LpSettings
+    rules = tuple(rule for rule in RULES if rule not in KRUM)  # silos send different layers
     settings: LpSettings
 
-    def sent(self, silo: str) -> list[slice]:
+    def sent_parts(self, silo: str) -> list[slice]:
         return sent(self.layout, self.settings, self.common, silo, self.round)
 
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "layers":
-            return sum(part.stop - part.start for part in self.sent(silo))
+            return sum(part.stop - part.start for part in self.sent_parts(silo))
         return super().upload_size(name, silo)
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        if name == "layers":
+            return gather(self.state.arrays[GLOBAL], self.sent_parts(update.silo))
+        return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         weights = {u.silo: u.samples if self.settings.weights == "samples" else 1 for u in updates}
         layers: dict[tuple[int, int], dict[str, Tensor]] = {}  # (start, stop) -> silo -> its parameters
         for update in updates:
-            parts = self.sent(update.silo)
+            parts = self.sent_parts(update.silo)
             pieces = torch.split(update.vectors["layers"], [part.stop - part.start for part in parts])
             for part, piece in zip(parts, pieces, strict=True):
                 layers.setdefault((part.start, part.stop), {})[update.silo] = piece
         w = self.state.arrays[GLOBAL].clone()
         for (start, stop), pieces_of in layers.items():
-            w[start:stop] = weighted_mean(pieces_of.values(), [weights[silo] for silo in pieces_of])
+            w[start:stop] = self.mean(pieces_of.values(), [weights[silo] for silo in pieces_of])
         self.state.arrays[GLOBAL] = w

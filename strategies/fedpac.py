@@ -155,6 +155,7 @@ def on_simplex(matrix: np.ndarray) -> np.ndarray:
 class FedPAC(PersonalizedStrategy):
     name = "fedpac"
     receives = "mixture"
+    rules = ()
     spelling = "FedPAC"
     title = "Feature alignment and combined heads"
     paper = "Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867"

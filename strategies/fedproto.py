@@ -178,4 +178,4 @@ class FedProto(PersonalizedStrategy):
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
         before = self.state.arrays.get(PROTOTYPES)
         tables = [u.vector for u in updates]
-        self.state.arrays[PROTOTYPES] = average(tables, weights, self.layout.classes, before)
+        self.state.arrays[PROTOTYPES] = average(tables, weights, self.layout.classes, before, self.rule())

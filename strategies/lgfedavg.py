@@ -30,7 +30,7 @@ from models.flat import Layout, gather, scatter
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Model, Payload
 from strategies.base.replies import Update
-from strategies.base.server import Averaging, weighted_mean
+from strategies.base.server import Averaging
 from strategies.base.settings import setting
 from strategies.base.silo import BUFFERS, GLOBAL
 
@@ -95,9 +95,12 @@ class LGFedAvg(PartialStrategy):
         vector = self.state.arrays[GLOBAL] if whole else self._shared
         return Payload({GLOBAL: Model(vector, round=self.round - 1)})
 
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        return self._shared if name == "shared" else super().centre(name, update)
+
     def aggregate(self, updates: Sequence[Update]) -> None:
         arrays, numbers, pretrain = self.state.arrays, self.state.numbers, self.settings.pretrain
-        mean = weighted_mean((u.vector for u in updates), self.weights(updates))
+        mean = self.mean((u.vector for u in updates), self.weights(updates))
         arrays[GLOBAL] = scatter(arrays[GLOBAL], self.shared_parts(), mean)
         if self.round > pretrain > 0:
             numbers["own"] = sorted({*numbers["own"], *(u.silo for u in updates)})

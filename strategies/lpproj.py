@@ -32,7 +32,7 @@ from torch import Tensor
 
 from models.training import clip_norm, generator
 from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import UserError, setting
 from strategies.base.silo import GLOBAL, SiloClient
 
@@ -129,5 +129,5 @@ class LpProj(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         w, beta = self.state.arrays[GLOBAL], self.settings.beta
-        mean = weighted_mean((u.vector for u in updates), [1.0] * len(updates))
+        mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
         self.state.arrays[GLOBAL] = mean if beta == 1 else w + beta * (mean - w)

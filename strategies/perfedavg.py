@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy, weighted_mean
+from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
 from strategies.base.silo import GLOBAL, MeanLoss, SiloClient
 
@@ -94,4 +94,4 @@ class PerFedAvg(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         weights = [float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates]
-        self.state.arrays[GLOBAL] = weighted_mean((u.vector for u in updates), weights)
+        self.state.arrays[GLOBAL] = self.mean((u.vector for u in updates), weights)

@@ -75,6 +75,7 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
 class PFedLA(PersonalizedStrategy):
     name = "pfedla"
     receives = "mixture"
+    rules = ()
     spelling = "pFedLA"
     title = "Layer-wise mixtures by hypernetworks"
     paper = "Ma et al., CVPR 2022, arXiv 2205.03993"

@@ -38,7 +38,6 @@ from models.training import generator
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Payload, is_number
 from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
 from strategies.base.settings import setting
 from strategies.base.silo import BUFFERS, GLOBAL
 
@@ -136,7 +135,7 @@ class PLayerFL(PartialStrategy):
             raise ValueError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        mean = weighted_mean((u.vector for u in updates), [u.samples for u in updates])
+        mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
         if self.state.numbers["cut"] < 0:
             table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
             self.state.numbers["cut"] = self.cut_for(self.decide(table))

@@ -34,7 +34,6 @@ from torch import Tensor
 from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
 from strategies.base.payload import Model, Payload
 from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
 from strategies.base.settings import UserError, setting
 from strategies.base.silo import GLOBAL
 
@@ -121,10 +120,13 @@ class Scaffold(ConfirmedStrategy):
         self.count(updates)
         x, c, equal = self.state.arrays[GLOBAL], self.state.arrays["control"], [1.0] * len(updates)
         changes = [u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates]
-        mean, step = weighted_mean((u.vector for u in updates), equal), self.settings.server_learning_rate
+        mean, step = self.mean((u.vector for u in updates), equal), self.settings.server_learning_rate
         self.state.arrays[GLOBAL] = mean if step == 1 else x + step * (mean - x)
         share = len(updates) / len(self.silos)
-        self.state.arrays["control"] = c + share * weighted_mean(changes, equal)
+        self.state.arrays["control"] = c + share * self.mean(changes, equal)
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        return None if name == "control" else super().centre(name, update)
 
     def change(self, update: Update) -> Tensor:
         """c_i⁺ - c_i of a silo that sent its model and K alone."""

@@ -321,10 +321,10 @@ def reply_of(content: RecordDict) -> Message:
         return Message(content, dst_node_id=1, message_type="train")
 
 
-@FEW
 EXPECTED = Expected("fedavg", 1, {"a": 6}, ("model",), lambda name, silo: 4, ("alpha",))
 
 
+@FEW
 @given(
     manifest=st.one_of(
         st.just(json.dumps([MODEL])),

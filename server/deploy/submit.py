@@ -252,14 +252,16 @@ class Progress:
 
 
 def round_line(event: Mapping[str, Any]) -> str:
-    """One round as a line: round, silos in, mean accuracy, seconds, bytes, and who was left out and why."""
+    """One round as a line: round, silos in, mean accuracy, seconds, bytes, and who was left out or bounded and why."""
     accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.4f}"
     line = (
         f"{event['strategy']} seed {event['seed']}  round {event['round']}/{event['rounds']}  "
         f"{event['silos']} silos  accuracy {accuracy}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
     )
-    left_out = "; ".join(f"{silo}: {reason}" for silo, reason in event.get("rejected", {}).items())
-    return f"{line}  without {left_out}" if left_out else line
+    for key, word in (("rejected", "without"), ("bounded", "bounds")):
+        if named := "; ".join(f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()):
+            line += f"  {word} {named}"
+    return line
 
 
 def follow(control: Control, run_id: int, progress: Progress) -> None:

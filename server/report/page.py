@@ -317,15 +317,20 @@ def losers(study: Study) -> str:
 
 
 def absences(study: Study) -> str:
-    if not study.absences:
+    """Who was left out of rounds, and whose step counted in part only (the setting ``robust``)."""
+    return named("Rounds that went on without a silo", study.absences) + named(
+        "Rounds in which a silo's step was bounded", study.bounds
+    )
+
+
+def named(title: str, found: Sequence[tuple[str, int, str, int, str]]) -> str:
+    if not found:
         return ""
     rows = [
         f'<th scope="row">{e(silo)}</th><td>{e(spelled(method))}, {seed}</td><td>{n}</td><td class="text">{e(reason)}</td>'
-        for method, seed, silo, n, reason in study.absences
+        for method, seed, silo, n, reason in found
     ]
-    return "<h3>Rounds that went on without a silo</h3>" + table(
-        ["Silo", "Method, seed", "Rounds", "Last reason"], rows, kind="reasons"
-    )
+    return f"<h3>{e(title)}</h3>" + table(["Silo", "Method, seed", "Rounds", "Last reason"], rows, kind="reasons")
 
 
 def methods_section(study: Study) -> str:

@@ -147,14 +147,22 @@ class Study:
     @cached_property
     def absences(self) -> list[tuple[str, int, str, int, str]]:
         """(strategy, seed, silo, rounds left out, the last reason) of silos that a round went on without."""
+        return self._named("rejected")
+
+    @cached_property
+    def bounds(self) -> list[tuple[str, int, str, int, str]]:
+        """(strategy, seed, silo, rounds, the last reason) of silos whose step counted in part only, or not at all."""
+        return self._named("bounded")
+
+    def _named(self, metric: str) -> list[tuple[str, int, str, int, str]]:
         counts: dict[tuple[str, int, str], int] = defaultdict(int)
         for row in self.history.rows:
-            if row.metric == "rejected":
+            if row.metric == metric:
                 counts[row.strategy, row.seed, row.silo] += 1
         reasons = {
             (e.get("strategy"), e.get("seed"), silo): str(reason)
             for e in self.events
-            for silo, reason in (e.get("rejected") or {}).items()
+            for silo, reason in (e.get(metric) or {}).items()
         }
         return [(*key, n, reasons.get(key, "")) for key, n in sorted(counts.items())]
 

@@ -51,6 +51,7 @@ class Progress:
     seconds: float
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
+    bounded: dict[str, str] = field(default_factory=dict)  # silos whose step counted in part only, and why
 
 
 class RoundLoop:
@@ -513,6 +514,8 @@ class RoundLoop:
             )
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
         rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
+        bounded = sorted(strategy.bounded.items())
+        rows += [self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded]
         return rows
 
     def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
@@ -557,7 +560,8 @@ class RoundLoop:
         accuracy = sum(values) / len(values) if values else float("nan")
         silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(strategy.rejected)
         total = strategy.bytes_down + strategy.bytes_up
-        progress = Progress(server_round, self.common.rounds, silos, accuracy, seconds, total, dict(strategy.rejected))
+        rejected, bounded = dict(strategy.rejected), {silo: why for silo, (_, why) in strategy.bounded.items()}
+        progress = Progress(server_round, self.common.rounds, silos, accuracy, seconds, total, rejected, bounded)
         result = f"accuracy {accuracy:.4f}" if values else "not evaluated"
         log(
             INFO,
@@ -580,7 +584,8 @@ class RoundLoop:
                 accuracy=None if accuracy != accuracy else accuracy,
                 seconds=seconds,
                 bytes=total,
-                rejected=dict(strategy.rejected),
+                rejected=rejected,
+                bounded=bounded,
             )
         if self.watch is not None:
             self.watch(progress)

@@ -58,6 +58,7 @@ class MixingClient(SiloClient):
 
 class MixingStrategy(PersonalizedStrategy):
     client: ClassVar[type[SiloClient]] = MixingClient
+    rules = ()
     # What helps where all weights of others are 0, and where they are all alike.
     advice: ClassVar[tuple[str, str]] = ("", "")
 
@@ -107,6 +108,11 @@ class MixingStrategy(PersonalizedStrategy):
             "Local" if none else "FedAvg",
             self.advice[not none],
         )
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        mixed = self.sent.get(update.silo, {}).get("mixture")
+        starts = name == "model" and mixed is not None and self.settings.start == "received"
+        return mixed.vector if mixed is not None and starts else super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:

@@ -7,7 +7,7 @@ prototype, whose numbers are 0 too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -55,10 +55,16 @@ def check_table(table: Tensor, classes: int) -> None:
         raise ValueError("the shares of its classes are not between 0 and 1")
 
 
-def average(tables: Sequence[Tensor], weights: Sequence[float], classes: int, before: Tensor | None) -> Tensor:
+def average(
+    tables: Sequence[Tensor],
+    weights: Sequence[float],
+    classes: int,
+    before: Tensor | None,
+    rule: Callable[[Sequence[Tensor]], Tensor] | None = None,
+) -> Tensor:
     """The server's table: of each class the mean over the silos that have it, by their mark times weight.
 
-    A class that none of them has keeps its prototype of ``before``.
+    ``rule`` may stand for that mean. A class that none of them has keeps its prototype of ``before``.
     """
     total, mass = 0.0 * read_table(tables[0], classes)[0], 0.0 * read_table(tables[0], classes)[1]
     for table, weight in zip(tables, weights, strict=True):
@@ -66,7 +72,12 @@ def average(tables: Sequence[Tensor], weights: Sequence[float], classes: int, be
         total += prototypes * (marks * weight)[:, None]
         mass += marks * weight
     known = mass > 0
-    mean = make_table(total / torch.where(known, mass, 1.0)[:, None], known.float())
+    prototypes = total / torch.where(known, mass, 1.0)[:, None]
+    for k in range(classes) if rule is not None else ():
+        held = [rows[k] for rows, marks in (read_table(table, classes) for table in tables) if marks[k] > 0]
+        if rule is not None and held:
+            prototypes[k] = rule(held)
+    mean = make_table(prototypes, known.float())
     if before is None:
         return mean
     return torch.where(known[:, None], mean.view(classes, -1), before.view(classes, -1)).flatten()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,6 @@ from models.flat import Layout, is_finite, scatter
 from strategies.base.metrics_and_cards import read_metrics, reason_of
 from strategies.base.payload import Number, decode
 from strategies.base.silo import BUFFERS
-
-EXPLODED = 1000  # times the others' norm
 
 
 @dataclass(frozen=True)
@@ -81,21 +78,3 @@ def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> 
     entries = [e for e in layout.buffers if e.name.endswith("running_var")]
     if any(bool((whole[e.start : e.stop] < 0).any()) for e in entries):
         raise ValueError(f"'{BUFFERS}' holds a variance below 0")
-
-
-def exploding(updates: Sequence[Update], sent: Mapping[str, Tensor | None]) -> dict[str, str]:
-    """Silos with a vector whose norm is over a thousand times the median of this round's, or of what was sent."""
-    found: dict[str, str] = {}
-    for name in updates[0].vectors if updates else ():
-        norms = torch.stack([u.vectors[name].norm() for u in updates]).tolist()
-        before = sent.get(name)
-        among = norms if len(norms) > 2 or before is None else [*norms, float(before.norm())]
-        if len(among) < 2:
-            continue
-        limit = EXPLODED * max(statistics.median_low(among), 1.0)
-        for update, norm in zip(updates, norms, strict=True):
-            if norm > limit:
-                what = "the model" if name != BUFFERS else f"'{name}'"
-                reason = f"{what} exploded: its norm {norm:.3g} is over {EXPLODED} times the others'"
-                found.setdefault(update.silo, reason)
-    return found

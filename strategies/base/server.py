@@ -20,11 +20,12 @@ from torch import Tensor
 
 from models.flat import Layout
 from models.training import generator
+from strategies.base.bounded import BoundedStrategy
 from strategies.base.cards import read_agreed, sample_weights
 from strategies.base.metrics_and_cards import printable, read_metrics, reason_of
 from strategies.base.payload import Model, Number, Payload, Wire, encode, wire_bytes
 from strategies.base.relationships import Relationships
-from strategies.base.replies import Expected, Update, check_statistics, exploding, read_update
+from strategies.base.replies import Expected, Update, check_statistics, read_update
 from strategies.base.settings import Common, Value, setting
 from strategies.base.silo import BUFFERS, GLOBAL, SiloClient
 from strategies.base.state import State
@@ -75,7 +76,7 @@ def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 
 
-class PersonalizedStrategy(Strategy):
+class PersonalizedStrategy(BoundedStrategy, Strategy):
     """The server's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
@@ -123,6 +124,8 @@ class PersonalizedStrategy(Strategy):
         self.round = 0
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.rejected: dict[str, str] = {}
+        self.bounded: dict[str, tuple[float, str]] = {}
+        self.sent: dict[str, Mapping[str, Model]] = {}
         self.bytes_down = self.bytes_up = 0
         self.wire = Wire()
 
@@ -151,7 +154,12 @@ class PersonalizedStrategy(Strategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         """Change ``self.state`` by the updates of round ``self.round``: at least one, sorted by silo name."""
-        self.state.arrays[GLOBAL] = weighted_mean((u.vector for u in updates), self.weights(updates))
+        self.state.arrays[GLOBAL] = self.mean((u.vector for u in updates), self.weights(updates))
+
+    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+        """The weighted mean of silos' vectors, or what the setting ``robust`` puts in its place."""
+        rule = self.rule()
+        return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
         """What each update counts in a mean: its samples, or all alike where the setting ``average`` says so."""
@@ -181,7 +189,7 @@ class PersonalizedStrategy(Strategy):
         """Tell the strategy who takes part, and set its state for round 1."""
         self.silos = {s.name: s for s in sorted(silos, key=lambda s: s.name)}
         self.weigh()
-        self.state = State()
+        self.state, self.initial = State(), initial
         self.start_state(initial)
 
     def weigh(self) -> None:
@@ -218,7 +226,8 @@ class PersonalizedStrategy(Strategy):
 
         ``arrays`` is not used: what a silo gets is the method's :meth:`payload`.
         """
-        self.round, self.bytes_down, self.bytes_up, self.rejected = server_round, 0, 0, {}
+        self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
+        self.rejected, self.bounded, self.sent = {}, {}, {}
         self.wire = Wire(self.common.wire_dtype)
         self.begin_round()
         here = self._present()
@@ -239,7 +248,8 @@ class PersonalizedStrategy(Strategy):
         """The closing exchange: every silo evaluates what it would start round ``rounds + 1`` from. Else nothing."""
         if server_round < self.common.rounds or self.common.evaluate_every == 0:
             return []
-        self.round, self.bytes_down, self.bytes_up, self.rejected = server_round + 1, 0, 0, {}
+        self.round, self.bytes_down, self.bytes_up = server_round + 1, 0, 0
+        self.rejected, self.bounded, self.sent = {}, {}, {}
         self.wire = Wire(self.common.wire_dtype)
         self.begin_round()
         return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._present()]
@@ -248,13 +258,13 @@ class PersonalizedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Leave out what is unusable (``self.rejected`` says why), aggregate the rest sorted by silo name."""
-        usable = self._reject_exploding(self._in_one_place(self.updates(replies)))
+        usable = self.within_bounds(self._in_one_place(self.updates(replies)))
         if not usable:
             reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
             raise RuntimeError(f"round {server_round}: no silo sent a usable update ({reasons})")
         if self.shares_buffers:
             buffers = (u.vectors[BUFFERS] for u in usable)
-            self.state.arrays[BUFFERS] = weighted_mean(buffers, self.weights(usable))
+            self.state.arrays[BUFFERS] = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
         return None, None
 
@@ -315,12 +325,6 @@ class PersonalizedStrategy(Strategy):
         self.state.arrays = {name: tensor.to(device) for name, tensor in self.state.arrays.items()}
         return [replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()}) for u in updates]
 
-    def _reject_exploding(self, updates: list[Update]) -> list[Update]:
-        sent = {name: self.state.arrays.get(BUFFERS if name == BUFFERS else GLOBAL) for name in self.upload_names()}
-        for silo, reason in exploding(updates, sent).items():
-            self.reject(silo, reason)
-        return [u for u in updates if u.silo not in self.rejected]
-
     def reject(self, silo: str, reason: str) -> None:
         """Leave a silo out of this round. The reason may hold what the silo has said: it is made one printable line."""
         reason = printable(reason)
@@ -332,6 +336,8 @@ class PersonalizedStrategy(Strategy):
         if BUFFERS in self.state.arrays and self.client.uploads:
             buffers = Model(self.state.arrays[BUFFERS], round=self.round - 1)
             payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
+        if kind == MessageType.TRAIN:
+            self.sent[silo] = payload.models
         extra = {**cast(dict[str, Number], dict(config)), **self.extra, "round": self.round, **flags}
         ttl = self.common.round_timeout
         content = encode(payload, extra, self.wire)

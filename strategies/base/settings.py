@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
 from partitions.names import nearest, unknown_name
+from strategies.base.robust import RULES
 
 Value = bool | int | float | str
 T = TypeVar("T")
@@ -123,6 +124,17 @@ class Common:
         "a silo that goes away in a round: go on without it as soon as that is known, or wait for it and send it its "
         "message once more",
         choices=("go-on", "resend"),
+    )
+    robust: str = setting(
+        "clip",
+        "what bounds a silo that lies or is broken: a longest step, or what stands for the mean",
+        choices=("none", "clip", *RULES),
+    )
+    robust_clip: float = setting(
+        10.0, "clip: the longest step, in multiples of the round's median step", symbol="τ", above=0
+    )
+    robust_attackers: int = setting(
+        1, "trimmed-mean, krum, multi-krum: how many silos may send anything", symbol="f", minimum=0
     )
     min_metric_samples: int = setting(
         0,

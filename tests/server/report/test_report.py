@@ -372,6 +372,17 @@ def test_silos_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
     assert "Rounds that went on without a silo" in checked(path).text
 
 
+def test_silos_whose_step_was_bounded_are_named_with_the_reason(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    history = History(path / "history.csv")
+    history.add([Row("apple", 42, r, "b", "", "", "bounded", 0.1, None) for r in (1, 2)])
+    event = {"event": "round", "strategy": "apple", "seed": 42, "rejected": {}, "bounded": {"b": "cut: <b>far</b>"}}
+    (path / "progress.jsonl").write_text(json.dumps(event) + "\n")
+    assert Study(path).bounds == [("apple", 42, "b", 2, "cut: <b>far</b>")] and not Study(path).absences
+    text = checked(path).text
+    assert "Rounds in which a silo's step was bounded" in text and "Rounds that went on without" not in text
+
+
 def test_several_seeds(tmp_path: Path) -> None:
     test = {name: [values, tuple(v + 0.05 for v in values)] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, seeds=(1, 2))).text

@@ -153,7 +153,8 @@ def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"), [(1e6, "'buffers' exploded: its norm 2.83e+06"), (-1e-3, "'buffers' holds a variance below 0")]
+    ("value", "reason"),
+    [(1e6, "'buffers' exploded: its step of length 2.83e+06"), (-1e-3, "'buffers' holds a variance below 0")],
 )
 def test_statistics_out_of_all_proportion_are_left_out(three: Files, tiny_bn: None, value: float, reason: str) -> None:
     """They would spoil every silo's model, for good."""
@@ -163,7 +164,7 @@ def test_statistics_out_of_all_proportion_are_left_out(three: Files, tiny_bn: No
 
 
 def test_two_silos_are_measured_against_what_they_got(two: Files) -> None:
-    """Two norms have no middle; the model that was sent is the third."""
+    """Two steps have no middle; the length of the model that was sent is the third."""
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, round_of(message)) == ("b", 2):

@@ -1,0 +1,372 @@
+"""Robust aggregation: the rules worked out by hand, what breaks them, and what they do in every method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from flwr.app import Message
+from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, same, settings_of, train_replies
+from torch import Tensor
+from two_layers import DEEP
+
+from benchmarks.robustness import cell
+from server.run.loop import Progress
+from strategies.base.payload import array_record, decode, tensor_of
+from strategies.base.robust import (
+    KRUM,
+    RULES,
+    bearable,
+    beyond,
+    chosen,
+    clipped,
+    exploding,
+    geometric_median,
+    krum_scores,
+    median,
+    squared_distances,
+    trimmed_mean,
+    units,
+)
+from strategies.base.settings import UserError
+
+
+def vectors(*rows: Sequence[float]) -> list[Tensor]:
+    return [torch.tensor(row, dtype=torch.float32) for row in rows]
+
+
+def apply(rule: str, given: Sequence[Tensor], f: int) -> Tensor:
+    """What a rule makes of silos that count alike."""
+    if rule in KRUM:
+        return torch.stack([given[i] for i in chosen(rule, given, f)]).mean(0)
+    if rule == "geometric-median":
+        return geometric_median(given)
+    return median(given) if rule == "median" else trimmed_mean(given, f)
+
+
+# ---- The rules, by hand ---------------------------------------------------------------------------------------------
+
+
+def test_trimmed_mean_by_hand() -> None:
+    """f = 1 of 5. First coordinate 1 2 3 4 100: without 1 and 100 the mean is 3. Second 10 20 30 40 -500: without -500
+    and 40 it is 20. f = 2 leaves the middle: 3 and 20. f = 0 is the mean: 22 and -80."""
+    given = vectors([1, 10], [2, 20], [3, 30], [4, 40], [100, -500])
+    assert trimmed_mean(given, 1).tolist() == [3, 20]
+    assert trimmed_mean(given, 2).tolist() == [3, 20]
+    assert trimmed_mean(given, 0).tolist() == [22, -80]
+
+
+def test_median_by_hand() -> None:
+    """Of five the middle one; of 1 2 3 100 the mean of 2 and 3, of 10 20 30 -500 that of 10 and 20."""
+    given = vectors([1, 10], [2, 20], [3, 30], [100, -500])
+    assert median(given).tolist() == [2.5, 15]
+    assert median([*given, *vectors([4, 40])]).tolist() == [3, 20]
+    assert median(given[:2]).tolist() == [1.5, 15]
+
+
+def test_krum_by_hand() -> None:
+    """n = 5, f = 1: the squares to the n - f - 2 = 2 nearest others of 0 1 2 4 100.
+
+    0: 1 + 4 = 5; 1: 1 + 1 = 2; 2: 1 + 4 = 5; 4: 4 + 9 = 13; 100: 96² + 98² = 18820. Krum takes 1; Multi-Krum the four
+    least, whose mean is 7/4.
+    """
+    given = vectors([0], [1], [2], [4], [100])
+    assert krum_scores(squared_distances(given), 1) == [5, 2, 5, 13, 18820]
+    assert chosen("krum", given, 1) == [1] and chosen("multi-krum", given, 1) == [0, 1, 2, 3]
+    assert apply("multi-krum", given, 1).tolist() == [1.75]
+
+
+def test_geometric_median_by_hand() -> None:
+    """Of the corners of a convex quadrilateral it is where the diagonals cross (Fagnano): (2, 0) of (0, 0), (10, 0),
+    (2, -1), (2, 3); their mean is (3.5, 0.5). Of three numbers it is the middle one."""
+    given = vectors([0, 0], [10, 0], [2, -1], [2, 3])
+    assert torch.allclose(geometric_median(given), torch.tensor([2.0, 0.0]), atol=1e-4)
+    assert torch.allclose(geometric_median(vectors([1], [2], [900])), torch.tensor([2.0]), atol=1e-3)
+
+
+ALIKE = dict.fromkeys("abcd", 3)  # batches per epoch
+
+
+def test_clip_by_hand() -> None:
+    """Steps of length 1, 2, 3 and 500: the lower median is 2, ten times that is 20.
+
+    (301, 400) is a step of (300, 400) from (1, 0): 20/500 of it is (12, 16), and (13, 16) is left.
+    """
+    norms = {"model": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 500.0}}
+    measures = units(norms, {"model": 50.0}, ALIKE)
+    assert measures == {"model": dict.fromkeys("abcd", 2.0)}
+    assert beyond(norms, measures, 10) == {"d": {"model": 250.0}}
+    assert beyond(norms, measures, 250) == {}  # at the bound is within it
+    (vector,), (centre,) = vectors([301, 400]), vectors([1, 0])
+    assert clipped(vector, centre, 10 / 250).tolist() == pytest.approx([13, 16])
+    assert clipped(vector - centre, None, 10 / 250).tolist() == pytest.approx([12, 16])
+
+
+def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothing() -> None:
+    """Of 3, 3, 3 and 12 batches the median is 3: d's bound is four times a's. Steps of 0.1 beside a model of length 50
+    are less than 2 % of it, which is 1."""
+    norms = {"model": dict.fromkeys("abcd", 2.0)}
+    assert units(norms, {}, {**ALIKE, "d": 12})["model"] == {"a": 2.0, "b": 2.0, "c": 2.0, "d": 8.0}
+    assert units(norms, {}, {**ALIKE, "d": 1})["model"]["d"] == 2.0  # fewer give no smaller bound
+    assert units({"model": dict.fromkeys("abcd", 0.1)}, {"model": 50.0}, ALIKE)["model"]["a"] == 1.0
+
+
+def test_two_steps_have_no_middle() -> None:
+    norms = {"model": {"a": 1.0, "b": 900.0}}
+    assert beyond(norms, units(norms, {"model": 5.0}, ALIKE), 10) == {}
+
+
+def test_what_explodes_is_told_by_its_step() -> None:
+    """A thousand times the median step, of at least 1: models of any length that moved by 1 have not exploded."""
+
+    def found(steps: dict[str, float], sent: float, name: str = "model") -> dict[str, str]:
+        norms = {name: steps}
+        return exploding(norms, units(norms, {name: sent}, ALIKE))
+
+    assert found({"a": 1.0, "b": 2.0, "c": 2001.0}, 5.0) == {
+        "c": "the model exploded: its step of length 2e+03 is over 1000 times the others'"
+    }
+    assert found({"a": 1.0, "b": 2.0, "c": 2000.0}, 5.0) == {}
+    assert found({"a": 1e-6, "b": 1e-6, "c": 1.0}, 5.0) == {}  # near the end of a training
+    assert list(found({"a": 1e6}, 2.0, "buffers")) == ["a"]  # alone: against what it was sent
+
+
+def test_coordinates_are_sorted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list(torch.randn(5, 1000, generator=torch.Generator().manual_seed(1)))
+    whole, squares = trimmed_mean(given, 1), squared_distances(given)
+    monkeypatch.setattr("strategies.base.robust.CHUNK", 7)
+    assert same(trimmed_mean(given, 1), whole)
+    assert torch.allclose(squared_distances(given), squares, rtol=1e-9)
+
+
+# ---- What they bear, and what breaks them ---------------------------------------------------------------------------
+
+
+HONEST = [[1.0, -2.0], [1.1, -2.1], [0.9, -1.9], [1.0, -2.1], [1.1, -1.9], [0.9, -2.0], [1.0, -1.9], [1.1, -2.0]]
+
+
+@pytest.mark.parametrize("lie", [[1e6, 1e6], [-1e6, 0.0], [900.0, -900.0]])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_bears_what_it_says_and_breaks_beyond(rule: str, lie: list[float]) -> None:
+    """With as many attackers as it can bear, all at one place, it stays among the honest; with as many as there are
+    honest silos and one more it is with the attackers, whatever it was told."""
+    n = len(HONEST) + 3
+    f = bearable(rule, n, 3)
+    assert f == 3
+    low, high = torch.tensor(HONEST).min(0).values, torch.tensor(HONEST).max(0).values
+    found = apply(rule, vectors(*HONEST, *[lie] * 3), f)
+    assert bool(((found >= low - 0.3) & (found <= high + 0.3)).all()), found
+    many = vectors(*HONEST, *[lie] * (len(HONEST) + 1))
+    assert float((apply(rule, many, bearable(rule, len(many), 3)) - torch.tensor(lie)).norm()) < 0.9 * math.hypot(*lie)
+    assert float((apply(rule, many, bearable(rule, len(many), 3)) - torch.tensor([1.0, -2.0])).norm()) > 100
+
+
+def test_f_is_lowered_to_what_the_silos_of_a_round_can_bear() -> None:
+    """f < n/2, for Krum n >= 2f + 3 (Blanchard et al., proposition 1)."""
+    assert [bearable("trimmed-mean", n, 3) for n in (1, 2, 3, 6, 7, 12)] == [0, 0, 1, 2, 3, 3]
+    assert [bearable("krum", n, 3) for n in (1, 2, 3, 4, 5, 8, 9, 12)] == [0, 0, 0, 0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_silo_and_equal_silos_come_out_to_the_bit(rule: str) -> None:
+    one = torch.randn(50, generator=torch.Generator().manual_seed(2))
+    for n in (1, 2, 3, 7, 12):
+        given = [one.clone() for _ in range(n)]
+        found = given[chosen(rule, given, 0)[0]] if rule in KRUM else apply(rule, given, bearable(rule, n, 3))
+        assert same(found, one)
+
+
+@pytest.mark.parametrize("rule", ["trimmed-mean", "multi-krum"])
+def test_without_attackers_a_rule_is_the_mean(tmp_path: Path, rule: str) -> None:
+    """f = 0, silos of equal size: FedAvg to the bit."""
+    files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
+    plain, robust = (
+        federate(files, strategy="fedavg", rounds=3, robust=name, robust_attackers=0) for name in ("none", rule)
+    )
+    assert same(plain.strategy.state.arrays["global"], robust.strategy.state.arrays["global"])
+    assert comparable(plain.rows) == comparable(robust.rows)
+
+
+# ---- In a federation ------------------------------------------------------------------------------------------------
+
+
+def changed(reply: Message, change: Callable[[Tensor], Tensor]) -> Message:
+    """Every vector of a reply, changed."""
+    for key, record in list(reply.content.array_records.items()):
+        vector = tensor_of(record["vector"])
+        whole = vector.float() if vector.dtype == torch.float16 else vector
+        reply.content[key] = array_record({"vector": change(whole).to(vector.dtype)})
+    return reply
+
+
+def attacking(change: Callable[[Tensor], Tensor], *silos: str, since: int = 1) -> Callable[[TinyGrid], None]:
+    """For ``prepare``: what these silos send from this round on is changed on its way."""
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        lies = silo in silos and round_of(message) >= since and message.metadata.message_type == "train"
+        return changed(reply, change) if lies and not reply.has_error() else reply
+
+    return lambda grid: setattr(grid, "after", after)
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Files:
+    """Five random silos of 6 to 10 rows; Σ = 12."""
+    return random_silos(tmp_path, dict(zip("abcde", (6, 10, 8, 7, 9), strict=True)))
+
+
+def sent_in(run: Run, server_round: int, name: str = "model") -> list[Tensor]:
+    found = {silo: reply for (silo, r), reply in train_replies(run.grid) if r == server_round}
+    return [decode(found[silo].content)[0].models[name].vector for silo in sorted(found)]
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_stands_for_fedavgs_mean(five: Files, rule: str, wire: str) -> None:
+    """d is away: the next model is the rule's of the four that were sent, counted alike, with f = 1 (Krum: 0)."""
+    run = federate(
+        five, strategy="fedavg", rounds=2, robust=rule, wire_dtype=wire, prepare=lambda grid: grid.absent.add(("d", 1))
+    )
+    given = sent_in(run, 1)
+    assert len(given) == 4
+    expected = apply(rule, given, 0 if rule in KRUM else 1)
+    found = run.sent_to("a", 2)["global"].vector
+    assert torch.allclose(found, expected, atol=1e-6 if wire == "float32" else 1e-3)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_running_statistics_and_shared_layers_too(five: Files, tiny_bn: None, rule: str) -> None:
+    """FedPer shares the first layers of a network with BatchNorm: what travels of both is the rule's."""
+    run = federate(five, strategy="fedper", model="tiny-bn", learning_rate=0.1, rounds=2, robust=rule)
+    shared, buffers = sent_in(run, 1, "shared"), sent_in(run, 1, "buffers")
+    sent = run.sent_to("a", 2)
+    if rule in KRUM:  # of the same silos
+        taken = chosen(rule, [torch.cat(pair) for pair in zip(shared, buffers, strict=True)], 1)
+        expected = [torch.stack([of[i] for i in taken]).mean(0) for of in (shared, buffers)]
+    else:
+        expected = [apply(rule, shared, 1), apply(rule, buffers, 1)]
+    assert torch.allclose(sent["global"].vector, expected[0], atol=1e-6)
+    assert torch.allclose(sent["buffers"].vector, expected[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["median", "krum"])
+def test_scaffolds_two_vectors(five: Files, rule: str) -> None:
+    """x and c: the median takes each for itself, Krum both of one silo; c moves by |S|/N of what is taken."""
+    run = federate(five, strategy="scaffold", rounds=1, robust=rule)
+    models, changes = sent_in(run, 1), sent_in(run, 1, "control")
+    start = run.sent_to("a", 1)["global"].vector
+    if rule == "krum":
+        (i,) = chosen("krum", [torch.cat([m - start, c]) for m, c in zip(models, changes, strict=True)], 1)
+        expected = models[i], changes[i] / 5
+        assert sorted(run.strategy.state.numbers["counted"]) == ["abcde"[i]]  # the others' control variates stay
+        assert {r.silo: r.value for r in run.rows if r.metric == "bounded"} == dict.fromkeys(
+            set("abcde") - {"abcde"[i]}, 0.0
+        )
+    else:
+        expected = median(models), median(changes)
+    arrays = run.strategy.state.arrays
+    assert torch.allclose(arrays["global"], expected[0], atol=1e-6)
+    assert torch.allclose(arrays["control"], expected[1], atol=1e-6)
+
+
+def test_fedapms_mean_is_over_all_that_it_holds(five: Files) -> None:
+    run = federate(
+        five, strategy="fedapm", rounds=1, robust="median", prepare=lambda grid: grid.absent.add(("d", 1)), **DEEP
+    )
+    sent, start = sent_in(run, 1, "shared"), run.sent_to("a", 1)["global"].vector
+    assert torch.allclose(run.strategy.state.arrays["global"], median([*sent, start]), atol=1e-6)
+
+
+def test_fedprotos_prototypes_class_by_class(five: Files) -> None:
+    """A class's prototype is the median of those of the silos that have it; e lies about all of its own."""
+    options: dict[str, Any] = {"strategy": "fedproto", "rounds": 2, **DEEP}
+
+    def lie(table: Tensor) -> Tensor:
+        rows = table.view(3, -1).clone()
+        rows[:, :-1] *= 1e5
+        return rows.flatten()
+
+    honest = federate(five, **options, robust="median")
+    lied = federate(five, **options, robust="median", prepare=attacking(lie, "e"))
+    tables = [table.view(3, -1) for table in sent_in(honest, 1, "prototypes")]
+    found = honest.sent_to("a", 2)["prototypes"].vector.view(3, -1)
+    for k in range(3):
+        held = [table[k, :-1] for table in tables if table[k, -1] > 0]
+        assert torch.allclose(found[k, :-1], median(held), atol=1e-6)
+    most = max(float(table[:, :-1].abs().max()) for table in tables)
+    assert float(lied.sent_to("a", 2)["prototypes"].vector.view(3, -1)[:, :-1].abs().max()) <= most
+
+
+# ---- Clip, the default ----------------------------------------------------------------------------------------------
+
+
+def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files) -> None:
+    """e sends a hundred times its model in round 2: 10 median steps of it are left, about what it was sent."""
+    seen: list[Progress] = []
+    run = federate(
+        five,
+        strategy="fedavg",
+        rounds=3,
+        watch=seen.append,
+        prepare=lambda grid: attacking(lambda v: 100 * v, "e", since=2)(grid),
+    )
+    start, given = run.sent_to("a", 2)["global"].vector, sent_in(run, 2)
+    lengths = sorted(float((v - start).norm()) for v in given)
+    step = given[4] - start
+    cut = start + step * (10 * lengths[2] / float(step.norm()))
+    expected = sum(n / 40 * v for n, v in zip((6, 10, 8, 7, 9), [*given[:4], cut], strict=True))
+    assert torch.allclose(run.sent_to("a", 3)["global"].vector, torch.as_tensor(expected), atol=1e-4)
+    assert [list(p.bounded) for p in seen][:2] == [[], ["e"]] and not any(p.rejected for p in seen)
+    assert "the model moved" in seen[1].bounded["e"] and "(robust-clip = 10)" in seen[1].bounded["e"]
+    (row,) = (r for r in run.rows if r.metric == "bounded" and r.round == 2)
+    assert row.silo == "e" and row.value == pytest.approx(10 * lengths[2] / float(step.norm()))
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_in_every_method_the_attacker_alone_is_named(three: Files, tiny_bn: None, name: str) -> None:
+    """c sends two hundred times what it should, from round 2 on: it is bounded or left out, a and b are neither, and
+    what all end with is finite. Without an attack nobody is, and the run is that without bounds to the bit."""
+    settings = {**DEEP, **OPTIONS, **CASES[name][0], "rounds": 3}
+    honest, free = (federate(three, **settings, robust=robust) for robust in ("clip", "none"))
+    assert not [r for r in honest.rows if r.metric in ("bounded", "rejected")]
+    assert comparable(honest.rows) == comparable(free.rows)
+    if not honest.strategy.client.uploads:
+        return
+    seen: list[Progress] = []
+    run = federate(three, **settings, watch=seen.append, prepare=attacking(lambda v: 200 * v, "c", since=2))
+    for progress in seen[1:]:
+        named = {**progress.rejected, **progress.bounded}
+        assert set(named) <= {"c"}, named
+    assert any({**p.rejected, **p.bounded} for p in seen[1:])
+    assert all(bool(torch.isfinite(run.personal(silo)).all()) for silo in three)
+
+
+def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
+    for given, message in (
+        ({"strategy": "apple", "robust": "median"}, "robust = median: apple takes no mean"),
+        ({"strategy": "fedamp", "robust": "krum"}, "none, clip are for it"),
+        ({"strategy": "fedlp", "robust": "krum"}, "none, clip, trimmed-mean, median, geometric-median are for it"),
+        ({"robust": "trimmed-mean", "robust_attackers": 2}, "needs at least 5 silos to bear so many, here are 3"),
+        ({"robust": "krum"}, "needs at least 5 silos"),
+        ({"robust": "kurm"}, "robust = 'kurm' (did you mean 'krum'?)"),
+        ({"robust_clip": 0}, "robust-clip = 0"),
+    ):
+        with pytest.raises(UserError) as error:
+            settings_of(three, **given)
+        assert message in str(error.value)
+    settings_of(three, strategy="local", robust="median")  # nothing travels: nothing stands against it
+
+
+def test_a_cell_of_the_benchmark(tmp_path: Path) -> None:
+    """APPLE, one of twelve sends a hundred times its core: it alone is left out, and the others learn. Without a bound
+    its core is in everybody's mixture, and they do not."""
+    bounded, free = (
+        cell("apple", "x100", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule) for rule in ("clip", "none")
+    )
+    assert int(bounded) > 60
+    assert free == "stops" or int(free) < 40
