@@ -220,8 +220,13 @@ def signing_key(given: argparse.Namespace) -> None:
     from partitions.disk import write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
+    from server.deploy.local import state_directory
 
-    path = given.out or signing_key_file(read_federation(given.file, check_data=False))
+    path: Path | None = given.out
+    if path is None:
+        federation = read_federation(given.file, check_data=False)
+        state_directory(federation.name)  # says so where it cannot be made
+        path = signing_key_file(federation)
     public = public_pem(make_signing_key(path))
     write_atomically(path.with_suffix(".pub"), public)
     print(f"{path}: the key that signs bundles; keep it, and a backup, where the bundles' carriers are not")
