@@ -13,7 +13,8 @@ from partitions.silo_file import read_silo_file
 from strategies.base.run_settings import defaults, owners, parse_settings
 from strategies.base.settings import Common, UserError, keys_of, limits_of
 
-FIELDS = {key: f for owner, cls in {"": Common, **owners()}.items() for key, f in keys_of(cls, owner).items()}
+OWNERS: dict[str, type[Any]] = {"": Common, **owners()}
+FIELDS = {key: f for owner, cls in OWNERS.items() for key, f in keys_of(cls, owner).items()}
 NUMBERS = sorted(key for key, f in FIELDS.items() if type(f.default) in (int, float))
 
 
@@ -35,7 +36,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
         with pytest.raises(UserError, match=f"{key} = "):
             parse_settings({key: absurd})
     if "maximum" in limits:
-        near = type(f.default)(limits["maximum"])
+        near = int(most) if isinstance(f.default, int) else float(most)
         more = {"silos": 10**6} if key == "min-silos" else {}
         parse_settings({key: near, **more})
 
