@@ -268,10 +268,8 @@ class MlpSettings:
         parts = [part.strip() for part in self.hidden.split(",") if part.strip()]
         widths = [part.isdecimal() and len(part) <= 5 and 0 < int(part) <= MOST_UNITS for part in parts]
         if not all(widths) or len(parts) > MOST_LAYERS:
-            raise ValueError(
-                f"mlp.hidden must be widths such as '128,64', at most {MOST_LAYERS}, of at most {MOST_UNITS} each, not "
-                f"{self.hidden[:80]!r}"
-            )
+            limits = f"at most {MOST_LAYERS}, of at most {MOST_UNITS} each"
+            raise ValueError(f"mlp.hidden must be widths such as '128,64', not {self.hidden[:80]!r}: {limits}")
         return tuple(int(part) for part in parts)
 
 
