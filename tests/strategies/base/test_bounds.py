@@ -45,9 +45,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
     "hidden", ["10001", "1" * 5000, ",".join(["1"] * 9), "100000000"], ids=["wide", "digits", "deep", "memory"]
 )
 def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"mlp\.hidden must be widths such as '128,64', not '.*': at most 8, of at most 10000"
-    ):
+    with pytest.raises(ValueError, match=r"mlp\.hidden must be widths such as .*: at most 8, of at most 10000"):
         settings_of((("model", str, "mlp"), ("mlp.hidden", str, hidden)))
     assert parse_settings({"model": "mlp", "mlp.hidden": "10000,1"}).models["mlp"].widths() == (10_000, 1)
 
