@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install check settings test drills demo bench clean
+.PHONY: install lock check settings test drills demo bench clean
 
 install: $(VENV)/ready
 
@@ -12,10 +12,17 @@ $(BIN)/python:
 		|| { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 names another" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/ready: pyproject.toml | $(BIN)/python
+# By version and SHA-256, as in the images: requirements/.
+$(VENV)/ready: pyproject.toml $(wildcard requirements/*) | $(BIN)/python
 	@echo "installing silofl and what it needs into $(VENV); the first time this takes minutes"
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	PYTHON=$(BIN)/python sh requirements/install.sh dev
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
+
+# Write down anew what is installed, after a change of pyproject.toml; UPGRADE=1 moves every version to the newest that
+# fits. With another version of PyTorch: TORCH_INDEX=URL, the index of its CPU builds.
+lock:
+	$(BIN)/python requirements/lock.py $(if $(UPGRADE),--upgrade) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 check: install
 	$(BIN)/ruff check .

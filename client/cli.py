@@ -1,4 +1,5 @@
-"""Commands of the hospital: ``check-data``, ``import``, ``request``, ``join``, ``policy``, ``audit``, ``predict``."""
+"""Commands of the hospital: ``check-data``, ``import``, ``request``, ``check-bundle``, ``join``, ``policy``, ``audit``,
+``predict``."""
 
 from __future__ import annotations
 
@@ -34,6 +35,17 @@ def add_commands(commands: Any) -> None:
     p.set_defaults(run=request)
 
     p = commands.add_parser(
+        "check-bundle",
+        help="whose bundle this is, and whether Docker has the image that they signed",
+        description="Check the consortium's signature over a bundle, or over the folder unpacked from it, and that "
+        "the image that its containers start is the one that was signed. Who signed is remembered: from then on a "
+        "bundle that is not signed, or by another key, is refused, here and by silofl join.",
+    )
+    p.add_argument("bundle", metavar="BUNDLE", type=Path, help="NAME.tar from silofl add-silo, or its folder")
+    add_signed_by(p)
+    p.set_defaults(run=check_bundle)
+
+    p = commands.add_parser(
         "join",
         help="take part as the silo of a bundle, without Docker",
         description="Check data, address, certificate and key, then take part until Ctrl-C. In containers: unpack "
@@ -43,6 +55,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--data", metavar="FILE", type=Path, required=True, help="this hospital's .npz file")
     p.add_argument("--device", metavar="DEVICE", default="", help="cpu or cuda:N (default: the bundle's)")
     p.add_argument("--policy", metavar="FILE", type=Path, help="this hospital's policy.toml (default: the bundle's)")
+    add_signed_by(p)
     p.set_defaults(run=join)
 
     p = commands.add_parser(
@@ -85,6 +98,16 @@ def add_commands(commands: Any) -> None:
     p.set_defaults(run=predict)
 
 
+def add_signed_by(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--signed-by",
+        metavar="FINGERPRINT",
+        default="",
+        help="the consortium's signing key, as it was told to you: SHA256:..., or a file with the public key; "
+        "nobody: the bundle may be unsigned (default: who signed this site's bundles before)",
+    )
+
+
 def check_data(given: argparse.Namespace) -> None:
     from partitions.silo_file import check_silo_file
 
@@ -114,11 +137,22 @@ def request(given: argparse.Namespace) -> None:
     print(asked.fingerprint)
 
 
+def check_bundle(given: argparse.Namespace) -> None:
+    from client.site.bundle import check
+
+    check(given.bundle, given.signed_by, say=print)
+
+
 def join(given: argparse.Namespace) -> int:
     from client.site.bundle import join as take_part
 
     return take_part(
-        given.bundle, given.data, device=given.device, policy=given.policy, say=lambda line: print(line, flush=True)
+        given.bundle,
+        given.data,
+        device=given.device,
+        policy=given.policy,
+        signed_by=given.signed_by,
+        say=lambda line: print(line, flush=True),
     )
 
 

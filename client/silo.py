@@ -33,6 +33,8 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.settings import UserError
 from strategies.base.silo import Silo
 
+MOST_CLASSES = 10_000  # the last layer has a row for each: what the server says must not fill the memory
+
 
 def silo_name(context: Context) -> str:
     """``name`` of the node config, in a simulation ``hospital-01`` and so on."""
@@ -144,13 +146,24 @@ def statistics(settings: RunSettings, context: Context, config: Mapping[str, Any
     )
 
 
+def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
+    """How many classes the server says that all silos have together. Raises UserError where that cannot be."""
+    classes = int(config["classes"])
+    if not data.classes <= classes <= MOST_CLASSES:
+        raise UserError(
+            f"the server says that there are {classes} classes: this silo has {data.classes}, and takes at most "
+            f"{MOST_CLASSES}"
+        )
+    return classes
+
+
 def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> Silo:
     """The silo with its data on its device; ``config`` carries what the server agreed on (classes, statistics)."""
     data, device = open_data(settings, context), device_of(settings, context)
     if settings.strategy.pooled:
         data = pooled(data, settings, context)
     c = settings.common
-    classes = int(config["classes"])
+    classes = agreed_classes(config, data)
     splits = _samples(data, device, *statistics(settings, context, config))
     name, options = settings.model_for(data.input_shape)
     head = settings.strategy.head
@@ -179,7 +192,7 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
         "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
         "model": {"name": name, "settings": {} if options is None else asdict(options), **head},
         "input": {"shape": list(data.input_shape), "dtype": str(data.train.x.dtype)},
-        "classes": int(config["classes"]),
+        "classes": agreed_classes(config, data),
         "normalisation": scale,
     }
 

@@ -71,22 +71,31 @@ def give_away() -> None:
             raise ValueError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
 
 
-def install() -> None:
-    """A bundle's files, readable for their owner alone, into /site for whoever runs the silo (SILOFL_USER)."""
-    if not Path("/bundle/node.key").exists():
+def install(root: Path = Path("/")) -> None:
+    """A bundle's files, readable for their owner alone, into /site for whoever runs the silo (SILOFL_USER).
+
+    Where the consortium signed them, who it was is remembered there, and nobody else's are taken afterwards. `root` is
+    for tests.
+    """
+    from client.site.bundle import read_bundle, signed_by
+    from client.site.signing import check_signed
+
+    bundle, site, state = root / "bundle", root / "site", root / "state"
+    check_signed(read_bundle(bundle), unpacked=True, remembered=signed_by(site), say=print)
+    if not (bundle / "node.key").exists():
         raise ValueError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"
         )
     user, _, group = os.environ["SILOFL_USER"].partition(":")
-    for path in (Path("/site"), Path("/state"), *Path("/state").rglob("*")):  # it may have been another user's
+    for path in (site, state, *state.rglob("*")):  # it may have been another user's
         os.chown(path, int(user), int(group or user))
     for name, mode in (("ca.crt", 0o444), ("allowed-apps", 0o444), ("policy.toml", 0o444), ("node.key", 0o400)):
-        target = Path("/site", name)
+        target = site / name
         target.unlink(missing_ok=True)
-        if name == "policy.toml" and not Path("/bundle", name).exists():
+        if name == "policy.toml" and not (bundle / name).exists():
             continue  # a silo that is told to read one, and finds none, sends nothing
         target.touch(mode=0o600)
-        shutil.copyfile(Path("/bundle", name), target)
+        shutil.copyfile(bundle / name, target)
         target.chmod(mode)
         os.chown(target, int(user), int(group or user))
 

@@ -248,6 +248,9 @@ class ResNet(nn.Module):
 # ---- Settings ----------------------------------------------------------------------------------------------
 
 
+MOST_LAYERS, MOST_UNITS = 8, 10_000  # of an mlp: a silo builds what a server's settings say
+
+
 @dataclass(frozen=True)
 class MlpSettings:
     """Widths of the hidden layers, input to output, and the dropout behind each of them."""
@@ -261,10 +264,12 @@ class MlpSettings:
         self.widths()
 
     def widths(self) -> tuple[int, ...]:
-        """``hidden`` as integers; ValueError where one is not a positive whole number."""
+        """``hidden`` as integers; ValueError where one is not a positive whole number, or there are too many."""
         parts = [part.strip() for part in self.hidden.split(",") if part.strip()]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise ValueError(f"mlp.hidden must be widths such as '128,64', not {self.hidden!r}")
+        widths = [part.isdecimal() and len(part) <= 5 and 0 < int(part) <= MOST_UNITS for part in parts]
+        if not all(widths) or len(parts) > MOST_LAYERS:
+            limits = f"at most {MOST_LAYERS}, of at most {MOST_UNITS} each"
+            raise ValueError(f"mlp.hidden must be widths such as '128,64', not {self.hidden[:80]!r}: {limits}")
         return tuple(int(part) for part in parts)
 
 

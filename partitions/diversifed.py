@@ -23,9 +23,10 @@ class DiversifedPathological:
     """Settings of ``diversifed-pathological``, and of the other two."""
 
     train_size: int = field(
-        default=0, metadata={"help": "training samples per silo; 0 = 500, 300 for fashion-mnist", "minimum": 0}
+        default=0,
+        metadata={"help": "training samples per silo; 0 = 500, 300 for fashion-mnist", "minimum": 0, "maximum": 10**7},
     )
-    test_size: int = field(default=100, metadata={"help": "test samples per silo", "minimum": 1})
+    test_size: int = field(default=100, metadata={"help": "test samples per silo", "minimum": 1, "maximum": 10**7})
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,15 @@ class Dirichlet:
     beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
     least: int = field(
         default=0,
-        metadata={"help": "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)", "minimum": 0},
+        metadata={
+            "help": "samples of the smallest silo, train and test; 0 = min(40, n / silos / 2)",
+            "minimum": 0,
+            "maximum": 10**7,
+        },
     )
-    min_test: int = field(default=0, metadata={"help": "test samples that each silo has at least", "minimum": 0})
+    min_test: int = field(
+        default=0, metadata={"help": "test samples that each silo has at least", "minimum": 0, "maximum": 10**7}
+    )
 
 
 @dataclass(frozen=True)

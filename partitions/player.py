@@ -23,7 +23,11 @@ class PlayerDirichlet:
     beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
     samples_per_silo: int = field(
         default=0,
-        metadata={"help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are", "minimum": 0},
+        metadata={
+            "help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are",
+            "minimum": 0,
+            "maximum": 10**7,
+        },
     )
 
 

@@ -1,9 +1,10 @@
 """A site bundle at the hospital: read, unpacked, and run without Docker (`silofl join`).
 
-    NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md
+    NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  signed.json
 
 `silofl add-silo` makes it (server/deploy/bundle.py). With `node.key` in it, whoever has it is the silo. Without, it is
-of a hospital that made its key itself (`request.py`): the key lies at the site, or beside the unpacked files.
+of a hospital that made its key itself (`request.py`): the key lies at the site, or beside the unpacked files. With
+`signed.json` the consortium has signed it (`signing.py`).
 """
 
 import os
@@ -12,16 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from client.site.keys import fingerprint
 from client.site.launch import free_ports, silo_environment, supernode_command
 from client.site.node import Site
 from partitions.disk import locked, write_atomically
 
-FILES = (".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "node.key", "policy.toml")
-# A bundle of an older version has no policy, and one for a hospital's own key no key.
-OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key")
-LARGEST = 1 << 20  # bytes; every file of a bundle is a few hundred
+if TYPE_CHECKING:
+    from client.site.signing import Signed
+
+FILES = (".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "node.key", "policy.toml", "signed.json")
+# A bundle of an older version has no policy, one for a hospital's own key no key, and not every consortium signs.
+OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key", "signed.json")
+LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 
 
 def read_bundle(path: Path) -> dict[str, bytes]:
@@ -125,6 +130,44 @@ def site_of(
     )
 
 
+def check_signature(
+    bundle: Path,
+    files: Mapping[str, bytes],
+    name: str,
+    by: str = "",
+    *,
+    say: Callable[[str], None],
+    remember: bool = True,
+) -> "Signed | None":
+    """Raise ValueError where a bundle is not of whom this site knows, or not what they signed (`signing.py`)."""
+    from client.site.signing import check_signed
+
+    own = signed_by(site_root() / name)
+    others = sorted(path for path in site_root().glob(f"*/{own.name}") if path != own)
+    return check_signed(
+        files, unpacked=bundle.is_dir(), remembered=own, others=others, by=by, say=say, remember=remember
+    )
+
+
+def signed_by(folder: Path) -> Path:
+    """Where it is remembered who signed a silo's bundle, in the silo's folder below `site_root()`."""
+    return folder / "signed-by"
+
+
+def check(bundle: Path, by: str = "", *, say: Callable[[str], None]) -> None:
+    """`silofl check-bundle`: whose bundle it is, and whether Docker here has the image that they signed."""
+    from client.site.signing import check_image
+
+    files = read_bundle(bundle)
+    site = site_of(files, Path())
+    say(f"{site.name}, at the server {site.server}")
+    signed = check_signature(bundle, files, site.name, by, say=say)
+    if signed is None:
+        say("nobody signed this bundle")
+    elif image := read_variables(files[".env"].decode(errors="replace")).get("SILOFL_IMAGE"):
+        say(check_image(signed, image))
+
+
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:
     """Write the files that a silo needs, readable for their owner alone."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -133,12 +176,21 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
             write_atomically(folder / name, files[name], mode=0o600)
 
 
-def join(bundle: Path, data: Path, *, device: str = "", policy: Path | None = None, say: Callable[[str], None]) -> int:
+def join(
+    bundle: Path,
+    data: Path,
+    *,
+    device: str = "",
+    policy: Path | None = None,
+    signed_by: str = "",
+    say: Callable[[str], None],
+) -> int:
     """Run the silo of a bundle in the foreground until SIGTERM or SIGINT; everything is checked first.
 
-    State, models and logs stay under `site_root()/NAME`.
+    State, models and logs stay under `site_root()/NAME`. `signed_by` is `check_signed`'s `by`.
 
-    Raises ValueError: the bundle, the data, the address, the certificate or the key; or this silo runs already.
+    Raises ValueError: the bundle, its signature, the data, the address, the certificate or the key; or this silo runs
+    already.
     """
     from client.site.doctor import first_failure, one_line, site_checks, table
     from client.site.supervisor import run
@@ -150,6 +202,7 @@ def join(bundle: Path, data: Path, *, device: str = "", policy: Path | None = No
     name = site.name
     folder = site_root() / name
     with only_one(folder, name):
+        check_signature(bundle, files, name, signed_by, say=say)
         unpack(files, folder)
         site = site_of(files, folder, data, device, policy)
         checks = site_checks(site)

@@ -1,4 +1,5 @@
-"""Commands of a deployment: ``compose``, ``credentials``, ``add-silo``, ``remove-silo``, ``withdraw``, ``doctor``."""
+"""Commands of a deployment: ``compose``, ``credentials``, ``signing-key``, ``add-silo``, ``remove-silo``, ``withdraw``,
+``doctor``."""
 
 from __future__ import annotations
 
@@ -47,8 +48,19 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--out", metavar="FILE", type=Path, help="the bundle to write (default: NAME.tar)")
     p.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu or cuda:N, at the hospital")
     p.add_argument("--image", metavar="IMAGE", default="", help="image that the hospital takes")
+    p.add_argument("--sign-with", metavar="FILE", type=Path, help="the signing key (default: of silofl signing-key)")
     add_operator(p)
     p.set_defaults(run=add_silo)
+
+    p = commands.add_parser(
+        "signing-key",
+        help="make the consortium's key that signs bundles, and print its fingerprint",
+        description="Make the key that signs bundles, unless it is there, and its public half beside it, and print "
+        "the fingerprint, which hospitals are to get another way than the bundle. From then on silofl add-silo signs.",
+    )
+    add_federation(p)
+    p.add_argument("--out", metavar="FILE", type=Path, help="another place for it, such as a stick: see --sign-with")
+    p.set_defaults(run=signing_key)
 
     p = commands.add_parser(
         "remove-silo",
@@ -150,8 +162,10 @@ def credentials(given: argparse.Namespace) -> None:
 
 
 def add_silo(given: argparse.Namespace) -> None:
+    from client.site.keys import fingerprint
     from client.site.launch import THIS_MACHINE
     from client.site.request import read_request
+    from client.site.signing import load_signing_key, public_pem
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE, read_federation
@@ -167,8 +181,10 @@ def add_silo(given: argparse.Namespace) -> None:
     if request and name != request.name:
         raise ValueError(f"{given.request} is a request of {request.name}, not of {name}: leave the name away")
     out = given.out or Path(f"{name}.tar")
+    kept = given.sign_with or bundle.signing_key_file(federation)
+    key = load_signing_key(kept) if given.sign_with or kept.exists() else None
     with Control(read_connection(given.connection or federation.name)) as control:
-        bundle.add_silo(
+        made = bundle.add_silo(
             federation,
             control,
             name,
@@ -178,6 +194,7 @@ def add_silo(given: argparse.Namespace) -> None:
             device=given.device,
             image=given.image,
             request=request,
+            signing_key=key,
         )
     address = federation.server.address
     if address in THIS_MACHINE:
@@ -188,6 +205,33 @@ def add_silo(given: argparse.Namespace) -> None:
         print(f"{out}: hand it to {name}; no private key is in it")
     else:
         print(f"{out}: hand it to {name} as the secret it is")
+    if key:
+        print(f"signed by {fingerprint(public_pem(key))}")
+        if not made.images:
+            hint = (
+                f"Docker has no {made.image_name} here, so the signature names no image: --image NAME@sha256:... does"
+            )
+            print(hint, file=sys.stderr)
+
+
+def signing_key(given: argparse.Namespace) -> None:
+    from client.site.keys import fingerprint
+    from client.site.signing import make_signing_key, public_pem
+    from partitions.disk import write_atomically
+    from server.deploy.bundle import signing_key_file
+    from server.deploy.federation import read_federation
+    from server.deploy.local import state_directory
+
+    path: Path | None = given.out
+    if path is None:
+        federation = read_federation(given.file, check_data=False)
+        state_directory(federation.name)  # says so where it cannot be made
+        path = signing_key_file(federation)
+    public = public_pem(make_signing_key(path))
+    write_atomically(path.with_suffix(".pub"), public)
+    print(f"{path}: the key that signs bundles; keep it, and a backup, where the bundles' carriers are not")
+    print("tell every hospital its fingerprint another way than the bundle, for silofl join --signed-by:")
+    print(fingerprint(public))
 
 
 def remove_silo(given: argparse.Namespace) -> None:
@@ -233,7 +277,7 @@ def doctor(given: argparse.Namespace) -> None:
 
 def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
     """The checks of a site: of this container, or of a bundle."""
-    from client.site.bundle import check_key, read_bundle, site_of, unpack
+    from client.site.bundle import check_key, check_signature, read_bundle, site_of, unpack
     from client.site.doctor import site_checks
     from client.site.node import Site
 
@@ -243,6 +287,7 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         return site.name, site_checks(site)
     files = read_bundle(what)
     check_key(files, site_of(files, Path()))
+    check_signature(what, files, site_of(files, Path()).name, say=print, remember=False)
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)

@@ -5,7 +5,6 @@ key is made here; it is registered through the Control API, and the CA stays as 
 tar, readable for its owner alone; where the key is in it, to be handed over as the secret it is.
 """
 
-import hashlib
 import importlib.metadata
 import io
 import socket
@@ -16,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from client.site.flower import internal
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.site.apps import HEAD, app_hash
 from client.site.keys import fingerprint
 from client.site.launch import supernode_command
 from client.site.node import Site
 from client.site.policy import default_file
 from client.site.request import Request, new_key, private_bytes, public_bytes
+from client.site.signing import SIGNED, image_digests, sign
 from partitions.disk import write_atomically
 from partitions.names import check_silo_name, unknown_name
 from server.deploy.compose import CPU, FLEET_PORT, GPU, gpu_reservation, image
@@ -101,7 +103,7 @@ README = """\
 {key}
 1. Get the image {image} (docker load, or your registry; another name goes into .env).
 2. Write the path of your data file into .env: SILOFL_DATA=/path/to/data.npz (readable for SILOFL_USER).
-3. Check: docker compose run --rm silo silofl doctor
+3. Check: silofl check-bundle . (who signed this, and the image); docker compose run --rm silo silofl doctor
 4. Join: docker compose up --detach; log: docker compose logs --follow silo; leave: docker compose down
 Without Docker: silofl join {name}.tar --data /path/to/data.npz
 Outbound TCP to {server} is all it needs. Data, and models of methods that keep them local, stay here.
@@ -123,16 +125,27 @@ class Bundle:
     device: str = "cpu"
     image: str = ""
     fingerprint: str = ""  # of the hospital's own key
+    signing_key: Ed25519PrivateKey | None = None  # the consortium's
+
+    @property
+    def image_name(self) -> str:
+        """The image that the hospital's containers start."""
+        return self.image or image("silo", CPU if self.device == "cpu" else GPU)
+
+    @property
+    def images(self) -> set[str]:
+        """The digests of that image, as far as its name, or Docker on this machine, tells."""
+        named = self.image_name.partition("@")[2]
+        return {named} if named else image_digests(self.image_name)
 
     def files(self) -> dict[str, str | bytes]:
         """The bundle's files by name."""
-        variant = CPU if self.device == "cpu" else GPU
         words = {
             "name": self.name,
             "federation": self.federation,
             "server": self.server,
             "device": "cpu" if self.device == "cpu" else "cuda:0",
-            "image": self.image or image("silo", variant),
+            "image": self.image_name,
             "flwr": importlib.metadata.version("flwr"),
             "key": KEY if self.node_key else OWN_KEY,
         }
@@ -150,7 +163,11 @@ class Bundle:
             "docker-compose.yml": COMPOSE.format(command=command, deploy=deploy),
             "policy.toml": default_file(),
         }
-        return files | ({"node.key": self.node_key} if self.node_key else {})
+        files |= {"node.key": self.node_key} if self.node_key else {}
+        if self.signing_key:
+            content = {name: as_bytes(one) for name, one in files.items()}
+            files[SIGNED] = sign(content, self.signing_key, self.images)
+        return files
 
     def write(self, path: Path) -> None:
         """Write the tar with mode 0600, whole or not at all. Raises ValueError where the file exists."""
@@ -166,10 +183,14 @@ class Bundle:
             folder.type, folder.mode, folder.mtime = tarfile.DIRTYPE, 0o700, int(time.time())
             archive.addfile(folder)
             for name, content in self.files().items():
-                data = content.encode() if isinstance(content, str) else content
+                data = as_bytes(content)
                 member = tarfile.TarInfo(f"{self.name}/{name}")
                 member.size, member.mode, member.mtime = len(data), 0o600, int(time.time())
                 archive.addfile(member, io.BytesIO(data))
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
 
 
 def add_silo(
@@ -183,7 +204,8 @@ def add_silo(
     device: str = "cpu",
     image: str = "",
     request: Request | None = None,
-) -> None:
+    signing_key: Ed25519PrivateKey | None = None,
+) -> Bundle:
     """Register one more silo, with the key of its request or one that is made here, and write its bundle to `out`.
 
     Raises ValueError: the name is taken or no name, the file exists, or the server's certificate is not for the address
@@ -212,6 +234,7 @@ def add_silo(
         device=device,
         image=image,
         fingerprint=request.fingerprint if request else "",
+        signing_key=signing_key,
     )
     public = public_bytes(key) if key else cast(Request, request).public_key
     node = control.register(name, public)
@@ -221,6 +244,12 @@ def add_silo(
     except BaseException:
         control.unregister(node)
         raise
+    return bundle
+
+
+def signing_key_file(federation: Federation) -> Path:
+    """Where the consortium's signing key lies, unless it is kept elsewhere."""
+    return state_root() / federation.name / "signing.key"
 
 
 def remote_key(federation: Federation, name: str) -> Path:
@@ -264,12 +293,7 @@ def check_address(federation: Federation, control_address: str, ca_certificate: 
 def pins(app: Path) -> str:
     """The bundle's `allowed-apps`: the SHA-256 of the app as `flwr run` would ship it now."""
     version = importlib.metadata.version("silofl")
-    return f"# SHA-256 of the app builds that this site runs, one per line\n{app_hash(app)}  silofl {version}\n"
-
-
-def app_hash(app: Path) -> str:
-    """SHA-256 of the app bundle (FAB) that `flwr run` makes of the directory `app`."""
-    return hashlib.sha256(internal("build_fab_from_disk")(app)).hexdigest()
+    return f"{HEAD}{app_hash(app)}  silofl {version}\n"
 
 
 def remove_silo(federation: Federation, control: Control, name: str) -> str:

@@ -27,6 +27,7 @@ FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host thos
 SERVER = "superlink"  # the server's name on the network `fleet`
 CONTROL = "control"  # the server's name on the network `control`
 CPU, GPU = "", "-gpu"
+PINNED = "/opt/silofl/allowed-apps"  # the app of the checkout that the image was built from (docker/Dockerfile)
 POLICY = "/policy.toml"  # where a silo's container has its own
 OWN_WORDS = ("", PUBLIC)  # policies that are no files
 
@@ -61,7 +62,8 @@ x-silo-environment: &silo-environment
   SILOFL_SERVER: {silo_server}
   SILOFL_FLWR: {flwr}
   SILOFL_SHARING: {count}  # silos that share this machine's cores
-  SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS:-}}  # SHA-256 sums of the apps that silos may run; empty: all
+  # SHA-256 sums of the apps that silos may run; unset: the one of the images' checkout; empty: all
+  SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS-{pinned}}}
 
 services:
   setup:
@@ -142,6 +144,7 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
         control=control,
         where=" on this machine" if local_only else "",
         silo_server=f"{SERVER}:{FLEET_PORT}",
+        pinned=PINNED,
         flwr=_quoted(importlib.metadata.version("flwr")),
         server_image=image("server"),
         server_build=_build(context, "server", CPU),
@@ -242,8 +245,8 @@ def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
         # Wheels that are taken before the index, for a server without a fast network.
         f'  additional_contexts: {{wheels: "${{SILOFL_WHEELS:-{os.path.join(context, "docker/wheels")}}}"}}',
     ]
-    if variant == GPU:
-        lines.append('  args: {TORCH_INDEX: ""}')
+    # SILOFL_BASE: of whoever builds, where set; PyTorch of the package index is built for CUDA.
+    lines.append('  args: [SILOFL_BASE, "TORCH_INDEX="]' if variant == GPU else "  args: [SILOFL_BASE]")
     return _indented("\n".join(lines), indent)
 
 

@@ -17,7 +17,17 @@ from partitions.partition import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.cards import read_agreed
-from strategies.base.settings import Common, UserError, Value, build_settings, choose, defaults_of, keys_of, values_of
+from strategies.base.settings import (
+    Common,
+    UserError,
+    Value,
+    build_settings,
+    choose,
+    defaults_of,
+    keys_of,
+    limits_of,
+    values_of,
+)
 from strategies.base.silo import SiloClient
 
 
@@ -171,7 +181,7 @@ def markdown() -> str:
 
 
 def _allowed(f: Field[Any]) -> str:
-    limits = f.metadata
+    limits = limits_of(f)
     if limits.get("choices"):
         return ", ".join(limits["choices"])
     kind = {bool: "true, false", int: "whole", float: "number", str: "text"}[type(f.default)]

@@ -2,7 +2,8 @@
 
 A field's key on the command line is its name with hyphens, behind its owner's name: ``local-epochs``,
 ``apple.max-downloads``, ``dirichlet.beta``. Field metadata say what a value may be (``minimum``, ``above``,
-``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text.
+``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text. Every number has an upper limit, for a
+silo follows the settings that a server sends: its own, or that of :data:`MOST`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from typing import Any, TypeVar
 from partitions.names import nearest, unknown_name
 from strategies.base.robust import RULES
 
+# Of numbers without an upper limit of their own: epochs, steps, layers, sizes end; a float32 holds the others.
+MOST: dict[type[Any], float] = {int: 10_000, float: 3e38}
+MOST_ROUNDS = 1_000_000
+MOST_SILOS = 1_000_000
+MOST_SAMPLES = 2**31 - 1
 Value = bool | int | float | str
 T = TypeVar("T")
 
@@ -46,8 +52,8 @@ class Common:
     """The settings that every method shares."""
 
     strategy: str = setting("fedavg", "method; several, joined by commas, make a study")
-    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1)
-    seed: int = setting(42, "seed of data split, initial models, batches and sampling", minimum=0)
+    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS)
+    seed: int = setting(42, "seed of data split, initial models, batches and sampling", minimum=0, maximum=2**63 - 1)
     threads: int = setting(
         0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
     )
@@ -59,7 +65,7 @@ class Common:
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
     partition: str = setting("dirichlet", "how the data are split over the silos")
-    silos: int = setting(12, "number of silos", symbol="N", minimum=1)
+    silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
     validation: float = setting(
         -1.0,
         "share of a silo's training part held out for validation, -1: the partition's own; of a silo's own file, which "
@@ -68,7 +74,7 @@ class Common:
         maximum=0.9,
     )
     local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0)
-    batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1)
+    batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES)
     optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
     optimizer_state: str = setting(
         "reset", "what happens to momentum and moments between rounds", choices=("reset", "keep")
@@ -92,13 +98,16 @@ class Common:
         choices=("agreed", "silo", "none"),
     )
     wire_dtype: str = setting("float32", "number format of what is sent", choices=("float32", "float16", "bfloat16"))
-    evaluate_every: int = setting(1, "evaluate every so many rounds and at the end, 0: never", minimum=0)
+    evaluate_every: int = setting(
+        1, "evaluate every so many rounds and at the end, 0: never", minimum=0, maximum=MOST_ROUNDS
+    )
     participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
     min_silos: int = setting(
         0,
         "quorum: fewest silos to begin, resume or end a round with once the time is up, 0: all that can, all that can, "
         "one",
         minimum=0,
+        maximum=MOST_SILOS,
     )
     weight_cap: float = setting(
         5.0,
@@ -111,7 +120,7 @@ class Common:
         "what is agreed on of the silos' data, JSON: shape, classes, samples of each silo; `silofl run` takes it from "
         "the federation file",
     )
-    round_timeout: float = setting(3600.0, "seconds that a round may last", above=0)
+    round_timeout: float = setting(3600.0, "seconds that a round may last", above=0, maximum=30 * 24 * 3600)
     straggler_factor: float = setting(
         20.0,
         "once the quorum and half of the silos have answered, the others have so many times the median of their time, "
@@ -140,8 +149,11 @@ class Common:
         0,
         "metrics over fewer samples stay in the silo, 0: 10 for a silo's own file, 1 for named public data",
         minimum=0,
+        maximum=MOST_SAMPLES,
     )
-    checkpoint_every: int = setting(1, "save the state of server and silos every so many rounds", minimum=1)
+    checkpoint_every: int = setting(
+        1, "save the state of server and silos every so many rounds", minimum=1, maximum=MOST_ROUNDS
+    )
     resume: bool = setting(False, "continue the run in the output directory")
     out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
 
@@ -214,8 +226,16 @@ def _whole(value: object) -> int:
     return int(number)
 
 
+def limits_of(f: Field[Any]) -> dict[str, Any]:
+    """A field's metadata, with the upper limit that holds where a number has none of its own."""
+    limits = dict(f.metadata)
+    if type(f.default) in MOST and not limits.keys() & {"maximum", "below"}:
+        limits["maximum"] = MOST[type(f.default)]
+    return limits
+
+
 def _within(key: str, value: Value, f: Field[Any]) -> Value:
-    limits = f.metadata
+    limits = limits_of(f)
     choices = limits.get("choices")
     if choices and value not in choices:
         raise UserError(

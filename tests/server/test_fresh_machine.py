@@ -48,7 +48,11 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("request --folder clinic-13 clinic-13", 0, "SHA256:"),
     ("withdraw clinic-13", 2, "no run in runs/ keeps anything of clinic-13"),
     ("withdraw clinic-13 runs/first", 2, "runs/first holds no run"),
+    ("signing-key", 2, NO_FILE),
+    ("signing-key --out stick/signing.key", 0, "SHA256:"),
+    ("check-bundle clinic-13.tar --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
     ("join clinic-13.tar --data ours.npz", 2, "there is no bundle clinic-13.tar"),
+    ("join clinic-13.tar --data ours.npz --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
     ("doctor", 2, NO_FILE),
     ("policy", 0, "what the server does with a model"),
     ("policy clinic-13", 2, "clinic-13: No such file or directory; write the policy there"),
@@ -68,6 +72,7 @@ NO_HOME: list[tuple[str, int, str]] = [
     ("credentials", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
     ("add-silo clinic-13", 2, "Flower's configuration .*; FLWR_HOME names another folder|there is no connection"),
     ("request clinic-13", 2, "Not a directory"),
+    ("signing-key", 2, r"cannot make \S+/silofl/hospitals: .*; XDG_STATE_HOME names another folder"),
     ("compose", 0, "hospital-12-state:"),
 ]
 

@@ -73,7 +73,7 @@ def wrap_flower(report: socket.socket) -> None:
     def install_from_fab(fab_file: Any, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
         content: bytes = fab_file if isinstance(fab_file, bytes) else fab_file.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        check_pin(digest)
+        check_pin(digest, content)
         check_policy(*asked[-1])  # here and not where it is pulled: Flower then answers the message with the reason
         return unpack(content, digest, install)
 

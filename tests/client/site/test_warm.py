@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,9 +41,10 @@ from flwr.supernode.start_client_internal import _insert_message
 from tiny import write_silo
 
 from client.site import audit, leaving, private
+from client.site.apps import listed
 from client.site.warm.install import install_shim, parent_command
 from client.site.warm.parent import parent_pid
-from client.site.warm.pins import AppRefusedError, check_pin
+from client.site.warm.pins import AppRefusedError, check_pin, content_sum
 from strategies.base.metrics_and_cards import reason_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="warm silos need Linux")
@@ -488,6 +492,46 @@ def test_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check_pin(one)
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", "")
     check_pin(one)
+
+
+def test_an_app_is_known_by_what_it_holds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's list: the same files compressed otherwise, as on another machine, are the same app. A byte more in a
+    file, a file more, or a second file under a name, of which only one is looked at when it is unpacked, are not."""
+
+    def app(files: list[tuple[str, str]], compression: int = zipfile.ZIP_DEFLATED) -> tuple[str, bytes]:
+        content = io.BytesIO()
+        with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(content, "w", compression) as archive:
+            for name, text in files:
+                archive.writestr(name, text)
+        return hashlib.sha256(content.getvalue()).hexdigest(), content.getvalue()
+
+    ours = [("a.py", "x = 1\n" * 50), ("b.py", "")]
+    pins = tmp_path / "allowed-apps"
+    pins.write_text(f"{content_sum(app(ours)[1])}  ours\n")
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(pins))
+    check_pin(*app(ours))
+    check_pin(*app(ours[::-1], zipfile.ZIP_STORED))
+    for other in (
+        [("a.py", "x = 1\n" * 50 + " "), ("b.py", "")],
+        [*ours, ("c.py", "")],
+        [*ours, ("a.py", "x = 2\n")],
+        [("a.py", ""), ("b.py", "x = 1\n" * 50)],
+    ):
+        with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
+            check_pin(*app(other))
+    with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
+        check_pin("ab" * 32, b"no app at all")
+    damaged = bytearray(app(ours)[1])
+    damaged[45] ^= 255  # in the first file's data
+    with pytest.raises(AppRefusedError, match="not among the 1 listed in"):
+        check_pin("ab" * 32, bytes(damaged))
+
+
+def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    content = build_fab_from_disk(Path(__file__).parents[3])
+    (tmp_path / "allowed-apps").write_text(listed(Path(__file__).parents[3]))
+    monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "allowed-apps"))
+    check_pin(hashlib.sha256(content).hexdigest(), content)
 
 
 def test_a_half_unpacked_app_is_unpacked_again(warm_silo: Silo) -> None:

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 from client.site.flower import BACK, LOST, REFUSED, REGISTERED
 from client.site.launch import supernode_command
 from client.site.node import Site
+from requirements.lock import requirements
 from server.cli.main import main
 from server.deploy.compose import compose_file
 from server.deploy.federation import Federation, read_federation
@@ -49,6 +49,15 @@ def test_the_committed_file_is_what_silofl_compose_prints(
     monkeypatch.chdir(ROOT)
     assert main(["compose"]) == 0
     assert capsys.readouterr().out == (ROOT / "docker-compose.yml").read_text()
+
+
+def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed: dict) -> None:
+    """A server that ships another is refused (test_warm.py, test_docker.py); who wants it says so in one variable."""
+    wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
+    told = {silo: committed["services"][silo]["environment"]["SILOFL_ALLOWED_APPS"] for silo in SILOS}
+    assert told == dict.fromkeys(SILOS, wanted)
+    dockerfile = (ROOT / "docker/Dockerfile").read_text()
+    assert "client.site.apps /src > /allowed-apps" in dockerfile and "mv /allowed-apps /opt/silofl/" in dockerfile
 
 
 def test_twelve_silos_a_server_and_a_setup(committed: dict) -> None:
@@ -153,10 +162,10 @@ def test_gpu_silos_get_their_gpu_and_know_it_as_cuda_0(tmp_path: Path) -> None:
     devices = services["a"]["deploy"]["resources"]["reservations"]["devices"]
     assert devices == [{"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu"]}]
     assert services["a"]["image"].endswith("-gpu") and services["a"]["mem_limit"] == "8g"
-    assert services["a"]["build"]["args"] == {"TORCH_INDEX": ""}
+    assert services["a"]["build"]["args"] == ["SILOFL_BASE", "TORCH_INDEX="]
     assert services["a"]["environment"]["SILOFL_DEVICE"] == "cuda:0"
     assert "device='cuda:0'" in services["a"]["command"][-1]
-    assert "deploy" not in services["b"] and "args" not in services["b"]["build"]
+    assert "deploy" not in services["b"] and services["b"]["build"]["args"] == ["SILOFL_BASE"]
     assert services["c"]["image"] == services["a"]["image"] and "build" not in services["c"]
 
 
@@ -245,14 +254,6 @@ def test_what_the_supervisor_waits_for_is_what_flower_logs() -> None:
 # --- the images -------------------------------------------------------------------------------------------
 
 
-def docker_module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docker" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def imports_of(package: str) -> set[str]:
     """Top-level names that the modules of a package import when they are imported."""
     names: set[str] = set()
@@ -268,8 +269,7 @@ def imports_of(package: str) -> set[str]:
 def test_a_silos_image_has_what_a_silo_imports() -> None:
     """Every third-party module that models, strategies, partitions and client import is a requirement of the
     silo's image, or comes with one that is (requirements of requirements, by the installed metadata)."""
-    module = docker_module("requirements")
-    listed = module.requirements("silo", (ROOT / "pyproject.toml").read_text())
+    listed = requirements("silo", (ROOT / "pyproject.toml").read_text())
     wanted = [Requirement(requirement) for requirement in listed]
     installed: set[str] = set()
     while wanted:
@@ -292,9 +292,8 @@ def test_a_silos_image_has_what_a_silo_imports() -> None:
 
 
 def test_requirements_of_the_images_come_from_pyproject() -> None:
-    module = docker_module("requirements")
     text = (ROOT / "pyproject.toml").read_text()
-    silo, server = module.requirements("silo", text), module.requirements("server", text)
+    silo, server = requirements("silo", text), requirements("server", text)
     assert set(silo) < set(server)
     assert "flwr==1.39.*" in silo
     assert not any(requirement.startswith(("scikit-learn", "matplotlib", "torchvision")) for requirement in silo)
@@ -314,6 +313,6 @@ def test_dockerfile_asks_no_registry_for_its_syntax_and_runs_as_a_plain_user() -
     ignore = (ROOT / ".dockerignore").read_text().split()
     assert ignore[0] == "*" and "docker/wheels" in ignore
     assert {line[1:] for line in ignore if line.startswith("!")} == {
-        *("pyproject.toml", "README.md", "LICENSE", "docker"),
+        *("pyproject.toml", "README.md", "LICENSE", "docker", "requirements"),
         *("models", "strategies", "partitions", "client", "server"),
     }

@@ -397,6 +397,22 @@ def test_flwr_run_trains_apple_and_leaves_history_and_report_on_the_host(
     assert sum(tensor.numel() for tensor in load_file(tmp_path / "own.safetensors").values()) > 0
 
 
+def test_another_app_than_the_images_is_refused_by_every_silo(deployment: Deployment, tmp_path: Path) -> None:
+    """A server that ships a changed app: the silos' images carry the sum of the checkout that they were built from."""
+    assert "1 pinned by SHA-256" in deployment.inside("hospital-01", "silofl", "doctor").stdout
+    changed = tmp_path / "changed"
+    shutil.copytree(deployment.source, changed, ignore=shutil.ignore_patterns("runs"))
+    with (changed / "client/app.py").open("a") as file:
+        file.write("\n# a line more\n")
+    config = 'strategy="fedavg" rounds=1 round-timeout=60.0'
+    command = ("flwr", "run", str(changed), NAME, "--stream", "--run-config", config)
+    done = run(*command, check=False, timeout=300, cwd=changed, env=deployment.environment)
+    logs = deployment.compose("logs", "--no-color", *SILOS).stdout
+    refusal = "refused: its SHA-256 is not among the 1 listed in /opt/silofl/allowed-apps"
+    named = {silo for silo in SILOS for line in logs.splitlines() if silo in line and refusal in line}
+    assert named == set(SILOS), done.stdout[-2000:]
+
+
 # --- a thirteenth that joins from elsewhere ---------------------------------------------------------------
 
 

@@ -1,0 +1,325 @@
+"""The consortium's signature: what it covers, who is remembered, and everything that is refused with one line."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import stat
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from client.site.bundle import check, check_signature, read_bundle, signed_by, site_root
+from client.site.keys import fingerprint
+from client.site.request import make_request
+from client.site.signing import SIGNED, load_signing_key, make_signing_key, message, public_pem, sign
+from docker import entry
+from server.cli.main import main
+from server.deploy.bundle import Bundle
+
+OURS, THEIRS = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+BY_US, BY_THEM = (fingerprint(public_pem(key)) for key in (OURS, THEIRS))
+IMAGE = "sha256:" + "ab" * 32
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def bundle(key: Ed25519PrivateKey | None = OURS, name: str = "clinic", image: str = f"reg/silo@{IMAGE}") -> Path:
+    """The tar of a bundle that this key signs."""
+    tar = Path(f"{name}-{len(list(Path().glob('*.tar')))}.tar")
+    made = Bundle(name, "net", "fl.example.org:9092", b"CA", b"KEY", "# pins\n", image=image, signing_key=key)
+    made.write(tar)
+    return tar
+
+
+def rewritten(tar: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
+    """A tar with the same members, but for what `change` does to them."""
+    files = read_bundle(tar)
+    change(files)
+    out = Path(f"changed-{len(list(Path().glob('*.tar')))}.tar")
+    for name, content in files.items():
+        folder = Path("made", out.stem, "clinic")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    with tarfile.open(out, "w") as archive:
+        archive.add(folder, "clinic")
+    return out
+
+
+def looked_at(tar: Path, by: str = "") -> list[str]:
+    """What `join` and `check-bundle` say of a bundle's signature."""
+    said: list[str] = []
+    check_signature(tar, read_bundle(tar), "clinic", by, say=said.append)
+    return said
+
+
+# --- who signed -------------------------------------------------------------------------------------------------------
+
+
+def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards() -> None:
+    first = looked_at(bundle())
+    assert len(first) == 1 and f"signed by {BY_US}; nobody was known before, so it is taken on trust" in first[0]
+    assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
+    assert looked_at(bundle()) == [f"signed by {BY_US}"]
+    with pytest.raises(ValueError, match=f"signed by {BY_THEM}, not by {BY_US}: somebody else made it"):
+        looked_at(bundle(THEIRS))
+    with pytest.raises(ValueError, match=f"this bundle is not signed, and this site's are signed by {BY_US}"):
+        looked_at(bundle(None))
+    assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
+
+
+def test_where_nobody_signs_all_is_as_before() -> None:
+    assert looked_at(bundle(None)) == []
+    assert SIGNED not in read_bundle(bundle(None))
+    assert not signed_by(site_root() / "clinic").exists()
+
+
+def test_the_fingerprint_that_was_told_another_way_decides_the_first_time_too() -> None:
+    for wrong in (bundle(THEIRS), bundle(None)):
+        with pytest.raises(ValueError, match=f"(not by|signed by) {BY_US}"):
+            looked_at(wrong, BY_US)
+    assert not signed_by(site_root() / "clinic").exists()
+    assert looked_at(bundle(), BY_US) == [f"signed by {BY_US}"]
+    Path("ours.pub").write_bytes(public_pem(OURS))
+    assert looked_at(bundle(), "ours.pub") == [f"signed by {BY_US}"]
+
+
+def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so() -> None:
+    looked_at(bundle())
+    assert looked_at(bundle(THEIRS), BY_THEM) == [f"signed by {BY_THEM}"]
+    with pytest.raises(ValueError, match=f"not by {BY_THEM}"):
+        looked_at(bundle())
+    with pytest.raises(ValueError, match="leave --signed-by nobody away"):
+        looked_at(bundle(THEIRS), "nobody")
+    assert looked_at(bundle(None), "nobody") == [] == looked_at(bundle(None))
+
+
+@pytest.mark.parametrize("by", ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"])
+def test_what_is_no_fingerprint(by: str) -> None:
+    Path("changed").write_text("no key")
+    with pytest.raises(ValueError, match=f"--signed-by {re.escape(by)}: no fingerprint"):
+        looked_at(bundle(), by)
+
+
+def test_another_name_is_no_way_around_what_the_site_remembers() -> None:
+    """A bundle under a new name has no memory of its own: one of the site's other silos' keys has to have signed it."""
+    looked_at(bundle())
+    for wrong in (bundle(None, "clinic-b"), bundle(THEIRS, "clinic-b")):
+        with pytest.raises(ValueError, match=BY_US):
+            check_signature(wrong, read_bundle(wrong), "clinic-b", say=print)
+    said: list[str] = []
+    check_signature(tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", say=said.append)
+    assert said == [f"signed by {BY_US}"]
+
+
+@pytest.mark.parametrize("content", ["", "SHA256:zz"])
+def test_a_damaged_memory_is_not_taken_for_none(content: str) -> None:
+    looked_at(bundle())
+    signed_by(site_root() / "clinic").write_text(content)
+    with pytest.raises(ValueError, match="is damaged: it says whose bundles this site takes"):
+        looked_at(bundle(THEIRS))
+
+
+# --- what was signed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [".env", "README.md", "allowed-apps", "ca.crt", "docker-compose.yml", "policy.toml"])
+def test_a_file_of_the_tar_that_was_changed_or_taken_out_is_named(name: str) -> None:
+    changed = rewritten(bundle(), lambda files: files.update({name: files[name] + b"# more\n"}))
+    with pytest.raises(ValueError, match=f"the bundle's {re.escape(name)} is not what was signed: ask for the bundle"):
+        looked_at(changed)
+    if name not in (".env", "allowed-apps", "ca.crt"):  # without those it is no bundle
+        with pytest.raises(ValueError, match=f"the bundle's {re.escape(name)} is not what was signed"):
+            looked_at(rewritten(bundle(), lambda files: files.pop(name)))
+
+
+def test_a_key_that_was_put_into_the_tar_is_named() -> None:
+    _, _, request = make_request("clinic", None, None)
+    tar = Path("own.tar")
+    Bundle(
+        "clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint, image="x", signing_key=OURS
+    ).write(tar)
+    assert len(looked_at(tar)) == 1
+    with pytest.raises(ValueError, match=r"the bundle's node\.key is not what was signed"):
+        looked_at(rewritten(tar, lambda files: files.update({"node.key": b"KEY"})))
+
+
+def signed_json(files: dict[str, bytes], fields: dict[str, str]) -> None:
+    files[SIGNED] = json.dumps(json.loads(files[SIGNED]) | fields).encode()
+
+
+def test_a_signature_is_only_as_good_as_its_key_and_its_text() -> None:
+    """A manifest that was changed; the public key of another; the signature of another; one of the bare text."""
+    tar = bundle()
+    text = json.loads(read_bundle(tar)[SIGNED])["manifest"]
+    more = text.replace('"images": [', '"images": ["sha256:0", ')
+    foreign = json.loads(sign(read_bundle(tar), THEIRS))
+    odd: list[dict[str, str]] = [
+        {"manifest": more},
+        {"public-key": foreign["public-key"]},
+        {"signature": foreign["signature"]},
+        {"signature": base64.b64encode(OURS.sign(text.encode())).decode()},
+    ]
+    for fields in odd:
+        with pytest.raises(ValueError, match="was changed: its signature is wrong"):
+            looked_at(rewritten(tar, partial(signed_json, fields=fields)))
+
+
+@pytest.mark.parametrize("kind", ["no json", "another curve", "another manifest", "no signature"])
+def test_a_signature_that_is_none(kind: str) -> None:
+    def change(files: dict[str, bytes]) -> None:
+        other = generate_private_key(SECP384R1()).public_key()
+        pem = other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        odd = json.dumps({"kind": "else", "files": {}, "variables": {}, "images": []})
+        if kind == "no json":
+            files[SIGNED] = b"{"
+        elif kind == "another curve":
+            signed_json(files, {"public-key": pem})
+        elif kind == "another manifest":
+            signed_json(files, {"manifest": odd, "signature": base64.b64encode(OURS.sign(message(odd))).decode()})
+        else:
+            signed_json(files, {"signature": "*"})
+
+    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED} is damaged; ask for the bundle again"):
+        looked_at(rewritten(bundle(), change))
+
+
+def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_else() -> None:
+    with tarfile.open(bundle()) as archive:
+        archive.extractall(filter="data")
+    folder = Path("clinic")
+    env = (folder / ".env").read_text()
+    (folder / ".env").write_text(env.replace("SILOFL_DATA=./data.npz", "SILOFL_DATA=/srv/ours.npz"))
+    (folder / "policy.toml").write_text("peers = false\n")
+    (folder / "README.md").unlink()
+    said = looked_at(folder)
+    assert said[1] == "not as it was signed, so this site's own: .env, README.md, policy.toml"
+    for name, value in (("SILOFL_SERVER", "evil.example.org:9092"), ("SILOFL_NAME", "other"), ("SILOFL_FLWR", "1")):
+        (folder / ".env").write_text(re.sub(rf"(?m)^{name}=.*$", f"{name}={value}", env))
+        with pytest.raises(ValueError, match=f"{name} in the bundle's .env is not what was signed"):
+            looked_at(folder)
+    (folder / ".env").write_text(env)
+    for name in ("ca.crt", "docker-compose.yml"):
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before + b" ")
+        with pytest.raises(ValueError, match=f"the bundle's {name} is not what was signed"):
+            looked_at(folder)
+        (folder / name).write_bytes(before)
+
+
+# --- the image --------------------------------------------------------------------------------------------------------
+
+
+def docker_with(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """A `docker` on PATH that knows one image, or none."""
+    program = Path("bin/docker").absolute()
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\ntest -n '{answer}' && echo '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (f'{{"Id": "{IMAGE}"}}', ""),
+        (f'{{"Id": "sha256:1", "RepoDigests": ["reg/silo@{IMAGE}"]}}', ""),
+        ('{"Id": "sha256:1", "RepoDigests": []}', "on this machine is sha256:1, and sha256:abab.* it is another one"),
+        ("", "Docker has no image reg/silo@sha256:abab.* here: docker load, or docker pull it"),
+    ],
+    ids=["loaded", "pulled", "another", "none"],
+)
+def test_the_image_that_was_signed_is_the_one_that_is_started(
+    answer: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = bundle()
+    docker_with(monkeypatch, answer)
+    said: list[str] = []
+    if reason:
+        with pytest.raises(ValueError, match=reason):
+            check(tar, say=said.append)
+    else:
+        check(tar, say=said.append)
+        assert said[-1] == f"reg/silo@{IMAGE} is the image that was signed, {IMAGE}"
+    assert said[0] == "clinic, at the server fl.example.org:9092"
+
+
+def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    docker_with(monkeypatch, '{"Id": "sha256:11", "RepoDigests": ["reg/silo@sha256:22"]}')
+    manifest = json.loads(json.loads(read_bundle(bundle(image="silo:1"))[SIGNED])["manifest"])
+    assert manifest["images"] == ["sha256:11", "sha256:22"]
+    docker_with(monkeypatch, "")
+    tar = bundle(image="silo:1")
+    assert json.loads(json.loads(read_bundle(tar)[SIGNED])["manifest"])["images"] == []
+    said: list[str] = []
+    check(tar, say=said.append)
+    assert said[-1] == "silo:1: the signature names no image"
+
+
+# --- commands and containers ------------------------------------------------------------------------------------------
+
+
+def test_signing_key_and_check_bundle_as_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("federation.yaml").write_text("name: net\ndemo: {dataset: digits}\nsilos: [{name: a, data: demo}]\n")
+    assert main(["signing-key"]) == 0
+    file = Path("state/silofl/net/signing.key")
+    printed = capsys.readouterr().out.splitlines()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and "PRIVATE" not in "".join(printed)
+    assert printed[-1] == fingerprint(public_pem(load_signing_key(file)))
+    assert fingerprint(file.with_suffix(".pub").read_bytes()) == printed[-1]
+    assert main(["signing-key"]) == 0 and capsys.readouterr().out.splitlines() == printed  # the same key
+    tar = bundle(load_signing_key(file), image="silo:1")
+    assert main(["check-bundle", str(tar), "--signed-by", str(file.with_suffix(".pub"))]) == 0
+    assert f"signed by {printed[-1]}\n" in capsys.readouterr().out
+    other = bundle(THEIRS)
+    for command in (["check-bundle", str(other)], ["join", str(other), "--data", "x.npz"], ["doctor", str(other)]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert f"signed by {BY_THEM}, not by {printed[-1]}" in error and error.count("\n") == 1
+    assert not Path("state/silofl-site/clinic/ca.crt").exists()
+
+
+def test_what_is_no_signing_key() -> None:
+    with pytest.raises(ValueError, match=r"no\.key: No such file or directory; `silofl signing-key` makes one"):
+        load_signing_key(Path("no.key"))
+    ec = generate_private_key(SECP384R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for content in (b"", ec):
+        Path("odd.key").write_bytes(content)
+        with pytest.raises(ValueError, match=r"odd.key is no signing key"):
+            load_signing_key(Path("odd.key"))
+    assert make_signing_key(Path("new/one.key")) and Path("new/one.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`install`, the one-shot service of a bundle's compose file, over its volumes: what it copied last stays."""
+    monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
+    for folder in ("site", "state"):
+        Path("root", folder).mkdir(parents=True)
+
+    def unpack(tar: Path) -> None:
+        with tarfile.open(tar) as archive:
+            archive.extractall("root", filter="data")
+        shutil.rmtree("root/bundle", ignore_errors=True)
+        Path("root/clinic").rename("root/bundle")
+
+    unpack(bundle())
+    entry.install(Path("root"))
+    there = {path.name: path.read_bytes() for path in Path("root/site").iterdir()}
+    assert set(there) == {"ca.crt", "allowed-apps", "policy.toml", "node.key", "signed-by"}
+    for other in (bundle(None), bundle(THEIRS)):
+        unpack(other)
+        (Path("root/bundle") / "allowed-apps").write_text("# any\n")
+        with pytest.raises(ValueError, match=BY_US):
+            entry.install(Path("root"))
+        assert {path.name: path.read_bytes() for path in Path("root/site").iterdir()} == there
