@@ -8,9 +8,10 @@
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
       - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # as many training samples it counts as
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # of hospitals elsewhere too
+    run: {min-silos: 9, lost-silo: resend}                                 # settings of every run, unless it says else
 
-Read by `silofl up` and `silofl compose`, and `silofl run` for what is agreed. A relative path starts at the file's own
-directory.
+Read by `silofl up` and `silofl compose`, and `silofl run` for `agreed` and `run`. A relative path starts at the file's
+own directory.
 """
 
 import json
@@ -18,7 +19,7 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
 LARGEST, DEEPEST = 1 << 20, 20  # characters and levels of a file; a federation has four levels
+OF_A_RUN = ("dataset", "partition", "data-dir", "silos", "agreed", "resume", "out")  # what `run` may not say for all
 TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configuration has
 
 
@@ -79,6 +81,7 @@ class Federation:
     demo: Demo | None
     silos: tuple[SiloEntry, ...]
     agreed: str = ""  # what it says of the silos' data, as the setting of that name
+    run: Mapping[str, Any] = field(default_factory=dict)  # settings that its runs have unless they say otherwise
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
@@ -100,7 +103,7 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
     content = _parsed(text, path)
-    known = ("name", "server", "demo", "silos", "agreed")
+    known = ("name", "server", "demo", "silos", "agreed", "run")
     top = _mapping(content, f"{path}", known, required=("name", "silos"))
     name = _name(top["name"], f"{path}: name")
     if name in TAKEN:
@@ -120,7 +123,8 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
             f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
             "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
         )
-    return Federation(path, name, server, demo, silos, _agreed(top.get("agreed"), silos, path))
+    agreed, run = _agreed(top.get("agreed"), silos, path), _run(top.get("run"), path)
+    return Federation(path, name, server, demo, silos, agreed, run)
 
 
 def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
@@ -138,6 +142,19 @@ def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from None
     return text
+
+
+def _run(content: Any, path: Path) -> Mapping[str, Any]:
+    """The section `run`, whose settings are valid ones; of how many silos, a run says itself."""
+    from strategies.base.run_settings import defaults, parse_settings
+    from strategies.base.settings import MOST_SILOS
+
+    run = _mapping(content or {}, f"{path}: run", tuple(key for key in defaults() if key not in OF_A_RUN))
+    try:
+        parse_settings({**run, "silos": MOST_SILOS})
+    except ValueError as error:
+        raise ValueError(f"{path}: run: {error}") from None
+    return run
 
 
 def _mapping_of(content: Any, where: str) -> Mapping[str, Any]:

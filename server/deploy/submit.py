@@ -65,7 +65,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     name = connection or default_connection()
     app = app or app_directory()
     with Control(read_connection(name)) as control:
-        given = {**_own_data(name, values), **_agreed(name), **values}
+        given = {**_own_data(name, values), **_of_the_file(name), **values}
         if "silos" not in given:
             given["silos"] = _silos_before(given) or _silos_here(control)
         runs = study_runs(given)
@@ -158,14 +158,14 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
     return own
 
 
-def _agreed(connection: str) -> dict[str, str]:
-    """What the federation file, if it is on this machine, says of the silos' data."""
+def _of_the_file(connection: str) -> dict[str, Any]:
+    """What the federation file, if it is on this machine, says of its runs and of the silos' data, as settings."""
     deployed = find_deployed(connection)
     file = federation_file(connection) or (deployed.file if deployed else "")
     if not file or not Path(file).is_file():
         return {}
-    agreed = read_federation(Path(file), check_data=False).agreed
-    return {"agreed": agreed} if agreed else {}
+    federation = read_federation(Path(file), check_data=False)
+    return {**federation.run, **({"agreed": federation.agreed} if federation.agreed else {})}
 
 
 def submit_and_follow(control: Control, app: Path, settings: Mapping[str, Any], out: Path) -> None:

@@ -67,14 +67,16 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
     up = local.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
     local.state_directory("trial")
     local._write(up)
-    assert submit._agreed("trial") == {}
+    assert submit._of_the_file("trial") == {}
     path.write_text(RIGHT + "agreed: {classes: 3}\n")
-    assert submit._agreed("trial") == {"agreed": '{"classes": 3}'}
+    assert submit._of_the_file("trial") == {"agreed": '{"classes": 3}'}
+    path.write_text(RIGHT + "agreed: {classes: 3}\nrun: {min-silos: 2, lost-silo: resend}\n")
+    assert submit._of_the_file("trial") == {"agreed": '{"classes": 3}', "min-silos": 2, "lost-silo": "resend"}
     path.write_text(RIGHT + "agreed: {classes: 0}\n")
     with pytest.raises(ValueError, match="agreed: classes = 0"):
-        submit._agreed("trial")
+        submit._of_the_file("trial")
     path.unlink()
-    assert submit._agreed("trial") == {}
+    assert submit._of_the_file("trial") == {}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,14 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
         ("data: demo", "data: demo, samples: 0", "silo hospital-01: samples: 0 is no number of training samples"),
         ("data: demo", "data: demo, samples: many", "samples: 'many' is no number of training samples"),
         ("name: trial", "name: trial\nagreed: {shapes: [3]}", "agreed: unknown key 'shapes' (did you mean 'shape'?)"),
+        (
+            "name: trial",
+            "name: trial\nrun: {lost-silos: resend}",
+            "run: unknown key 'lost-silos' (did you mean 'lost-silo'",
+        ),
+        ("name: trial", "name: trial\nrun: {lost-silo: never}", "run: lost-silo = "),
+        ("name: trial", "name: trial\nrun: {silos: 3}", "run: unknown key 'silos'"),
+        ("name: trial", "name: trial\nrun: [3]", "run: needs keys and values"),
         ("name: trial", "name: trial\nagreed: {shape: [0]}", "agreed: shape = [0]: a list of one to three whole"),
         ("name: trial", "name: trial\nagreed: {classes: 2.5}", "agreed: classes = 2.5: a whole number up to"),
         ("name: trial", "name: trial\nagreed: {samples: {a: -1}}", "agreed: samples = {'a': -1}: a whole number from"),
