@@ -105,7 +105,9 @@ def test_a_new_key_and_no_key_are_taken_where_the_hospital_says_so() -> None:
     assert looked_at(bundle(None), "nobody") == [] == looked_at(bundle(None))
 
 
-@pytest.mark.parametrize("by", ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"])
+@pytest.mark.parametrize(
+    "by", ["SHA256:12", "nowhere.pub", BY_US.upper(), "changed"], ids=["short", "no file", "upper", "changed"]
+)
 def test_what_is_no_fingerprint(by: str) -> None:
     Path("changed").write_text("no key")
     with pytest.raises(ValueError, match=f"--signed-by {re.escape(by)}: no fingerprint"):

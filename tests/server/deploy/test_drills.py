@@ -23,7 +23,7 @@ import pytest
 from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site.launch import LOOPBACK, program
-from server.deploy import local, processes
+from server.deploy import local, processes, submit
 from server.deploy.credentials import Credentials
 from server.deploy.local import LocalFederation
 from server.run.history import History
@@ -201,3 +201,73 @@ def test_the_line_is_cut(line: Line, federation: LocalFederation, tmp_path: Path
     finish(follower)
     assert ("is gone" in text_of(out / "progress.jsonl")) == (lost == "resend")
     assert rows(out) == rows(tmp_path / "here")
+
+
+class SmallDisk:
+    """A disk of some megabytes that can be full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.filler = path, path / "filler"
+        path.mkdir(parents=True, exist_ok=True)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
+        if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("nobody but root makes a disk")
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), self.filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 10))
+
+    def free(self) -> None:
+        self.filler.unlink()
+
+    def remove(self) -> None:
+        subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+
+def test_a_silos_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """Nothing leaves that cannot be written down: the silo is left out with the reason until there is space again."""
+    running = bring_up(folder)
+    out, disk = tmp_path / "out", SmallDisk(running.directory / "silos" / "hospital-02")
+    try:
+        follower = start_run({**LONG, "rounds": 8}, out)
+        wait_for(reached(out, 1), 120)
+        disk.fill()
+        since = time.monotonic()
+        named(out, "No space left on device", since)
+        disk.free()
+        finish(follower)
+    finally:
+        disk.remove()
+    assert {silo for _, silo in left_out(out)} == {"hospital-02"}
+    assert "hospital-02" in {r.silo for r in History(out / "history.csv").rows if r.round == 8 and r.split}
+
+
+def test_the_servers_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """The run ends with the reason; once there is space it is resumed, and every number is what it would have been."""
+    bring_up(folder)
+    simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    disk = SmallDisk(tmp_path / "disk")
+    out = disk.path / "out"
+    ended: list[str] = []
+
+    def run() -> None:
+        try:
+            submit.run({**LONG, "out": str(out)})
+        except RuntimeError as error:
+            ended.append(str(error))
+
+    try:
+        follower = threading.Thread(target=run)
+        follower.start()
+        wait_for(reached(out, 2), 120)
+        disk.fill()
+        since = time.monotonic()
+        finish(follower)
+        print(f"ended after {time.monotonic() - since:.0f} s: {ended}")
+        assert len(ended) == 1 and "No space left on device" in ended[0]
+        disk.free()
+        submit.run({**LONG, "out": str(out), "resume": True})
+        assert rows(out) == rows(tmp_path / "here")
+    finally:
+        disk.remove()
