@@ -131,7 +131,9 @@ class RoundLoop(Gathering):
         if gone := state.numbers.get("withdrawn"):
             raise UserError(f"{folder}: {', '.join(gone)} withdrew from this run, which cannot go on: start a new one")
         if fault:
-            self.note(f"{fault}; the run goes on from the checkpoint before it, of round {state.numbers['round']}")
+            self.note(
+                f"the run goes on from the checkpoint before the newest, of round {state.numbers['round']}: {fault}"
+            )
         return state
 
     def restore(self, strategy: PersonalizedStrategy, state: State | None) -> int:

@@ -75,7 +75,8 @@ def test_nothing_loaded_is_local(three: Files, model: str, tiny_bn: None) -> Non
     """Bit for bit but for the bytes, statistics too: the models travel and are never used."""
     options = {**OPTIONS, "model": model}
     plain = federate(three, strategy="local", **options)
-    run = federate(three, strategy="partialfed", partialfed__personal="all", **options)
+    # Nobody looks at the mean, so the silos' steps from it are of any length: nothing is bounded.
+    run = federate(three, strategy="partialfed", partialfed__personal="all", robust="none", **options)
     assert comparable(plain.rows, without=BYTES) == comparable(run.rows, without=BYTES)
 
 

@@ -245,7 +245,7 @@ def test_a_run_directory_for_the_server_in_its_container(tmp_path: Path) -> None
     with private(), shared():
         directory = open_directory(tmp_path / "runs" / "today", {"strategy": "fedavg"}, "federation.yaml", resume=False)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (directory.path, *directory.path.iterdir())}
-    assert modes == {"today": 0o777, "config.toml": 0o666, "study": 0o666}
+    assert modes == {"today": 0o777, "config.toml": 0o666, "study": 0o666, ".lock": 0o666}
     image = (ROOT / "docker" / "Dockerfile").read_text().partition("FROM silo AS server")
     assert "SILOFL_SHARED=1" in image[2] and "SILOFL_SHARED" not in image[0]  # the server's alone
 

@@ -44,7 +44,7 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(three: Files, tmp_path:
         resumed = federate(three, directory=parts, resume=True, **OPTIONS)
         assert_equal(whole, resumed, (tmp_path / "whole", parts))
         (note,) = notes(parts)
-        assert f"{NEWEST} cannot be read" in note and note.endswith("the checkpoint before it, of round 2")
+        assert note.startswith("the run goes on from the checkpoint before the newest, of round 2: ") and NEWEST in note
 
 
 def test_a_crash_between_two_checkpoints_costs_a_round(three: Files, tmp_path: Path) -> None:

@@ -472,6 +472,7 @@ def test_progress_events(study: Path) -> None:
         "seconds",
         "bytes",
         "rejected",
+        "bounded",
     }
     assert (first["rounds"], first["silos"], first["rejected"], first["bytes"]) == (3, 2, {}, 0)
     assert {e["out"] for e in events if e["event"] == "done"} == {str(study.resolve())}
