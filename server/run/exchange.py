@@ -54,6 +54,7 @@ class Exchange:
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # by node: the error that its absence made of its message
+        self.here: set[int] = set()  # the nodes that were here when it began: for others nobody waits
         self.again: set[int] = set()  # the nodes that have got their message twice
         self.limit = patience.timeout  # seconds after which the exchange ends
 
@@ -64,6 +65,7 @@ class Exchange:
         """
         started = time.monotonic()
         here = self._activations()
+        self.here = set(here)
         replies = self._push(messages)
         took: list[float] = []
         pause, looked = POLL_SECONDS[0], started
@@ -96,7 +98,7 @@ class Exchange:
         self.waiting.discard(name)
         if reply.has_error() and reply.error.code in UNREACHABLE:
             self.gone(node)
-            if self.patience.resend and node not in self.again:
+            if self.patience.resend and node in self.here and node not in self.again:
                 self.lost[node] = reply
                 return None
         self.waiting -= self._ids(node)  # where it had its message twice

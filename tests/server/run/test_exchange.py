@@ -143,6 +143,13 @@ def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeyp
     assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
 
 
+def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
+    replies, _ = go(network, Patience(1000, resend=True), monkeypatch)
+    assert replies == {1: "", 2: "", 3: "the node is not here"}
+    assert network.now == pytest.approx(30, abs=1)
+
+
 def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     class Flapping(Network):
         def is_here(self, node: int) -> bool:
