@@ -23,6 +23,7 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Drills run where they are asked for, and all that starts real processes one after the other (`-n 2`)."""
     for item in items:

@@ -54,6 +54,8 @@ def test_every_method_gives_the_numbers_of_the_cpu(
 def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_device: None) -> None:
     """A round moves the order of the samples, once per epoch, and reads a few numbers, however many its steps are."""
     crossings = []
+    with phony_device():
+        run(strategy=strategy, rounds=1, evaluate_every=0)  # the data stay on the device from run to run
     for rounds, batch_size in ((2, 128), (3, 128), (3, 64)):
         with phony_device() as crossed:
             federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
