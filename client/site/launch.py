@@ -7,6 +7,7 @@ Flower's options change between its releases: they stand here, once, and tests h
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import sys
@@ -87,13 +88,20 @@ def node_config(values: Mapping[str, str]) -> str:
     return " ".join(pairs)
 
 
+# Below those that the kernel gives to outgoing connections: one of these could take a port before its server does.
+PORTS = range(20_000, 32_000)
+
+
 def free_ports(count: int) -> list[int]:
-    """Different free ports: all probes are held open until the last is found."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    """Different free ports, drawn at random. Raises OSError where there are not so many."""
+    found: dict[int, None] = {}
+    for port in random.sample(PORTS, min(100 * count, len(PORTS))):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            found[port] = None
+        if len(found) == count:
+            return list(found)
+    raise OSError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
 
 
 # --- environments -----------------------------------------------------------------------------------------
