@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.flat import block_names
+from models.unet import Unet, UnetSettings
 
 Shape = tuple[int, ...]
 
@@ -323,6 +324,7 @@ class ModelSpec:
     rank: int | None = 3
     smallest: int = 1
     settings: type | None = None
+    per_pixel: bool = False  # outputs for every pixel of the picture
 
 
 def _conv_net(channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]) -> Make:
@@ -421,6 +423,15 @@ MODELS: dict[str, ModelSpec] = {
         smallest=8,
         settings=ResNetSettings,
     ),
+    "unet": ModelSpec(
+        "U-Net with group normalisation, for outlines",
+        "Ronneberger et al. (MICCAI 2015)",
+        "pictures (c, h, w) of at least 8x8",
+        Unet,
+        smallest=8,
+        settings=UnetSettings,
+        per_pixel=True,
+    ),
 }
 
 
@@ -429,11 +440,12 @@ def model_settings() -> dict[str, type]:
     return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
 
 
-def resolve(name: str, input_shape: Shape) -> str:
+def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
-    "auto" is ``mlp`` for tables and for pictures under 4 pixels, ``small-cnn`` up to 16 (the shorter side
-    counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on, otherwise ``player-cnn``.
+    "auto" is ``unet`` where every pixel has an answer; else ``mlp`` for tables and for pictures under 4 pixels,
+    ``small-cnn`` up to 16 (the shorter side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on,
+    otherwise ``player-cnn``.
 
     Raises ValueError where no architecture has that name, or for "auto" where the shape is none of a picture
     or a table.
@@ -444,6 +456,8 @@ def resolve(name: str, input_shape: Shape) -> str:
     if name != "auto":
         return name
     _check_shape(input_shape)
+    if per_pixel:
+        return "unet"
     if len(input_shape) == 1:
         return "mlp"
     shorter = min(input_shape[1:])
@@ -460,15 +474,13 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     ``input_shape`` is (channels, height, width) or (columns,), without the batch; ``settings`` is an instance of the
     architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None: its defaults.
 
-    Raises ValueError, in one line, for an unknown name, a shape that the architecture cannot take, or fewer than two
-    classes.
+    ``classes`` is the number of outputs. Raises ValueError, in one line, for an unknown name, or a shape that the
+    architecture cannot take.
     """
     input_shape = tuple(int(side) for side in input_shape)
     name = resolve(name, input_shape)
     spec = MODELS[name]
     _check_shape(input_shape)
-    if classes < 2:
-        raise ValueError(f"a classifier needs at least 2 classes, not {classes}")
     wrong_rank = spec.rank is not None and len(input_shape) != spec.rank
     if wrong_rank or (len(input_shape) == 3 and min(input_shape[1:]) < spec.smallest):
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")

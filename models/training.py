@@ -45,9 +45,11 @@ def seed_dropout(rng: torch.Generator) -> None:
 class Samples:
     """One split of a silo's data on its device, ready for batches.
 
-    ``x`` is uint8 or float32, pictures (n, h, w, c) or tables (n, d); ``y`` int64 (n,). Pictures of bytes become
-    (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which keeps them at a quarter of the memory; float
-    values are taken as they are, or standardised with ``mean`` and ``std`` (d,).
+    ``x`` is uint8 or float32, pictures (n, h, w, c) or tables (n, d); ``y`` what the task has (models/tasks.py): int64
+    (n,) of classes, float32 (n, k) of numbers, uint8 (n, h, w) of masks, which become int64 per batch. Pictures of
+    bytes become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which keeps them at a quarter of the memory;
+    float values are taken as they are, or standardised with ``mean`` and ``std`` (d,), and labels with those in
+    ``labels``.
     """
 
     def __init__(
@@ -57,24 +59,37 @@ class Samples:
         device: torch.device | str = "cpu",
         mean: Tensor | None = None,
         std: Tensor | None = None,
+        labels: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
         with warnings.catch_warnings():  # memory-mapped arrays are read-only; nothing here writes to them
             warnings.filterwarnings("ignore", message=".*not writable.*")
             # Through a flat view: an axis of length 1 may carry any stride, and grey pictures would lose channels-last.
             self.x = torch.from_numpy(np.ascontiguousarray(x)).flatten().view(x.shape).to(device)
-            self.y = torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64)).to(device)
+            self.y = torch.from_numpy(np.ascontiguousarray(y, dtype=_kept_as(y))).to(device)
         if mean is not None and std is not None:
             self.x = (self.x - mean.to(device)) / std.to(device)
+        if labels[0] is not None and labels[1] is not None:
+            self.y = (self.y - labels[0].to(device)) / labels[1].to(device)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b,). ``index`` is on the device."""
+        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b, ...); ``index`` on the device."""
         x = self.x[index]
         if x.dtype == torch.uint8:
             x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
-        return (x.permute(0, 3, 1, 2) if x.dim() == 4 else x), self.y[index]
+        return (x.permute(0, 3, 1, 2) if x.dim() == 4 else x), self.labels(index)
+
+    def labels(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """Labels as losses take them."""
+        y = self.y[index]
+        return y.long() if y.dtype == torch.uint8 else y
+
+
+def _kept_as(y: np.ndarray) -> type:
+    """The number format of labels: numbers, masks, or classes."""
+    return np.float32 if y.dtype.kind == "f" else np.uint8 if y.ndim > 1 else np.int64
 
 
 def batches(

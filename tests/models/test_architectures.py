@@ -22,6 +22,7 @@ from models.architectures import (
     model_settings,
     resolve,
 )
+from models.unet import UnetSettings
 
 # One shape that each network is meant for.
 TYPICAL: dict[str, tuple[int, ...]] = {
@@ -35,6 +36,7 @@ TYPICAL: dict[str, tuple[int, ...]] = {
     "small-cnn": (1, 8, 8),
     "resnet8": (3, 32, 32),
     "resnet18": (3, 32, 32),
+    "unet": (3, 20, 28),
 }
 WITHOUT_BATCH_NORM = [name for name in TYPICAL if not name.startswith("resnet")]
 CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
@@ -70,6 +72,9 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
         ("player-heart", (10,), 5, 2_095),
         ("resnet18", (3, 64, 64), 10, 11_181_642),  # Tiny-ImageNet
+        # 9 i o + 9 o o + 6 o a level of 16, 32, 64, 128 channels: 2,544 + 14,016 + 55,680 + 221,952 down, 147,840 +
+        # 37,056 + 9,312 up, 16 * 2 + 2 out.
+        ("unet", (1, 28, 28), 2, 488_434),
     ],
 )
 def test_parameter_counts_are_the_papers(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
@@ -113,6 +118,7 @@ def test_typical_covers_every_model() -> None:
         ("small-cnn", (1, 8, 8), "conv1 conv2 fc1 fc2"),
         ("resnet8", (3, 32, 32), "stem layer1 layer2 layer3 fc"),
         ("resnet18", (3, 32, 32), "stem layer1 layer2 layer3 layer4 fc"),
+        ("unet", (3, 20, 28), "down0 down1 down2 down3 up2 up1 up0 out"),
     ],
 )
 def test_blocks_hold_every_tensor_once_and_in_order(name: str, shape: tuple[int, ...], blocks: str) -> None:
@@ -175,7 +181,7 @@ def test_logits_and_memory_layout(name: str) -> None:
     network = build(name, shape, 7).eval()
     x = torch.randn(5, *shape)
     logits = network(x)
-    assert logits.shape == (5, 7) and logits.dtype == torch.float32
+    assert logits.shape == (5, 7, *(shape[1:] if MODELS[name].per_pixel else ())) and logits.dtype == torch.float32
     assert (logits < 0).any()  # no activation behind the last layer
     torch.testing.assert_close(network(x[2:3]), logits[2:3], rtol=1e-4, atol=1e-5)
     if len(shape) == 3:
@@ -384,7 +390,7 @@ def test_auto_goes_by_the_shape(shape: tuple[int, ...], name: str) -> None:
 def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
     least = MODELS[name].smallest
     assert f"at least {least}x{least}" in MODELS[name].takes
-    assert build(name, (2, least, least), 3).eval()(torch.randn(1, 2, least, least)).shape == (1, 3)
+    assert build(name, (2, least, least), 3).eval()(torch.randn(1, 2, least, least)).shape[:2] == (1, 3)
     for shape in ((2, least - 1, 64), (2, 64, least - 1)):
         with pytest.raises(ValueError, match=f"'{name}' cannot take .*at least {least}x{least}"):
             build(name, shape, 3)
@@ -400,7 +406,7 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
         (("mlp", (28, 28), 10), r"a picture \(c, h, w\) or a table's row \(d,\), not of shape \(28, 28\)"),
         (("auto", (), 10), r"not of shape \(\)"),
         (("mlp", (0,), 10), r"not of shape \(0,\)"),
-        (("mlp", (30,), 1), r"at least 2 classes, not 1"),
+        (("unet", (1, 16, 60), 2, UnetSettings(levels=5)), r"unet.levels = 5 halves pictures of \(16, 60\) to nothing"),
     ],
 )
 def test_bad_input_gives_one_clear_line(arguments: tuple[object, ...], message: str) -> None:

@@ -1,0 +1,89 @@
+"""How uncertain one silo's score is: intervals that a silo computes itself, for what is sent is a mean.
+
+An accuracy is a share of ``n`` samples, from which anybody has its interval (:func:`models.metrics.wilson_interval`).
+Other scores (an area under a curve, a Dice coefficient, an R2) hang on samples that never leave: the silo sends the two
+ends beside the score. Measured coverage: docs/tasks.md.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from models.metrics import wilson_interval
+
+Array = npt.NDArray[np.float64]
+Z = NormalDist().inv_cdf(0.975)
+UNKNOWN = (math.nan, math.nan)
+
+
+def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
+    """95 % interval of a score in 0..1, symmetric for its logit: logit(a) -+ z sqrt(V) / (a (1 - a)).
+
+    Where there is no variance to go by (all right, all wrong, one sample) Wilson's interval of that share of ``n``.
+    ``nan`` twice where the value is.
+    """
+    if math.isnan(value) or n <= 0:
+        return UNKNOWN
+    if not (0 < value < 1 and variance > 0):
+        return wilson_interval(round(value * n), n)
+    centre, half = math.log(value / (1 - value)), Z * math.sqrt(variance) / (value * (1 - value))
+    return _expit(centre - half), _expit(centre + half)
+
+
+def _expit(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]:
+    """The area under the ROC curve of scores (n,), equal ones counting half, and what each sample adds to its error.
+
+    The squares of the latter (n,) sum to DeLong's variance (DeLong et al., Biometrics 1988): of a positive sample
+    (V10 - A) / sqrt(n+ (n+ - 1)), with V10 the share of negatives below it, and alike for negatives. So the variance of
+    a mean of several areas over the same samples is the sum of the squared means. ``nan`` and zeros where one of the
+    two kinds is missing.
+    """
+    influence = np.zeros(len(scores))
+    above, below = np.sort(scores[positive]), np.sort(scores[~positive])
+    if not len(above) or not len(below):
+        return math.nan, influence
+    v10 = _placements(below, scores[positive])
+    v01 = 1 - _placements(above, scores[~positive])
+    area = float(v10.mean())
+    influence[positive] = (v10 - area) / math.sqrt(len(v10) * max(len(v10) - 1, 1))
+    influence[~positive] = (v01 - area) / math.sqrt(len(v01) * max(len(v01) - 1, 1))
+    return area, influence
+
+
+def _placements(ordered: Array, values: Array) -> Array:
+    """For each value the share of ``ordered`` that is smaller, equal ones counting half."""
+    smaller = np.searchsorted(ordered, values, side="left")
+    not_larger = np.searchsorted(ordered, values, side="right")
+    return np.asarray((smaller + not_larger) / (2 * len(ordered)))
+
+
+def of_area(area: float, variance: float, positives: int, negatives: int) -> tuple[float, float]:
+    """95 % interval of an area under the ROC curve: DeLong's variance on the logit.
+
+    Where there is no variance (all right), Wilson's of that share of the samples of the rarer kind.
+    """
+    return of_share(area, variance, min(positives, negatives))
+
+
+def of_pairs(concordant: Array, comparable: Array) -> tuple[float, tuple[float, float]]:
+    """A share of comparable pairs, and its 95 % interval by leaving out one sample after the other.
+
+    ``concordant`` and ``comparable`` (n,) count for each sample the pairs that it is in. With C_-i the share without
+    sample i, V = (n - 1) / n sum (C_-i - mean)^2, on the logit.
+    """
+    n, pairs = len(comparable), comparable.sum() / 2
+    if pairs == 0:
+        return math.nan, UNKNOWN
+    share = float(concordant.sum() / 2 / pairs)
+    left = pairs - comparable
+    without = (share * pairs - concordant)[left > 0] / left[left > 0]
+    variance = (n - 1) / n * float(((without - without.mean()) ** 2).sum()) if len(without) else 0.0
+    return share, of_share(share, variance, max(round(math.sqrt(pairs)), 1))
