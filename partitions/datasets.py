@@ -10,11 +10,12 @@ Pictures stay uint8 as they come, tables float32 in the units they come in: scal
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import tarfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from partitions import cifar
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
+from partitions.labels import ONE_CLASS
 from partitions.names import unknown_name
 from partitions.splits import Array, Dataset, Split
 
@@ -31,7 +33,7 @@ TABLE_TEST = 0.2
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One entry of the registry. ``load`` is given the entry's name and data-dir."""
+    """One entry of the registry. ``load`` is given the entry's name and data-dir; ``classes``: of its own task."""
 
     title: str
     classes: int
@@ -39,12 +41,24 @@ class DatasetInfo:
     built_in: bool = False
 
 
-def load_dataset(name: str, data_dir: str = "") -> Dataset:
+def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     """Load a data set by name; the last few stay in memory, with read-only arrays.
 
-    Raises ValueError for an unknown name, a file that is neither here nor to be had, or a damaged one.
+    ``task``: another one than the data set's own: ``ordinal`` for classes that are grades, ``multiclass`` for several
+    findings, as any of them (1) or none (0).
+
+    Raises ValueError for an unknown name, a file that is neither here nor to be had, or a damaged one, and a task that
+    its labels are not for.
     """
-    return _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
+    dataset = _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
+    if task in ("auto", dataset.task):
+        return dataset
+    if {task, dataset.task} <= set(ONE_CLASS):
+        return replace(dataset, task=task)
+    if (task, dataset.task) == ("multiclass", "multilabel"):
+        train, test = (Split(s.x, (s.y == 1).any(axis=1).astype(np.int64)) for s in (dataset.train, dataset.test))
+        return Dataset(name, train, test, 2, dataset.groups)
+    raise ValueError(f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto")
 
 
 @lru_cache(maxsize=4)
@@ -223,9 +237,10 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
 # MedMNIST
 
 # 2D sets of medmnist 3: title and number of classes. Kept here because importing medmnist costs seconds.
+MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}  # the others are multiclass
 MEDMNIST = {
     "pathmnist": ("colon pathology", 9),
-    "chestmnist": ("chest X-ray, any of 14 findings (1) or none (0)", 2),
+    "chestmnist": ("chest X-ray, 14 findings", 14),
     "dermamnist": ("dermatoscope", 7),
     "octmnist": ("retinal OCT", 4),
     "pneumoniamnist": ("chest X-ray, pneumonia", 2),
@@ -240,9 +255,8 @@ MEDMNIST = {
 
 
 def load_medmnist(name: str, data_dir: str) -> Dataset:
-    """A 2D MedMNIST set, 28 x 28; its training and validation parts together are the training samples.
-
-    ChestMNIST, whose 14 labels may apply together, is read as "any finding" against "none".
+    """A 2D MedMNIST set, 28 x 28, with its official task; its training and validation parts together are the training
+    samples.
     """
     path = find([f"{name}.npz"], places(data_dir, ("medmnist", "MedMNIST")))
     home = Path.home() / ".medmnist" / f"{name}.npz"  # where the medmnist package itself keeps its files
@@ -253,24 +267,28 @@ def load_medmnist(name: str, data_dir: str) -> Dataset:
 
         file = RemoteFile(f"{name}.npz", INFO[name]["url"], INFO[name]["MD5"])
         path = download(name, file, data_dir, "medmnist")
-    classes = MEDMNIST[name][1]
+    classes, task = MEDMNIST[name][1], MEDMNIST_TASKS.get(name, "multiclass")
     splits = {}
     try:
         with np.load(path, allow_pickle=False) as npz:
             for split in ("train", "val", "test"):
                 x, y = npz[f"{split}_images"], npz[f"{split}_labels"]
                 x = x[..., np.newaxis] if x.ndim == 3 else x
-                y = (y.any(axis=1) if name == "chestmnist" else y.reshape(-1)).astype(np.int64)
+                several = task == "multilabel"
+                y = y.astype(np.float32) if several else y.reshape(-1).astype(np.int64)
                 if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
                     raise ValueError(f"{split}: pictures are {x.dtype} {x.shape} for {len(y)} labels")
-                if len(y) and not 0 <= y.min() <= y.max() < classes:
-                    raise ValueError(f"{split}: labels are not all in 0..{classes - 1}")
+                if several and y.shape != (len(x), classes):
+                    raise ValueError(f"{split}: labels are {y.shape}, and not {classes} for each of {len(x)} pictures")
+                largest = 1 if several else classes - 1
+                if len(y) and not 0 <= y.min() <= y.max() <= largest:
+                    raise ValueError(f"{split}: labels are not all in 0..{largest}")
                 splits[split] = Split(x, y)
     except (OSError, EOFError, KeyError, ValueError) as error:
         raise ValueError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
     train, val = splits["train"], splits["val"]
     merged = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
-    return Dataset(name, merged, splits["test"], classes)
+    return Dataset(name, merged, splits["test"], classes, task=task)
 
 
 # Heart disease
@@ -328,6 +346,51 @@ def read_heart(path: Path) -> Array:
     return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
 
 
+# Breast cancer of The Cancer Genome Atlas
+
+BRCA_URL = (
+    "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
+    "flamby/datasets/fed_tcga_brca/"
+)
+BRCA_FILES = {
+    "brca.csv": ("", "989df4ddec084f749d9593146d7ba92f"),
+    "train_test_split.csv": ("dataset_creation_scripts/", "e648057e47463ee7763924d779cd7f2d"),
+}
+
+
+def load_tcga_brca(name: str, data_dir: str) -> Dataset:
+    """FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or the last look.
+
+    With FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0 or
+    1, the age is in years.
+    """
+    tables = []
+    for file_name, (folder, md5) in BRCA_FILES.items():
+        path = find([file_name], places(data_dir, ("fed_tcga_brca", "tcga-brca", "tcga_brca")))
+        if path is None:
+            path = download(
+                name, RemoteFile(file_name, f"{BRCA_URL}{folder}{file_name}", md5), data_dir, "fed_tcga_brca"
+            )
+        with path.open(encoding="utf-8", newline="") as file:
+            tables.append((path, list(csv.DictReader(file))))
+    (path, patients), (_, places_of) = tables
+    try:
+        centre = {row["pid"]: row["fold2"].partition("_") for row in places_of}
+        known = [row for row in patients if row["pid"] in centre]  # eight belong to no centre
+        features = [key for key in known[0] if key not in ("pid", "E", "T")]
+        x = np.array([[float(row[key]) for key in features] for row in known], np.float32)
+        y = np.array([[float(row["T"]), float(row["E"])] for row in known], np.float32)
+        part = np.array([centre[row["pid"]] for row in known])
+        if not (np.isin(part[:, 0], ("train", "test")).all() and np.isin(y[:, 1], (0, 1)).all() and (y >= 0).all()):
+            raise ValueError("parts are not train and test, or events not 0 and 1")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+    train = part[:, 0] == "train"
+    pooled = np.concatenate([part[train, 2], part[~train, 2]])
+    groups = {f"region-{centre}": np.flatnonzero(pooled == centre) for centre in sorted(set(pooled.tolist()))}
+    return Dataset(name, Split(x[train], y[train]), Split(x[~train], y[~train]), 1, groups, "survival", own_test=True)
+
+
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
     "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
@@ -336,5 +399,6 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
     "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
     "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
+    "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
     **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in MEDMNIST.items()},
 }

@@ -6,6 +6,10 @@ Sources:
 * a folder with one folder of pictures per class; or ``train``, ``val`` and ``test`` folders of such
 * a csv table: the column ``label`` (or the one named, or the last) is the label, all others are numbers
 
+Several label columns of 0, 1 or -1 (not known) are findings, of other numbers measurements; one column of numbers that
+are not whole is a measurement, too. A column of times and one of events (1, or 0 for censored) are survival, and a
+csv's column ``mask`` names a picture of classes for each picture: outlines. ``task`` says it where this does not.
+
 Labels that are whole numbers stay as they are. Others are numbered in the order of ``labels``, or else in
 alphabetical order, on which hospitals agree only if each has every class: where they may not, name them.
 
@@ -26,9 +30,10 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
+from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, describe_labels, join_survival, read_count, read_labels
 from partitions.names import unknown_name
 from partitions.pool import hold_out
-from partitions.silo_file import MOST_CLASSES, describe_inputs, write_silo_file
+from partitions.silo_file import describe_inputs, write_silo_file
 from partitions.splits import Array, SiloData, Split
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
@@ -43,16 +48,17 @@ class Row:
     """One sample before it is read: where it was found, and what is said of it."""
 
     where: str  # for messages: "table.csv, line 7"
-    label: str
+    labels: tuple[str, ...]  # or none, where there is a mask
     split: str  # "" = not given
     patient: str  # "" = not given
     file: Path | None = None
+    mask: Path | None = None
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import made. ``label_names`` is empty where labels were whole numbers already."""
+    """What an import made. ``label_names``: of classes that had to be numbered, of findings, of measurements."""
 
     data: SiloData
     label_names: tuple[str, ...]
@@ -62,7 +68,12 @@ class Imported:
         """Samples per split, what they are, and the number of each named class."""
         d = self.data
         lines = [f"train {len(d.train)}, val {len(d.val)}, test {len(d.test)} samples: {describe_inputs(d.train.x)}"]
-        lines.append(f"{d.classes} classes" + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names)))
+        what = (
+            f"{d.classes} classes"
+            if d.task == "multiclass"
+            else describe_labels(d.task, {"train": d.train.y}, d.classes)
+        )
+        lines.append(what + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names)))
         return "\n".join(lines)
 
 
@@ -74,12 +85,14 @@ def import_source(
     label: str | None = None,
     labels: Sequence[str] = (),
     seed: int = 42,
+    survival: tuple[str, str] | None = None,
+    task: str = "auto",
 ) -> Imported:
     """Read pictures or a table, and write them as a silo data file.
 
     ``size``: pictures are resized to size x size (None: as they are, all alike); ``label``: the label column of
-    a csv; ``labels``: names of all classes, in order. Pictures become uint8, 16-bit grey ones float32 in 0..1; if
-    any is in colour all are.
+    a csv, or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names
+    of all classes, in order. Pictures become uint8, 16-bit grey ones float32 in 0..1; if any is in colour all are.
 
     Raises ValueError, naming file and line, for anything that cannot be read; nothing is written then.
     """
@@ -91,17 +104,21 @@ def import_source(
     if not source.exists():
         raise ValueError(f"there is no {source}; name a folder of pictures or a csv file")
     try:
-        rows, feature_names = find_rows(source, label)
-        y, names = number_labels(rows, labels)
+        columns = survival or tuple(name.strip() for name in (label or "").split(",") if name.strip())
+        rows, feature_names, columns = find_rows(source, columns)
+        task = find_import_task(rows, task, labels, survival is not None)
+        y, names = read_answers(rows, columns, labels, task, size)
         split_of = assign_splits(rows, seed)
         x = read_pictures(rows, size) if rows[0].file else np.array([row.values for row in rows], np.float32)
+        if task == "segmentation" and y.shape != x.shape[:3]:
+            raise ValueError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read ({error})") from error
     parts = [Split(x[split_of == split], y[split_of == split]) for split in ("train", "val", "test")]
     for part, split in ((parts[0], "training"), (parts[2], "test")):
         if not len(part):
             raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all")
-    data = SiloData(parts[0], parts[1], parts[2], len(names) or int(y.max()) + 1)
+    data = SiloData(parts[0], parts[1], parts[2], outputs_of(task, y, names), task)
     write_silo_file(out, data, label_names=names, feature_names=feature_names)
     return Imported(data, names, feature_names)
 
@@ -109,8 +126,11 @@ def import_source(
 # Where samples are found, and what is said of them
 
 
-def find_rows(source: Path, label: str | None) -> tuple[list[Row], tuple[str, ...]]:
-    """All samples of a source, and the names of a table's features (none for pictures)."""
+Found = tuple[list[Row], tuple[str, ...], tuple[str, ...]]
+
+
+def find_rows(source: Path, label: Sequence[str]) -> Found:
+    """All samples of a source, the names of a table's features (none for pictures), and the label columns."""
     if source.is_file():
         if source.suffix.lower() == ".dcm":
             raise ValueError(f"{source} is DICOM, which is not read yet; export its pictures as PNG")
@@ -125,7 +145,7 @@ def find_rows(source: Path, label: str | None) -> tuple[list[Row], tuple[str, ..
     rows = list(folder_rows(source))
     if not rows:
         raise ValueError(f"{source} has no csv file and no folders of pictures, one per class")
-    return rows, ()
+    return rows, (), ()
 
 
 def folder_rows(source: Path) -> Iterator[Row]:
@@ -143,10 +163,10 @@ def folder_rows(source: Path) -> Iterator[Row]:
     for split, folder in classes:
         for path in sorted(folder.iterdir()):
             if path.suffix.lower() in PICTURES and not path.name.startswith("."):
-                yield Row(str(path), folder.name, split, "", file=path)
+                yield Row(str(path), (folder.name,), split, "", file=path)
 
 
-def read_csv(path: Path, label: str | None) -> tuple[list[Row], tuple[str, ...]]:
+def read_csv(path: Path, label: Sequence[str]) -> Found:
     """Read a csv: a list of pictures if it has a column ``file``, else a table. Comma, semicolon or tab."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
@@ -167,10 +187,12 @@ def read_csv(path: Path, label: str | None) -> tuple[list[Row], tuple[str, ...]]
     if twice := sorted({name for name in header if header.count(name) > 1}):
         raise ValueError(f"{path} has two columns named {twice[0]!r}")
     pictures = "file" in header
-    label_column = label or ("label" if pictures or "label" in header else header[-1])
-    if label_column not in header:
-        raise unknown_name(f"column of {path}", label_column, header)
-    features = [name for name in header if name not in (label_column, "split", "patient")]
+    masks = pictures and "mask" in header and not label
+    columns = tuple(label) or (() if masks else ("label" if pictures or "label" in header else header[-1],))
+    for column in columns:
+        if column not in header:
+            raise unknown_name(f"column of {path}", column, header)
+    features = [name for name in header if name not in (*columns, "split", "patient")]
     if not features:
         raise ValueError(f"{path} has no column besides the label; is it separated by commas?")
     rows = []
@@ -179,22 +201,24 @@ def read_csv(path: Path, label: str | None) -> tuple[list[Row], tuple[str, ...]]
         if len(cells) != len(header):
             raise ValueError(f"{where} has {len(cells)} cells, the header {len(header)}")
         row = dict(zip(header, cells, strict=True))
-        if not row[label_column]:
-            raise ValueError(f"{where} has no label")
+        if missing := [column for column in columns if not row[column]]:
+            raise ValueError(f"{where} has no {missing[0] if len(columns) > 1 else 'label'}")
         split = row.get("split", "")
         if split and split.lower() not in SPLIT_NAMES:
             raise ValueError(f"{where}: split is {split!r}; it must be train, val or test")
-        common = (where, row[label_column], SPLIT_NAMES.get(split.lower(), ""), row.get("patient", ""))
+        labels = tuple(row[column] for column in columns)
+        common = (where, labels, SPLIT_NAMES.get(split.lower(), ""), row.get("patient", ""))
         if pictures:
-            if not row["file"]:
-                raise ValueError(f"{where} names no file")
-            rows.append(Row(*common, file=path.parent / row["file"]))
+            if not row["file"] or (masks and not row["mask"]):
+                raise ValueError(f"{where} names no {'mask' if row['file'] else 'file'}")
+            mask = path.parent / row["mask"] if masks else None
+            rows.append(Row(*common, file=path.parent / row["file"], mask=mask))
             continue
         for name in features:
             if not is_number(row[name]):
                 raise ValueError(f"{where}: {name} is {row[name]!r}, no number; fill or drop such rows")
         rows.append(Row(*common, values=tuple(float(row[name]) for name in features)))
-    return rows, () if pictures else tuple(features)
+    return rows, () if pictures else tuple(features), columns
 
 
 def is_number(text: str) -> bool:
@@ -202,25 +226,71 @@ def is_number(text: str) -> bool:
     return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)
 
 
+def find_import_task(rows: Sequence[Row], task: str, classes: Sequence[str], survival: bool) -> str:
+    """What there is to learn, where ``task`` is "auto": by how many labels there are, and what."""
+    if task != "auto":
+        return task
+    if survival or rows[0].mask:
+        return "survival" if survival else "segmentation"
+    if len(rows[0].labels) > 1:
+        return "multilabel" if {text for row in rows for text in row.labels} <= {"0", "1", "-1"} else "regression"
+    texts = {row.labels[0] for row in rows}
+    measured = all(map(is_number, texts)) and any(float(text) != int(float(text)) for text in texts)
+    return "regression" if measured and not classes else "multiclass"
+
+
+def read_answers(
+    rows: Sequence[Row], columns: Sequence[str], classes: Sequence[str], task: str, size: int | None
+) -> tuple[Array, tuple[str, ...]]:
+    """The labels as a data file keeps them (``labels.py``), and the names of classes that had to be numbered, of
+    findings, or of measurements.
+    """
+    wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(rows[0].labels))
+    if len(rows[0].labels) != wanted or bool(rows[0].mask) != (task == "segmentation"):
+        needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
+        raise ValueError(f"task = {task} needs {needs}")
+    if task == "segmentation":
+        return read_masks(rows, size), ()
+    if task in ONE_CLASS:
+        return number_labels(rows, classes)
+    for row in rows:
+        for column, text in zip(columns, row.labels, strict=True):
+            if not is_number(text):
+                raise ValueError(f"{row.where}: {column} is {text!r}, no number; fill or drop such rows")
+    values = np.array([[float(text) for text in row.labels] for row in rows])
+    try:
+        if task == "survival":
+            return join_survival({"time": values[:, 0], "event": values[:, 1]})["y"], ()
+        y = read_labels(task, "the label", values, values)
+    except Fault as fault:
+        raise ValueError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
+    return y, tuple(columns)
+
+
+def outputs_of(task: str, y: Array, names: Sequence[str]) -> int:
+    """The number of classes; of findings, of measurements; 1 of survival."""
+    return len(names) if names else read_count(task, {}, {"all": y})
+
+
 def number_labels(rows: Sequence[Row], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
     """Labels as int64 (n,), and the names of the classes if they had to be numbered."""
-    found = sorted({row.label for row in rows})
+    found = sorted({row.labels[0] for row in rows})
     if labels:
         if len(set(labels)) != len(labels):
             raise ValueError("labels names a class twice")
         for row in rows:
-            if row.label not in labels:
-                raise unknown_name(f"label in {row.where}:", row.label, labels)
+            if row.labels[0] not in labels:
+                raise unknown_name(f"label in {row.where}:", row.labels[0], labels)
         names = tuple(labels)
     elif all(text.isascii() and text.isdigit() for text in found):
         for row in rows:
-            if int(row.label) >= MOST_CLASSES:
-                raise ValueError(f"{row.where}: the label is {row.label}; labels are class numbers 0, 1, ...")
-        return np.array([int(row.label) for row in rows], np.int64), ()
+            if int(row.labels[0]) >= MOST_CLASSES:
+                raise ValueError(f"{row.where}: the label is {row.labels[0]}; labels are class numbers 0, 1, ...")
+        return np.array([int(row.labels[0]) for row in rows], np.int64), ()
     else:
         names = tuple(found)
     number = {name: i for i, name in enumerate(names)}
-    return np.array([number[row.label] for row in rows], np.int64), names
+    return np.array([number[row.labels[0]] for row in rows], np.int64), names
 
 
 def assign_splits(rows: Sequence[Row], seed: int) -> Array:
@@ -283,3 +353,24 @@ def read_picture(path: Path, where: str, size: int | None) -> Array:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
         raise ValueError(f"{where}: {path.name} cannot be read ({reason})") from error
     return array[..., np.newaxis] if array.ndim == 2 else array
+
+
+def read_masks(rows: Sequence[Row], size: int | None) -> Array:
+    """Read all masks, uint8 (n, h, w): a grey (or palette) picture whose values are the classes, 0 the background."""
+    masks = []
+    for row in rows:
+        assert row.file is not None and row.mask is not None
+        try:
+            with Image.open(row.mask) as opened:
+                mask: Image.Image = ImageOps.exif_transpose(opened)
+                if mask.mode not in ("1", "L", "P"):
+                    raise ValueError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")
+                if size:
+                    mask = mask.resize((size, size), Image.Resampling.NEAREST)
+                masks.append(np.asarray(mask).astype(np.uint8))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
+            raise ValueError(f"{row.where}: {row.mask.name} cannot be read ({reason})") from error
+        if masks[-1].shape != masks[0].shape:
+            raise ValueError(f"{row.where}: {row.mask.name} has another size than those before it; use --size")
+    return np.stack(masks)

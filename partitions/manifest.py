@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from partitions.disk import fresh_folder, write_atomically
+from partitions.labels import ONE_CLASS
 from partitions.partition import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
 from partitions.splits import Array, Dataset
@@ -26,8 +27,8 @@ def describe(
 ) -> dict[str, Any]:
     """What `manifest.json` says of a partition, but for files and checksums.
 
-    ``{dataset, partition, seed, settings, classes, silos: [{name[, origin], n_train, n_val, n_test,
-    labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out.
+    ``{dataset, partition, seed, settings, task, classes, silos: [{name[, origin], n_train, n_val, n_test,
+    labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out, if samples have a class.
     """
     labels = dataset.labels
     entries: list[dict[str, Any]] = []
@@ -37,7 +38,8 @@ def describe(
         if silo.origin:
             entry["origin"] = silo.origin
         entry |= {f"n_{split}": len(indices) for split, indices in splits.items()}
-        entry["labels"] = {split: count_labels(labels[indices]) for split, indices in splits.items()}
+        if dataset.task in ONE_CLASS:
+            entry["labels"] = {split: count_labels(labels[indices]) for split, indices in splits.items()}
         entries.append(entry)
     return {
         "dataset": dataset.name,
@@ -47,6 +49,7 @@ def describe(
             f"{name}.{key.replace('_', '-')}": value
             for key, value in dataclasses.asdict(settings or PARTITIONS[name].settings()).items()
         },
+        "task": dataset.task,
         "classes": dataset.classes,
         "silos": entries,
     }
@@ -128,6 +131,12 @@ def check_plot(path: str | Path) -> Path:
     return path
 
 
+def check_drawn(manifest: Mapping[str, Any]) -> None:
+    """ValueError where samples have no class, by which a plot could tell who holds what."""
+    if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
+        raise ValueError(f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})")
+
+
 def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     """Draw who holds what: one circle per silo and class, its area the number of training samples.
 
@@ -135,9 +144,10 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     include those held out for validation. One colour is used, so that nothing depends on telling colours
     apart.
 
-    Raises ValueError for another ending.
+    Raises ValueError for another ending, and where samples have no class.
     """
     path = check_plot(path)
+    check_drawn(manifest)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -22,17 +22,17 @@ VAL_SHARE = 0.2  # of the rest of it
 VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file names train and test only
 
 
-def divide_own(splits: Mapping[str, Split], classes: int) -> SiloData:
+def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass") -> SiloData:
     """The parts of a file: ``splits`` as it names them (``train``, ``test`` and maybe ``val``, or ``all``).
 
     Raises ValueError where it has too few different samples to be divided.
     """
     if "val" in splits:
-        return SiloData(splits["train"], splits["val"], splits["test"], classes)
+        return SiloData(splits["train"], splits["val"], splits["test"], classes, task)
     if "all" not in splits:
         whole = splits["train"]
         train, val = lowest(sample_digests(whole.x), np.arange(len(whole)), VAL_SHARE_OF_TRAIN)
-        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes)
+        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes, task)
     whole = splits["all"]
     digests = sample_digests(whole.x)
     different = len(np.unique(digests))
@@ -40,7 +40,7 @@ def divide_own(splits: Mapping[str, Split], classes: int) -> SiloData:
         raise ValueError(f"has only {different} different samples, too few to divide")
     rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
     train, val = lowest(digests, rest, VAL_SHARE)
-    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes)
+    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes, task)
 
 
 def lowest(digests: Array, rows: Array, share: float) -> Parts:

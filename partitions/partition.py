@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from partitions import apple, diversifed, fedala, fedapm, iid, player
+from partitions.labels import ONE_CLASS
 from partitions.names import silo_name, unknown_name
 from partitions.pool import Parts, Pool, hold_out
 from partitions.splits import Array, Dataset, SiloData, take
@@ -47,10 +48,11 @@ class Partition:
     settings: type = NoSettings
     validation: float = 0.15  # share of a silo's training samples
     mend: str = "or "  # what may be changed, besides silos and seed, when a silo is left with nothing
+    by_class: bool = True  # whether it looks at the samples' classes
 
 
 PARTITIONS: dict[str, Partition] = {
-    "iid": Partition("equal silos", "none", iid.iid),
+    "iid": Partition("equal silos", "none", iid.iid, by_class=False),
     "apple-pathological": Partition(
         "two random classes per silo, a random share of each",
         "APPLE",
@@ -108,7 +110,7 @@ PARTITIONS: dict[str, Partition] = {
         validation=0.2,
         mend="a larger player-dirichlet.beta or ",
     ),
-    "natural": Partition("the data set's own silos", "PLayer-FL", player.natural, validation=0.2),
+    "natural": Partition("the data set's own silos", "PLayer-FL", player.natural, validation=0.2, by_class=False),
 }
 
 
@@ -125,14 +127,22 @@ def partition(
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
     entry = PARTITIONS[name]
+    classes = dataset.task in ONE_CLASS
+    if entry.by_class and not classes:
+        others = " or ".join(n for n, p in PARTITIONS.items() if not p.by_class)
+        raise ValueError(
+            f"partition = {name} divides samples by their class, and those of {dataset.name} have none "
+            f"({dataset.task}): take {others}"
+        )
     pool = Pool(
         dataset=dataset.name,
-        labels=dataset.labels,
+        labels=dataset.labels if classes else np.zeros(len(dataset.train) + len(dataset.test), np.int64),
         n_train=len(dataset.train),
         classes=dataset.classes,
         silos=silos,
         rng=np.random.default_rng(seed),
         groups=dataset.groups,
+        own_test=dataset.own_test,
     )
     parts = entry.procedure(pool, entry.settings() if settings is None else settings)
     origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
@@ -158,6 +168,7 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
         val=take(dataset, indices.val),
         test=take(dataset, indices.test),
         classes=dataset.classes,
+        task=dataset.task,
     )
 
 

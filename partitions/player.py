@@ -58,6 +58,8 @@ def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
 def natural(pool: Pool, settings: object) -> list[Parts]:
     """The silos that the data set comes with (heart-disease: four hospitals), each split 64 / 16 / 20.
 
+    One that comes with their test parts, too (tcga-brca), keeps these.
+
     Raises ValueError if it comes with none, or with another number of them than was asked for.
     """
     if pool.groups is None:
@@ -70,4 +72,6 @@ def natural(pool: Pool, settings: object) -> list[Parts]:
             f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(pool.groups)}), not "
             f"{pool.silos}; set silos={len(pool.groups)}"
         )
+    if pool.own_test:
+        return [(rows[rows < pool.n_train], rows[rows >= pool.n_train]) for rows in pool.groups.values()]
     return [hold_out(samples, TEST_SHARE, pool.rng) for samples in pool.groups.values()]

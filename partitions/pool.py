@@ -18,7 +18,8 @@ Parts = tuple[Array, Array]
 class Pool:
     """Labels of a whole data set, train followed by test, and the one generator that a procedure draws from.
 
-    ``labels``: int64 (n,), the first ``n_train`` of them belong to the data set's own training file.
+    ``labels``: int64 (n,), 0 where samples have no class; the first ``n_train`` of them belong to the data set's own
+    training file.
     """
 
     dataset: str
@@ -28,6 +29,7 @@ class Pool:
     silos: int
     rng: np.random.Generator
     groups: Mapping[str, Array] | None = None
+    own_test: bool = False  # whether those keep the data set's own division into train and test
 
     def of_class(self, label: int) -> Array:
         """Indices of all samples of a class, shuffled."""

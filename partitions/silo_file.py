@@ -6,12 +6,12 @@ Arrays, under one of three sets of names:
 * MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
 * ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``own_split.py``)
 
-and optionally ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text, one per
-class) and ``feature_names`` (text, one per column of a table).
+and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
+one per class or output) and ``feature_names`` (text, one per column of a table).
 
-Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); tables are float32 (n, d); labels are
-whole numbers (n,) or (n, 1). float64 is read as float32, labels of any number type as int64. Anything else is
-refused. An ``x_val`` without samples says that no validation samples are wanted.
+Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); tables are float32 (n, d); labels are what their
+task says (``labels.py``), classes 0, 1, 2, ... for example. float64 is read as float32. Anything else is refused. An
+``x_val`` without samples says that no validation samples are wanted.
 """
 
 from __future__ import annotations
@@ -28,6 +28,16 @@ from pathlib import Path
 import numpy as np
 
 from partitions.disk import write_atomically
+from partitions.labels import (
+    ONE_CLASS,
+    Fault,
+    describe_labels,
+    find_task,
+    join_survival,
+    read_count,
+    read_labels,
+    stated_task,
+)
 from partitions.names import nearest
 from partitions.own_split import TEST_SHARE, divide_own, rows_of, say_division
 from partitions.pool import hold_out
@@ -39,8 +49,7 @@ MEDMNIST_NAMES = {
     f"{split}_{word}": (kind, split) for split in SPLITS for kind, word in (("x", "images"), ("y", "labels"))
 }
 UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
-EXTRA_NAMES = ("classes", "label_names", "feature_names")
-MOST_CLASSES = 100_000  # a larger label is taken for a mistake
+EXTRA_NAMES = ("task", "classes", "label_names", "feature_names")
 LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
 MOST_TIMES = 100
 
@@ -55,49 +64,43 @@ class Check:
     fix: str = ""
 
 
-class Fault(ValueError):
-    """What is wrong with a file, and how to mend it."""
-
-    def __init__(self, detail: str, fix: str) -> None:
-        super().__init__(detail, fix)
-        self.detail, self.fix = detail, fix
-
-
 @dataclass(frozen=True)
 class Contents:
-    """A file's samples as they will be used, per split (train, val, test, or all), and its classes."""
+    """A file's samples as they will be used, per split (train, val, test, or all), and its task and classes."""
 
     splits: dict[str, Split]
     classes: int
+    task: str
     label_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
 
 
-def check_silo_file(path: str | Path) -> list[Check]:
+def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
     """Look at everything in a silo data file, in order, up to the first fault; last, how it is divided."""
-    checks, contents = examine(Path(path))
+    checks, contents = examine(Path(path), task)
     if contents is not None:
         try:
-            data = divide_own(contents.splits, contents.classes)
+            data = divide_own(contents.splits, contents.classes, contents.task)
             checks.append(Check("split", True, say_division(contents.splits, data)))
         except ValueError as error:
             checks.append(Check("split", False, str(error), "give samples for training and for testing"))
     return checks
 
 
-def read_silo_file(path: str | Path) -> SiloData:
+def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
 
-    Pictures come as (n, h, w, c), labels as int64. Raises ValueError with the first fault of the file.
+    Pictures come as (n, h, w, c), labels as their task has them, which is ``task`` where the file does not say. Raises
+    ValueError with the first fault of the file.
     """
-    contents = read_contents(Path(path))
+    contents = read_contents(Path(path), task)
     try:
-        return divide_own(contents.splits, contents.classes)
+        return divide_own(contents.splits, contents.classes, contents.task)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; give samples for training and for testing") from None
 
 
-def read_dataset_file(path: str | Path, *, seed: int = 42) -> Dataset:
+def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -> Dataset:
     """Read such a file as a whole data set, to be partitioned over silos.
 
     Its validation samples become training samples; a file of ``x, y`` is split 80 / 20 by seed. Arrays are
@@ -106,7 +109,7 @@ def read_dataset_file(path: str | Path, *, seed: int = 42) -> Dataset:
     Raises ValueError with the first fault of the file.
     """
     path = Path(path)
-    contents = read_contents(path)
+    contents = read_contents(path, task)
     splits = contents.splits
     if "all" in splits:
         rest, test = hold_out(np.arange(len(splits["all"])), TEST_SHARE, np.random.default_rng(seed))
@@ -118,7 +121,7 @@ def read_dataset_file(path: str | Path, *, seed: int = 42) -> Dataset:
     for split in (train, splits["test"]):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
-    return Dataset(path.stem, train, splits["test"], contents.classes)
+    return Dataset(path.stem, train, splits["test"], contents.classes, task=contents.task)
 
 
 def write_silo_file(
@@ -132,12 +135,22 @@ def write_silo_file(
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         pictures = split.x.ndim == 4 and split.x.dtype != np.uint8
         arrays[f"x_{name}"] = split.x.transpose(0, 3, 1, 2) if pictures else split.x
-        arrays[f"y_{name}"] = split.y
-    arrays["classes"] = np.array(data.classes)
+        arrays |= written_labels(name, split.y, data.task)
+    if data.task != "multiclass":
+        arrays["task"] = np.array(data.task)
+    if data.task in (*ONE_CLASS, "segmentation"):
+        arrays["classes"] = np.array(data.classes)
     for key, names in (("label_names", label_names), ("feature_names", feature_names)):
         if names:
             arrays[key] = np.array(names, dtype=np.str_)
     write_npz(Path(path), arrays)
+
+
+def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
+    """The labels of one part as a file has them."""
+    if task == "survival":
+        return {f"time_{part}": y[:, 0], f"event_{part}": y[:, 1].astype(np.uint8)}
+    return {f"y_{part}": y.astype(np.int8) if task == "multilabel" else y}
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
@@ -155,25 +168,26 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     write_atomically(path, write)
 
 
-def read_contents(path: Path) -> Contents:
+def read_contents(path: Path, task: str = "auto") -> Contents:
     """Read and check a file; ValueError (one line) with its first fault."""
-    checks, contents = examine(path)
+    checks, contents = examine(path, task)
     if contents is None:
         bad = next(check for check in checks if not check.ok)
         raise ValueError(" ".join(f"{path}: {bad.detail}; {bad.fix}".split()))
     return contents
 
 
-def examine(path: Path) -> tuple[list[Check], Contents | None]:
-    """Go through all checks; the contents are None if one failed."""
+def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | None]:
+    """Go through all checks; the contents are None if one failed. ``wish``: the task, where the file does not say."""
     checks: list[Check] = []
     name = "file"
     try:
-        arrays = read_arrays(path)
-        checks.append(Check(name, True, f"{len(arrays)} arrays, {path.stat().st_size / 1e6:.1f} MB"))
+        found = read_arrays(path)
+        checks.append(Check(name, True, f"{len(found)} arrays, {path.stat().st_size / 1e6:.1f} MB"))
         name = "names"
+        arrays = join_survival(found)
         named = sort_names(arrays)
-        checks.append(Check(name, True, ", ".join(arrays)))
+        checks.append(Check(name, True, ", ".join(found)))
         name = "samples"
         check_samples(named)
         counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
@@ -186,15 +200,19 @@ def examine(path: Path) -> tuple[list[Check], Contents | None]:
         detail = describe_inputs(first) + (f" ({', '.join(features)})" if features else "")
         checks.append(Check(name, True, detail))
         name = "labels"
-        ys = {split: read_labels(names_of(split, "y", arrays), y) for (kind, split), y in named.items() if kind == "y"}
-        classes = read_classes(arrays, ys)
+        raw = {split: y for (kind, split), y in named.items() if kind == "y"}
+        task = stated_task(arrays, wish)
+        if task == "auto":
+            task = find_task(raw, xs, survival=arrays.keys() != found.keys())
+        ys = {split: read_labels(task, names_of(split, "y", arrays), y, xs[split]) for split, y in raw.items()}
+        classes = read_count(task, arrays, ys)
         label_names = read_names(arrays, "label_names", classes)
-        checks.append(Check(name, True, describe_labels(ys, classes)))
+        checks.append(Check(name, True, describe_labels(task, ys, classes)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
     splits = {split: Split(xs[split], ys[split]) for split in xs}
-    return checks, Contents(splits, classes, label_names, features)
+    return checks, Contents(splits, classes, task, label_names, features)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -346,44 +364,6 @@ def read_inputs(name: str, x: Array) -> Array:
     return x
 
 
-def read_labels(name: str, y: Array) -> Array:
-    """Check labels and bring them to int64 (n,)."""
-    if y.ndim == 2 and y.shape[1] == 1:
-        y = y[:, 0]
-    if y.ndim != 1:
-        raise Fault(
-            f"{name} is {y.shape}", "give one label per sample, (n,); several labels per sample are not supported"
-        )
-    if y.dtype.kind not in "iubf":
-        raise Fault(
-            f"{name} is {y.dtype}", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"
-        )
-    if y.dtype.kind == "f" and not (np.isfinite(y) & (np.rint(y) == y)).all():
-        raise Fault(f"{name} has labels that are no whole numbers", "labels are whole numbers 0, 1, 2, ...")
-    if len(y) and y.min() < 0:
-        raise Fault(f"{name} has a label {int(y.min())}", "labels count from 0")
-    if len(y) and y.max() >= MOST_CLASSES:
-        raise Fault(f"{name} has a label {y.max():.15g}", "labels are class numbers 0, 1, 2, ..., not codes")
-    return y.astype(np.int64)
-
-
-def read_classes(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
-    """The number of classes, as stated or the largest label + 1; all labels must be below it."""
-    largest = max(int(y.max()) for y in ys.values() if len(y))
-    if "classes" not in arrays:
-        return largest + 1
-    stated = arrays["classes"]
-    if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
-        raise Fault("classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out")
-    classes = int(stated.item())
-    if classes > MOST_CLASSES:
-        raise Fault(f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}")
-    if largest >= classes:
-        split = next(split for split, y in ys.items() if len(y) and int(y.max()) == largest)
-        raise Fault(f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1")
-    return classes
-
-
 def read_names(arrays: Mapping[str, Array], key: str, count: int) -> tuple[str, ...]:
     """The names of classes or columns, if the file has them."""
     if key not in arrays:
@@ -410,11 +390,3 @@ def describe_inputs(x: Array) -> str:
     if x.ndim == 2:
         return f"a table of {x.shape[1]} columns, {x.dtype}"
     return f"pictures of {x.shape[1]} x {x.shape[2]}, {x.shape[3]} channel{'s' * (x.shape[3] > 1)}, {x.dtype}"
-
-
-def describe_labels(ys: Mapping[str, Array], classes: int) -> str:
-    """Say how many classes there are and, for a few of them, how many samples each has."""
-    if classes > 20:
-        return f"{classes} classes"
-    counts = (f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items())
-    return f"{classes} classes; samples of each: {', '.join(counts)}"

@@ -26,19 +26,21 @@ class Division:
     seed: int
     validation: float
     settings: Any = None
+    task: str = "auto"
 
 
-def open_dataset(dataset: str, data_dir: str, seed: int) -> Dataset:
+def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> Dataset:
     """A data set by its name, or of an .npz file, whose parts the seed draws where it has none."""
-    is_file = dataset.endswith(".npz")
-    return read_dataset_file(Path(dataset), seed=seed) if is_file else load_dataset(dataset, data_dir)
+    if dataset.endswith(".npz"):
+        return read_dataset_file(Path(dataset), seed=seed, task=task)
+    return load_dataset(dataset, data_dir, task)
 
 
 @lru_cache(maxsize=2)
 def divide(division: Division) -> tuple[Dataset, list[SiloIndices]]:
     """The data set, and every silo's share of it. Raises ValueError where it cannot be divided so."""
     d = division
-    whole = open_dataset(d.dataset, d.data_dir, d.seed)
+    whole = open_dataset(d.dataset, d.data_dir, d.seed, d.task)
     return whole, partition(
         whole, d.partition, silos=d.silos, seed=d.seed, settings=d.settings, validation=d.validation
     )

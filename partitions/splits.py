@@ -15,7 +15,8 @@ Array = npt.NDArray[Any]
 class Split:
     """Samples of one kind (train, val or test), preloaded.
 
-    ``x``: pictures uint8 or float32 (n, h, w, c), or a table float32 (n, d); ``y``: class labels int64 (n,).
+    ``x``: pictures uint8 or float32 (n, h, w, c), or a table float32 (n, d); ``y``: labels (n, ...) as ``labels.py``
+    has them, classes int64 (n,).
     """
 
     x: Array
@@ -27,12 +28,16 @@ class Split:
 
 @dataclass(frozen=True)
 class SiloData:
-    """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not."""
+    """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
+
+    ``classes``: how many outputs its task needs: classes, findings, measurements.
+    """
 
     train: Split
     val: Split
     test: Split
     classes: int
+    task: str = "multiclass"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -44,8 +49,8 @@ class SiloData:
 class Dataset:
     """A whole data set before partitioning; its arrays are read-only.
 
-    ``groups`` holds the silos a data set comes with (name -> row indices into train followed by test), or
-    None.
+    ``groups`` holds the silos a data set comes with (name -> row indices into train followed by test), or None;
+    ``own_test``: whether these keep the data set's own division into train and test.
     """
 
     name: str
@@ -53,6 +58,8 @@ class Dataset:
     test: Split
     classes: int
     groups: dict[str, Array] | None = None
+    task: str = "multiclass"
+    own_test: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,7 +68,7 @@ class Dataset:
 
     @property
     def labels(self) -> Array:
-        """Labels of the pooled samples, train followed by test, int64 (n_train + n_test,)."""
+        """Labels of the pooled samples, train followed by test, (n_train + n_test, ...)."""
         return np.concatenate([self.train.y, self.test.y])
 
 
@@ -75,7 +82,7 @@ def take(dataset: Dataset, indices: Array) -> Split:
     n_train = len(dataset.train)
     from_train = indices < n_train
     x = np.empty((len(indices), *dataset.train.x.shape[1:]), dataset.train.x.dtype)
-    y = np.empty(len(indices), np.int64)
+    y = np.empty((len(indices), *dataset.train.y.shape[1:]), dataset.train.y.dtype)
     for split, rows, offset in ((dataset.train, from_train, 0), (dataset.test, ~from_train, n_train)):
         x[rows] = split.x[indices[rows] - offset]
         y[rows] = split.y[indices[rows] - offset]

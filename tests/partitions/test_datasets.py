@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from partitions import cifar, datasets
-from partitions.datasets import DATASETS, MEDMNIST, load_dataset, read_idx
+from partitions.datasets import DATASETS, MEDMNIST, MEDMNIST_TASKS, load_dataset, read_idx
 from partitions.files import RemoteFile, download, places
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -94,11 +94,15 @@ def test_registry():
 
 
 def test_medmnist_table_is_medmnists_own():
-    """All 2D sets of the package and its numbers of classes (ChestMNIST: 14 findings, read as any or none)."""
+    """All 2D sets of the package, with its numbers of classes and its tasks."""
     info = pytest.importorskip("medmnist.info").INFO
-    own = {name: len(entry["label"]) for name, entry in info.items() if "3d" not in name}
-    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {**own, "chestmnist": 2}
+    own = {name: entry for name, entry in info.items() if "3d" not in name}
+    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {n: len(e["label"]) for n, e in own.items()}
     assert set(MEDMNIST) <= set(DATASETS)
+    words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
+    told = {words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"] for name, entry in own.items()}
+    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(MEDMNIST_TASKS)
+    assert told == {"multi-class", "binary-class", *words.values()}
 
 
 # Finding and downloading
@@ -398,13 +402,18 @@ def test_medmnists_own_folder_is_found(tmp_path):
     assert len(load_dataset("breastmnist").test) == 2
 
 
-def test_chestmnist_is_any_finding_or_none(tmp_path):
+def test_chestmnist_has_fourteen_findings_or_any_or_none(tmp_path):
     findings = {f"{split}_labels": np.zeros((n, 14), np.uint8) for split, n in (("train", 5), ("val", 3), ("test", 2))}
     findings["train_labels"][1, [3, 7]] = 1
     findings["test_labels"][0, 13] = 1
     write_medmnist(tmp_path / "chestmnist.npz", **findings)
     data = load_dataset("chestmnist", str(tmp_path))
+    assert (data.task, data.classes, data.train.y.dtype.name) == ("multilabel", 14, "float32")
+    assert np.flatnonzero(data.train.y[1]).tolist() == [3, 7] and data.train.y.sum() == 2 and data.test.y[0, 13] == 1
+    data = load_dataset("chestmnist", str(tmp_path), "multiclass")
     assert data.train.y.tolist() == [0, 1, 0, 0, 0, 0, 0, 0] and data.test.y.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="task = survival: the labels of chestmnist are for multilabel; leave task"):
+        load_dataset("chestmnist", str(tmp_path), "survival")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,208 @@
+"""Labels in a data file, for each task: which arrays they are, what they may hold, and how they are kept.
+
+| task | in the file | kept as |
+|---|---|---|
+| multiclass, ordinal | whole numbers (n,) or (n, 1), from 0 | int64 (n,) |
+| multilabel | 0, 1 or -1 (not known), (n, L) | float32 (n, L) |
+| regression | numbers (n,) or (n, k) | float32 (n, k) |
+| survival | ``time_*`` (n,) and ``event_*`` (n,), 1 or 0 (censored), in place of ``y_*`` | float32 (n, 2) |
+| segmentation | whole numbers (n, h, w) beside pictures of that size, 255: does not count | uint8 (n, h, w) |
+
+A file may say its ``task`` (a text). Where it does not, whoever reads it may; and where nobody does, times and events
+mean survival, masks of the pictures' size segmentation, one number per sample classes where all are whole and else
+measurements, several numbers per sample findings where all are 0, 1 or -1 and else measurements. ``ordinal`` is only
+where it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from partitions.names import nearest
+from partitions.splits import Array
+
+TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
+ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
+MOST_CLASSES = 100_000  # a larger label is taken for a mistake
+VOID = 255  # of a mask: this pixel does not count
+
+
+class Fault(ValueError):
+    """What is wrong with a file, and how to mend it."""
+
+    def __init__(self, detail: str, fix: str) -> None:
+        super().__init__(detail, fix)
+        self.detail, self.fix = detail, fix
+
+
+def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays with ``y_train`` (n, 2) in place of ``time_train`` and ``event_train``, and so on."""
+    joined = dict(arrays)
+    for part in ("", "_train", "_val", "_test"):
+        time, event, y = f"time{part}", f"event{part}", f"y{part}"
+        if time not in arrays and event not in arrays:
+            continue
+        for one, other in ((time, event), (event, time)):
+            if one not in arrays:
+                raise Fault(f"has {other}, but no {one}", "survival needs both: time, and event 1 or 0 (censored)")
+        if y in arrays:
+            raise Fault(f"has both {y} and {time}", "labels are one or the other")
+        t, e = (arrays[name].reshape(-1) for name in (time, event))
+        if len(t) != len(e):
+            raise Fault(f"{time} holds {len(t)} times, {event} {len(e)} events", "save one of each for a sample")
+        if t.dtype.kind not in "iuf" or not np.isfinite(t).all() or (len(t) and t.min() < 0):
+            raise Fault(f"{time} is not of finite numbers from 0 on", "times count from when a patient was first seen")
+        if e.dtype.kind not in "iubf" or not np.isin(e, (0, 1)).all():
+            raise Fault(f"{event} is not of 0 and 1", "1: the event took place then; 0: nobody knows (censored)")
+        del joined[time], joined[event]
+        joined[y] = np.column_stack([t, e]).astype(np.float32)
+    return joined
+
+
+def stated_task(arrays: Mapping[str, Array], wish: str) -> str:
+    """The task that the file says, or else ``wish``; "auto" where neither does."""
+    stated = arrays.get("task")
+    if stated is None:
+        return wish
+    task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
+    if task not in TASKS:
+        raise Fault(
+            f"task is no text of {', '.join(TASKS)}{nearest(task, TASKS)}", "save task=numpy.array('multilabel')"
+        )
+    if wish not in ("auto", task):
+        raise Fault(f"says that its task is {task}, and not {wish}", f"run with task={task}, or leave task out")
+    return task
+
+
+def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) -> str:
+    """What the labels look like."""
+    if survival:
+        return "survival"
+    parts, x = list(ys.values()), next(iter(xs.values()))
+    if all(y.ndim == 3 for y in parts) and x.ndim == 4:
+        return "segmentation"
+    if all(y.ndim == 2 and y.shape[1] > 1 for y in parts):
+        return "multilabel" if all(np.isin(y, (-1, 0, 1)).all() for y in parts) else "regression"
+    measured = all(y.dtype.kind == "f" for y in parts) and not all(_whole(y) for y in parts)
+    return "regression" if measured else "multiclass"
+
+
+def _whole(y: Array) -> bool:
+    return bool((np.isfinite(y) & (np.rint(y) == y)).all())
+
+
+def read_labels(task: str, name: str, y: Array, x: Array) -> Array:
+    """Check labels, and bring them to the form in which they are kept; ``x`` are their inputs. Raises Fault."""
+    if task in ONE_CLASS:
+        return read_classes(name, y)
+    if task == "segmentation":
+        return _read_masks(name, y, x)
+    y = y[:, np.newaxis] if y.ndim == 1 else y
+    if y.ndim != 2 or y.dtype.kind not in "iubf":
+        wanted = {
+            "multilabel": "(n, L) of 0 and 1",
+            "regression": "numbers (n,) or (n, k)",
+            "survival": "time_*, event_*",
+        }
+        raise Fault(f"{name} is {y.dtype} {y.shape}", f"labels of {task} are {wanted[task]}")
+    if task == "survival" and y.shape[1] != 2:
+        raise Fault(f"{name} is {y.shape}", "survival needs time_train and event_train in place of y_train, and so on")
+    if not np.isfinite(y.astype(np.float64)).all():
+        row = int(np.flatnonzero(~np.isfinite(y).all(axis=1))[0])
+        raise Fault(f"{name} has a label that is no finite number, first in sample {row}", "fill or drop such samples")
+    if task == "multilabel" and not np.isin(y, (-1, 0, 1)).all():
+        raise Fault(f"{name} has labels besides 0, 1 and -1 (not known)", "save one column of 0 and 1 for each finding")
+    with np.errstate(over="ignore"):
+        kept = y.astype(np.float32)
+    if not np.isfinite(kept).all():
+        raise Fault(f"{name} has a label beyond what float32 holds", "save it in a larger unit")
+    return kept
+
+
+def read_classes(name: str, y: Array) -> Array:
+    """Check classes and bring them to int64 (n,)."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1:
+        raise Fault(f"{name} is {y.shape}", "give one label per sample, (n,); several are (n, L) in all parts")
+    if y.dtype.kind not in "iubf":
+        raise Fault(
+            f"{name} is {y.dtype}", "labels are whole numbers 0, 1, 2, ...; `silofl import` numbers text labels"
+        )
+    if y.dtype.kind == "f" and not _whole(y):
+        raise Fault(f"{name} has labels that are no whole numbers", "labels are whole numbers 0, 1, 2, ...")
+    if len(y) and y.min() < 0:
+        raise Fault(f"{name} has a label {int(y.min())}", "labels count from 0")
+    if len(y) and y.max() >= MOST_CLASSES:
+        raise Fault(f"{name} has a label {y.max():.15g}", "labels are class numbers 0, 1, 2, ..., not codes")
+    return y.astype(np.int64)
+
+
+def _read_masks(name: str, y: Array, x: Array) -> Array:
+    if x.ndim != 4 or y.shape != x.shape[:3]:
+        raise Fault(f"{name} is {y.shape}", f"a mask has a class for each pixel of its picture: {x.shape[:3]} here")
+    if y.dtype.kind not in "iub" or (y.size and (y.min() < 0 or y.max() > VOID)):
+        raise Fault(
+            f"{name} is {y.dtype}, or has values that are no classes",
+            "0 is the background, then 1, 2, ... 254; 255 does not count",
+        )
+    return y.astype(np.uint8)
+
+
+def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
+    """The number of classes, as stated or the largest label + 1; of findings, of measurements; 1 of survival."""
+    if task == "survival":
+        return 1
+    if task in ("multilabel", "regression"):
+        widths = {y.shape[1] for y in ys.values()}
+        if len(widths) > 1:
+            raise Fault(
+                f"has {' and '.join(map(str, sorted(widths)))} labels per sample", "all parts have the same labels"
+            )
+        return _stated_count(arrays, widths.pop(), exactly=True)
+    largest = max(
+        int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max()) for y in ys.values() if len(y)
+    )
+    classes = _stated_count(arrays, largest + 1 if task in ONE_CLASS else max(largest + 1, 2))
+    if largest >= classes:
+        kept = {split: y[y != VOID] if task == "segmentation" else y for split, y in ys.items()}
+        split = next(split for split, y in kept.items() if y.size and int(y.max()) == largest)
+        raise Fault(f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1")
+    return classes
+
+
+def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = False) -> int:
+    if "classes" not in arrays:
+        return found
+    stated = arrays["classes"]
+    if stated.size != 1 or stated.dtype.kind not in "iu" or int(stated.item()) < 1:
+        raise Fault("classes is no positive whole number", "save for example classes=numpy.array(2), or leave it out")
+    classes = int(stated.item())
+    if classes > MOST_CLASSES:
+        raise Fault(f"classes is {classes}", f"it is the number of classes, at most {MOST_CLASSES}")
+    if exactly and classes != found:
+        raise Fault(f"classes is {classes}, where each sample has {found} labels", "leave classes out")
+    return classes
+
+
+def describe_labels(task: str, ys: Mapping[str, Array], classes: int) -> str:
+    """Say what the labels are and, for a few of them, how many samples each has."""
+    if task in ONE_CLASS:
+        kind = f"{classes} {'classes' if task == 'multiclass' else 'grades (ordinal)'}"
+        if classes > 20:
+            return kind
+        counts = (f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items())
+        return f"{kind}; samples of each: {', '.join(counts)}"
+    if task == "multilabel":
+        counts = (f"{split} {(y == 1).sum(0).tolist()}" for split, y in ys.items())
+        return f"{classes} findings (multilabel)" + (
+            f"; samples with each: {', '.join(counts)}" if classes <= 20 else ""
+        )
+    if task == "survival":
+        counts = (f"{split} {int(y[:, 1].sum())}" for split, y in ys.items())
+        return f"times and events (survival); events: {', '.join(counts)}"
+    if task == "segmentation":
+        return f"masks of {classes} classes, 0 the background (segmentation)"
+    return f"{classes} measurement{'s' * (classes > 1)} per sample (regression)"

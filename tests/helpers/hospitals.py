@@ -1,0 +1,96 @@
+"""Three hospitals' data files for each task, from data that are built in, or drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.datasets import load_diabetes, load_digits
+
+from partitions.silo_file import write_npz
+
+NAMES = ("north", "south", "west")
+SIZES = (60, 45, 30)
+NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federate`
+    "multilabel": {"model": "small-cnn"},
+    "ordinal": {"model": "mlp", "mlp__hidden": "16"},
+    "regression": {"model": "mlp", "mlp__hidden": "16"},
+    "survival": {"model": "mlp", "mlp__hidden": ""},
+    "segmentation": {"model": "auto", "unet__levels": 2, "unet__width": 4},
+}
+Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+def findings(rng: np.random.Generator) -> Arrays:
+    """Handwritten digits: is it even, at least five, has it a closed loop?"""
+    digits = load_digits()
+    y = digits.target
+    several = np.stack([y % 2 == 0, y >= 5, np.isin(y, (0, 6, 8, 9))], 1)
+    return {"x": (digits.images * 15).astype(np.uint8), "y": several.astype(np.uint8)}
+
+
+def grades(rng: np.random.Generator) -> Arrays:
+    """The progression of diabetes in quarters."""
+    table = load_diabetes(scaled=False)
+    return {
+        "x": table.data.astype(np.float32),
+        "y": np.searchsorted(np.quantile(table.target, (0.25, 0.5, 0.75)), table.target),
+        "task": np.array("ordinal"),
+    }
+
+
+def measurements(rng: np.random.Generator) -> Arrays:
+    """The progression of diabetes, and the blood pressure, which is a column, too."""
+    table = load_diabetes(scaled=False)
+    y = np.stack([table.target, table.data[:, 3]], 1)
+    return {"x": table.data.astype(np.float32), "y": y.astype(np.float32)}
+
+
+def survival(rng: np.random.Generator) -> Arrays:
+    """Times that a hazard of exp(x_0 - x_1) gives, with half of the patients censored."""
+    x = rng.normal(size=(300, 4)).astype(np.float32)
+    time, last = rng.exponential(np.exp(x[:, 1] - x[:, 0])), rng.exponential(1.0, 300)
+    return {"x": x, "time": np.minimum(time, last).astype(np.float32), "event": (time <= last).astype(np.uint8)}
+
+
+def outlines(rng: np.random.Generator) -> Arrays:
+    """Bright discs on noise."""
+    yy, xx = np.mgrid[:16, :16]
+    centre, radius = rng.uniform(4, 12, (200, 2)), rng.uniform(2, 4, 200)
+    y = (yy - centre[:, :1, None]) ** 2 + (xx - centre[:, 1:, None]) ** 2 < radius[:, None, None] ** 2
+    x = rng.normal(60, 25, (200, 16, 16)) + 120 * y
+    return {"x": np.clip(x, 0, 255).astype(np.uint8), "y": y.astype(np.uint8)}
+
+
+MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
+    "multilabel": findings,
+    "ordinal": grades,
+    "regression": measurements,
+    "survival": survival,
+    "segmentation": outlines,
+}
+
+
+def one_file(folder: Path, task: str) -> Path:
+    """All of it in one file, for simulations."""
+    whole = MADE[task](np.random.default_rng(3))
+    rows = np.random.default_rng(4).permutation(len(whole["x"]))[:200]
+    write_npz(folder / "whole.npz", {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()})
+    return folder / "whole.npz"
+
+
+def hospital_files(folder: Path, task: str) -> dict[str, Path]:
+    """One file for each hospital, divided by nobody yet."""
+    rng = np.random.default_rng(3)
+    whole = MADE[task](rng)
+    order, start = rng.permutation(len(whole["x"])), 0
+    files = {}
+    for name, size in zip(NAMES, SIZES, strict=True):
+        rows = order[start : start + size]
+        files[name] = folder / f"{name}.npz"
+        write_npz(files[name], {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()})
+        start += size
+    return files
