@@ -17,7 +17,14 @@ def add_commands(commands: Any) -> None:
     p = commands.add_parser("import", help="make a silo's data file from pictures or a table")
     p.add_argument("source", metavar="SOURCE", help="a folder of pictures, or a csv table")
     p.add_argument("--out", metavar="FILE.npz", required=True, help="the file to write")
-    p.add_argument("--label", metavar="COLUMN", help="the label's column (default: label, or the last one)")
+    p.add_argument(
+        "--label", metavar="COLUMN", help="the label's column, or several: A,B (default: label, or the last one)"
+    )
+    p.add_argument("--time", metavar="COLUMN", help="survival: the column of times ...")
+    p.add_argument("--event", metavar="COLUMN", help="... and that of events, 1 or 0 (censored)")
+    p.add_argument(
+        "--task", metavar="TASK", default="auto", help="what there is to learn, where the labels do not tell"
+    )
     p.add_argument("--labels", metavar="A,B...", help="all classes in order, the same in every hospital")
     p.add_argument("--size", metavar="PIXELS", type=int, help="resize pictures to PIXELS x PIXELS")
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
@@ -95,6 +102,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument("--data", metavar="FILE", required=True, help="an .npz file; its test part, or all of x")
     p.add_argument("--out", metavar="CSV", help="where to write index,label,p_0,... (default: standard output)")
+    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks, (n, h, w)")
     p.set_defaults(run=predict)
 
 
@@ -121,9 +129,25 @@ def check_data(given: argparse.Namespace) -> None:
 
 def import_data(given: argparse.Namespace) -> None:
     from partitions.importing import import_source
+    from partitions.labels import TASKS
+    from partitions.names import unknown_name
 
     labels = [name.strip() for name in given.labels.split(",")] if given.labels else []
-    print(import_source(given.source, given.out, size=given.size, label=given.label, labels=labels, seed=given.seed))
+    if given.task not in ("auto", *TASKS):
+        raise unknown_name("task", given.task, TASKS)
+    if bool(given.time) != bool(given.event) or (given.time and given.label):
+        raise ValueError("survival needs --time and --event, and no --label")
+    made = import_source(
+        given.source,
+        given.out,
+        size=given.size,
+        label=given.label,
+        labels=labels,
+        seed=given.seed,
+        survival=(given.time, given.event) if given.time else None,
+        task=given.task,
+    )
+    print(made)
     print("the split is written into the file: no run can change it")
     print(given.out)
 
@@ -174,7 +198,7 @@ def audit(given: argparse.Namespace) -> None:
 def predict(given: argparse.Namespace) -> None:
     from client.export import predict_file
 
-    text = predict_file(Path(given.model), Path(given.data))
+    text = predict_file(Path(given.model), Path(given.data), Path(given.masks) if given.masks else None)
     if given.out:
         Path(given.out).write_text(text)
         print(given.out)

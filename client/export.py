@@ -24,11 +24,13 @@ import torch
 from client.store import RUN_FOLDER, silo_folder
 from models.architectures import MODELS, build, with_head
 from models.flat import FlatModel
+from models.tasks import task_of
 from models.training import Samples
 from models.training import predict as logits_of
 from partitions.disk import write_atomically
+from partitions.labels import Fault
 from partitions.names import unknown_name
-from partitions.silo_file import EXTRA_NAMES, Fault, read_arrays, read_inputs
+from partitions.silo_file import EXTRA_NAMES, read_arrays, read_inputs, write_npz
 from partitions.splits import Array, input_shape
 from strategies import strategies
 from strategies.base.settings import UserError
@@ -85,8 +87,10 @@ def export_model(
         "samples": about["samples"],
         "model": about["model"],
         "input": about["input"],
+        "task": about.get("task", "multiclass"),
         "classes": about["classes"],
         "normalisation": about["normalisation"],
+        "labels": about.get("labels"),
         "silofl": version("silofl"),
     }
     model = network(card)
@@ -172,11 +176,12 @@ def network(card: Mapping[str, Any]) -> FlatModel:
     return FlatModel(with_head(plain, strategies()[head].head if head else None))
 
 
-def predict_file(model: Path, data: Path) -> str:
-    """Softmax probabilities of an exported model as CSV, ``index,label,p_0,...``; ``label`` is the likeliest class.
+def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
+    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, h, w).
 
-    Of the file's test part or, where it has none, of all of ``x``; labels are not needed. ``index`` counts from 0.
-    Raises UserError where model and data cannot be read or do not fit each other.
+    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, of other tasks what
+    ``Task.answers`` says. Of the file's test part or, where it has none, of all of ``x``; labels are not needed.
+    ``index`` counts from 0. Raises UserError where model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model)
     x = read_x(data)
@@ -187,12 +192,23 @@ def predict_file(model: Path, data: Path) -> str:
         )
     scale = card["normalisation"]
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
-    parts = [x[i : i + BATCH] for i in range(0, len(x), BATCH)]
-    samples = [Samples(part.astype(np.float32), np.zeros(len(part), np.int64), "cpu", mean, std) for part in parts]
-    p = torch.softmax(torch.cat([logits_of(net, s) for s in samples]), dim=1)
-    lines = [",".join(["index", "label", *(f"p_{c}" for c in range(p.shape[1]))])]
-    for index, (label, row) in enumerate(zip(p.argmax(1).tolist(), p.tolist(), strict=True)):
-        lines.append(",".join([str(index), str(label), *(f"{value:.6g}" for value in row)]))
+    labels = card.get("labels") or {"mean": (), "std": ()}
+    task = task_of(card.get("task", "multiclass"), labels["mean"], labels["std"])
+    if masks is not None and not task.per_pixel:
+        raise UserError(f"{model} draws no outlines: it is for {task.name}")
+    rows: list[list[float]] = []
+    drawn: list[Array] = []
+    names: list[str] = []
+    for i in range(0, len(x), BATCH):
+        part = x[i : i + BATCH].astype(np.float32)
+        outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
+        names, found = task.answers(outputs)
+        rows += found
+        drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task.per_pixel else []
+    lines = [",".join(["index", *names])]
+    lines += [",".join([str(index), *(f"{value:.6g}" for value in row)]) for index, row in enumerate(rows)]
+    if masks is not None:
+        write_npz(masks, {"masks": np.concatenate(drawn)})
     return "\n".join(lines) + "\n"
 
 

@@ -17,16 +17,18 @@ import flwr
 import numpy as np
 import torch
 from flwr.app import Context
+from torch import Tensor
 
 from client.site.policy import PUBLIC, Policy, policy_of, read_policy
 from client.sums import released_sums
 from models.initial import flat_model, initial_model, network_of
 from models.standardisation import Columns, standardisation
+from models.tasks import task_of
 from models.training import BYTE_MEAN, BYTE_STD, Samples
 from partitions.names import silo_name as simulated_name
 from partitions.silo_file import read_silo_file
 from partitions.simulated import part_of, pool_of
-from partitions.splits import SiloData, Split
+from partitions.splits import Array, SiloData, Split
 from strategies.base.metrics_and_cards import WITHHELD
 from strategies.base.payload import Number
 from strategies.base.run_settings import RunSettings
@@ -77,7 +79,7 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
     if is_own_file(context):
         path = Path(str(context.node_config["data"]))
         stamp = path.stat().st_mtime_ns if path.exists() else 0
-        return _own_file(path, stamp, c.validation != 0)
+        return _own_file(path, stamp, c.validation != 0, c.task)
     parts = int(context.node_config["num-partitions"])
     if parts != c.silos:
         raise UserError(
@@ -88,9 +90,9 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
 
 
 @lru_cache(maxsize=4)
-def _own_file(path: Path, stamp: int, validation: bool) -> SiloData:
+def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one."""
-    data = read_silo_file(path)
+    data = read_silo_file(path, task)
     return data if validation else replace(data, val=Split(data.val.x[:0], data.val.y[:0]))
 
 
@@ -101,7 +103,8 @@ def _own_file(path: Path, stamp: int, validation: bool) -> SiloData:
 def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
     """What the server is told of this silo before round 1: counts, shape, classes, versions; never a label count.
 
-    Tables add the sums by which all silos agree on the standardisation (``normalization = "agreed"``).
+    Tables, and measurements that are to be learned, add the sums by which all silos agree on the standardisation
+    (``normalization = "agreed"``).
     """
     data = open_data(settings, context)
     card: dict[str, Number] = {
@@ -109,6 +112,7 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
         "n_train": len(data.train),
         "n_val": len(data.val),
         "n_test": len(data.test),
+        "task": data.task,
         "shape": list(data.input_shape),
         "classes": data.classes,
         "own_file": is_own_file(context),
@@ -117,8 +121,9 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
         "threads": torch.get_num_threads(),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
     }
-    if len(data.input_shape) == 1 and settings.common.normalization == "agreed":
-        sums, reason = released_sums(data.train.x, silo_policy(context), str(context.node_config.get("state-dir", "")))
+    columns = columns_in(data)
+    if columns is not None and settings.common.normalization == "agreed":
+        sums, reason = released_sums(columns, silo_policy(context), str(context.node_config.get("state-dir", "")))
         if sums is None:
             card[WITHHELD] = reason
         else:
@@ -138,17 +143,34 @@ def silo_policy(context: Context) -> Policy:
     return policy_of(context.node_config) if is_own_file(context) else read_policy(PUBLIC)
 
 
-def statistics(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> tuple[Columns, Columns]:
-    """Mean and standard deviation for this silo's inputs: those agreed on, but its own where it gave no sums."""
+def columns_in(data: SiloData) -> Array | None:
+    """What is standardised of the training part (n, columns): a table's, behind them a regression's measurements."""
+    parts = [data.train.x] if len(data.input_shape) == 1 else []
+    parts += [data.train.y] if data.task == "regression" else []
+    return np.hstack(parts) if parts else None
+
+
+def statistics(
+    settings: RunSettings, context: Context, config: Mapping[str, Any]
+) -> tuple[tuple[Columns, Columns], tuple[Columns, Columns]]:
+    """(Mean, standard deviation) for this silo's inputs, and for its labels where they are measurements: those agreed
+    on, but its own where it gave no sums. Empty ones: they are not standardised.
+    """
+    data, c = open_data(settings, context), settings.common
+    columns = columns_in(data)
+    if columns is None:
+        return ((), ()), ((), ())
     alone = silo_name(context) in config.get("own_statistics", ())
-    return standardisation(
-        open_data(settings, context).train.x, "silo" if alone else settings.common.normalization, config
-    )
+    mean, std = standardisation(columns, "silo" if alone else c.normalization, config)
+    d = data.input_shape[0] if len(data.input_shape) == 1 else 0
+    return (mean[:d], std[:d]), (mean[d:], std[d:])
 
 
 def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
     """How many classes the server says that all silos have together. Raises UserError where that cannot be."""
     classes = int(config["classes"])
+    if config.get("task", data.task) != data.task:
+        raise UserError(f"the server says that the task is {config['task']}: this silo's labels are for {data.task}")
     if not data.classes <= classes <= MOST_CLASSES:
         raise UserError(
             f"the server says that there are {classes} classes: this silo has {data.classes}, and takes at most "
@@ -164,12 +186,14 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
         data = pooled(data, settings, context)
     c = settings.common
     classes = agreed_classes(config, data)
-    splits = _samples(data, device, *statistics(settings, context, config))
-    name, options = settings.model_for(data.input_shape)
+    inputs, labels = statistics(settings, context, config)
+    splits = _samples(data, device, inputs, labels)
+    task = task_of(data.task, *labels)
+    name, options = settings.model_for(data.input_shape, data.task)
     head = settings.strategy.head
     model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head))
     initial = initial_model(name, data.input_shape, classes, options, c.seed, head)
-    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device))
+    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task)
 
 
 def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +202,8 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
     ``normalisation`` is the mean and std that inputs are standardised with, (x - mean) / std; None: taken as they are.
     """
     data, c = open_data(settings, context), settings.common
-    name, options = settings.model_for(data.input_shape)
-    mean, std = statistics(settings, context, config)
+    name, options = settings.model_for(data.input_shape, data.task)
+    (mean, std), (label_mean, label_std) = statistics(settings, context, config)
     scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
     if data.train.x.dtype == np.uint8:
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
@@ -192,24 +216,31 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
         "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
         "model": {"name": name, "settings": {} if options is None else asdict(options), **head},
         "input": {"shape": list(data.input_shape), "dtype": str(data.train.x.dtype)},
+        "task": data.task,
         "classes": agreed_classes(config, data),
         "normalisation": scale,
+        "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
     }
+
+
+def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
+    """Mean and standard deviation as tensors; None for empty ones."""
+    return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
 
 
 _ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, tuple[Samples, Samples, Samples]]] = {}
 
 
 def _samples(
-    data: SiloData, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]
+    data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
 ) -> tuple[Samples, Samples, Samples]:
     """The three splits on the device, kept for the next round as long as their data are."""
-    key = (id(data), device, mean, std)
+    key = (id(data), device, inputs, labels)
     if key not in _ON_DEVICE:
         for old in [k for k, (held, _) in _ON_DEVICE.items() if held is data]:
             del _ON_DEVICE[old]
-        mu, sigma = (torch.tensor(mean), torch.tensor(std)) if mean else (None, None)
-        parts = [Samples(s.x, s.y, device, mu, sigma) for s in (data.train, data.val, data.test)]
+        (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
+        parts = [Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test)]
         _ON_DEVICE[key] = data, (parts[0], parts[1], parts[2])
         while len(_ON_DEVICE) > 256:
             del _ON_DEVICE[next(iter(_ON_DEVICE))]

@@ -75,8 +75,8 @@ def run_one(
             if done is None:
                 skip(bar, progress.round - 1)
             bar.set_description(run.run_key, refresh=False)
-            if not math.isnan(progress.accuracy):  # the last evaluated round's stays
-                bar.set_postfix_str(f"accuracy {progress.accuracy:.4f}", refresh=False)
+            if not math.isnan(progress.score):  # the last evaluated round's stays
+                bar.set_postfix_str(f"{federation.task.word} {progress.score:.4f}", refresh=False)
             bar.update()
         done = progress.round
         record(progress.round)

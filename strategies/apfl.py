@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.metrics import classification_metrics
 from models.training import Samples, predict
 from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
@@ -116,7 +115,7 @@ class ApflClient(SiloClient):
             samples = getattr(self.silo, split)
             if len(samples):
                 logits = self.mixed_logits(vector, samples)
-                metrics = classification_metrics(logits, samples.y)
+                metrics = self.silo.task.measure(logits, samples.labels())
                 result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
         return result
 

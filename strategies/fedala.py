@@ -116,7 +116,7 @@ class AlaClient(SiloClient):
         last = model.head
         if parts != (last,) or last.start == 0 or model.has_dropout or model.has_batch_norm:
             return model.module, lambda index: train.take(sample[index])
-        x, y = features(model, train, sample), train.y[sample]
+        x, y = features(model, train, sample), train.labels(sample)
         return model.last_block, lambda index: (x[index], y[index])
 
     def _epoch(

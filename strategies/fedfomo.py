@@ -68,7 +68,7 @@ class FedFomoClient(SiloClient):
 
     def validation_loss(self, vector: Tensor) -> float:
         self.model.load(vector)
-        return float(self.loss(predict(self.model, self.silo.val), self.silo.val.y))
+        return float(self.loss(predict(self.model, self.silo.val), self.silo.val.labels()))
 
 
 class FedFomo(PersonalizedStrategy):

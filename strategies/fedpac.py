@@ -158,6 +158,7 @@ class FedPAC(PersonalizedStrategy):
     rules = ()
     spelling = "FedPAC"
     title = "Feature alignment and combined heads"
+    of_classes = True
     paper = "Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867"
     sends = ("Σ + C (K + 1)", "Σ + C (2K + 1)")
     per_class = True

@@ -150,6 +150,7 @@ class FedProto(PersonalizedStrategy):
     own_model = "kept"
     spelling = "FedProto"
     title = "Prototypes of classes instead of models"
+    of_classes = True
     paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
     sends = ("C (K + 1)", "C (K + 1)")
     whole = False

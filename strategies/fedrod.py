@@ -103,6 +103,7 @@ class FedRoD(PersonalizedStrategy):
     spelling = "FedRoD"
     keeps = ("its personal head",)
     title = "A generic and a personal head"
+    of_classes = True
     paper = "Chen and Chao, ICLR 2022, arXiv 2107.00778"
     reports = "received"
     client = FedRoDClient

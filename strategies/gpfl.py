@@ -132,6 +132,7 @@ class GPFL(PartialStrategy):
     name = "gpfl"
     spelling = "GPFL"
     title = "Global embeddings and a conditional valve"
+    of_classes = True
     paper = "Zhang et al., ICCV 2023, arXiv 2308.10279"
     sends = ("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K")
     whole = False

@@ -29,7 +29,10 @@ from .methods import METHODS
 
 PUBLIC = "public"  # in place of a file: the data are public
 NO_LIMIT = 2**31
-METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc")  # models/metrics.py has the same
+METRICS = (  # of all tasks; models/tasks.py has the same
+    *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
+    *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
+)
 RUNS = "runs-by-day"  # in the state directory: a line per run, with its day
 
 

@@ -170,18 +170,18 @@ def report(given: argparse.Namespace) -> None:
 def outcome(run: dict[str, Any]) -> str:
     """A run's result in one line."""
     final = run["final"]
-    if final["accuracy_mean"] is None:
+    score = run["score"]
+    if final[f"{score}_mean"] is None:
         return f"{run['rounds']} rounds, nothing evaluated"
     return (
-        f"accuracy {final['accuracy_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts at round "
+        f"{score} {final[f'{score}_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts at round "
         f"{final['round']} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
     )
 
 
 def partition(given: argparse.Namespace) -> None:
-    from partitions.datasets import load_dataset
     from partitions.manifest import check_plot, plot_partition, write_partition
-    from partitions.silo_file import read_dataset_file
+    from partitions.simulated import open_dataset
     from strategies.base.run_settings import parse_settings
 
     values = assignments(given.set)
@@ -190,8 +190,7 @@ def partition(given: argparse.Namespace) -> None:
     c = settings.common
     if given.plot:
         check_plot(given.plot)
-    of_file = c.dataset.endswith(".npz")
-    dataset = read_dataset_file(c.dataset, seed=c.seed) if of_file else load_dataset(c.dataset, c.data_dir)
+    dataset = open_dataset(c.dataset, c.data_dir, c.seed, c.task)
     manifest = write_partition(
         dataset,
         c.partition,

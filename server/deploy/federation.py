@@ -129,7 +129,7 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
 
 def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
     """The section `agreed` and the silos' `samples` in one."""
-    fields = dict(_mapping(content or {}, f"{path}: agreed", ("shape", "classes", "samples")))
+    fields = dict(_mapping(content or {}, f"{path}: agreed", ("task", "shape", "classes", "samples")))
     samples = {silo.name: silo.samples for silo in silos if silo.samples}
     if samples:
         fields["samples"] = {**_mapping_of(fields.get("samples") or {}, f"{path}: agreed.samples"), **samples}

@@ -253,10 +253,11 @@ class Progress:
 
 def round_line(event: Mapping[str, Any]) -> str:
     """One round as a line: round, silos in, mean accuracy, seconds, bytes, and who was left out or bounded and why."""
-    accuracy = "-" if event["accuracy"] is None else f"{event['accuracy']:.4f}"
+    name = event.get("score", "accuracy")
+    score = "-" if event[name] is None else f"{event[name]:.4f}"
     line = (
         f"{event['strategy']} seed {event['seed']}  round {event['round']}/{event['rounds']}  "
-        f"{event['silos']} silos  accuracy {accuracy}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
+        f"{event['silos']} silos  {name} {score}  {event['seconds']:.1f} s  {event['bytes'] / 1e6:.1f} MB"
     )
     for key, word in (("rejected", "without"), ("bounded", "bounds")):
         if named := "; ".join(f"{silo}: {reason}" for silo, reason in event.get(key, {}).items()):

@@ -37,6 +37,7 @@ VARIABLES = {
     "#cc79a7": "purple",
     "#56b4e9": "sky",
 }
+LOWEST = -1.0  # a score may be far below 0 (R2); the axes end here
 INK, MUTED, GRID, CARD, BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = VARIABLES
 OTHERS = [(GREEN, "^"), (PURPLE, "v"), (VERMILLION, "P"), (SKY, "X"), (INK, "*")]
 DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
@@ -219,13 +220,13 @@ def end_labels(canvas: Canvas, entries: Sequence[tuple[float, str, Style | None]
 
 
 def gains(study: Study, width: float) -> str:
-    """Per silo the accuracy of the baselines and the personalised method, joined, with its interval and the gain.
+    """Per silo the score of the baselines and the personalised method, joined, with its interval and the gain.
 
     Silos that have withheld everything are left out; at least one must be left.
     """
     look, methods, best = styles(study), study.columns, study.best or study.methods[0]
     base = study.base
-    order = [s for s in study.silos if any(not math.isnan(study.accuracy(m, s).mean) for m in methods)]
+    order = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in methods)]
     gain = {s: study.gain(best, base, s) for s in order} if base else {}
     if base:
         order.sort(key=lambda s: -gain[s].mean if not math.isnan(gain[s].mean) else 9)
@@ -236,7 +237,7 @@ def gains(study: Study, width: float) -> str:
     a = c.axes
     lows = []
     for row, silo in enumerate(order):
-        cells = {m: study.accuracy(m, silo) for m in methods}
+        cells = {m: study.score(m, silo) for m in methods}
         low, high = cells[best].interval
         if not math.isnan(low):
             a.plot([low, high], [row, row], color=look[best].colour, alpha=0.25, linewidth=6, zorder=1)
@@ -286,11 +287,11 @@ def gains(study: Study, width: float) -> str:
             fontsize=11,
         )
     floor = math.floor(10 * min(lows, default=0.0)) / 10
-    a.set(xlim=(max(floor - 0.02, -0.02), 1.02), ylim=(len(order) - 0.5, -0.5))
+    a.set(xlim=(max(floor - 0.02, LOWEST if floor < 0 else -0.02), 1.02), ylim=(len(order) - 0.5, -0.5))
     a.set_yticks(range(len(order)), [clipped(s, 18) for s in order])
     a.grid(axis="x")
     percent_axis(a.xaxis)
-    a.set_xlabel("test accuracy, %")
+    a.set_xlabel(f"test {study.task.word}, %")
     a.spines["left"].set_visible(False)
     marks = [
         a.plot(
@@ -321,7 +322,9 @@ def gains(study: Study, width: float) -> str:
         columnspacing=0.9 if narrow else 1.6,
     )
     names = ", ".join(spelled(m) for m in methods)
-    return c.svg(f"gains{width:g}", f"Test accuracy per silo with {names}; the numbers are in the table below.")
+    return c.svg(
+        f"gains{width:g}", f"Test {study.task.word} per silo with {names}; the numbers are in the table below."
+    )
 
 
 def compared(study: Study, width: float) -> str:
@@ -356,13 +359,13 @@ def compared(study: Study, width: float) -> str:
     a.set_yticks(range(len(methods)), [spelled(m) for m in methods])
     a.grid(axis="x")
     percent_axis(a.xaxis)
-    a.set_xlabel(f"gain over {spelled(base)}, points of test accuracy")
+    a.set_xlabel(f"gain over {spelled(base)}, points of test {study.task.word}")
     a.spines["left"].set_visible(False)
     return c.svg(f"compared{width:g}", f"Mean gain over {spelled(base)} of each method with its 95 % interval.")
 
 
 def by_round(study: Study, width: float) -> str:
-    """Mean accuracy over silos of every method's own snapshot, by the rounds of training behind it."""
+    """Mean score over silos of every method's own snapshot, by the rounds of training behind it."""
     look = styles(study)
     right = 26 + 7.2 * max(len(spelled(m)) for m in study.methods)
     c = drawn(width, 360 if width > 500 else 290, (38, right, 10, 42))
@@ -405,11 +408,11 @@ def by_round(study: Study, width: float) -> str:
     a.set_xlabel("rounds of training")
     a.tick_params(axis="y", labelcolor=MUTED)
     end_labels(c, ends)
-    return c.svg(f"by-round{width:g}", "Mean test accuracy over silos by round, one line per method.")
+    return c.svg(f"by-round{width:g}", f"Mean test {study.task.word} over silos by round, one line per method.")
 
 
 def before_after(study: Study, method: str) -> str:
-    """One method: mean accuracy of the received model and, after local training, of the personal one; silos behind."""
+    """One method: mean score of the received model and, after local training, of the personal one; silos behind."""
     c = drawn(340, 230, (36, 78, 8, 42))
     a = c.axes
     if len(study.silos) <= 40:
@@ -437,7 +440,8 @@ def before_after(study: Study, method: str) -> str:
             markevery=max(1, round(len(x) / 6)),
         )
         ends.append((y[-1], name, Style(colour, marker, filled=False)))
-    a.set_ylim(-0.02, 1.02)
+    lowest = min((y for y, _, _ in ends), default=0.0)
+    a.set_ylim(max(lowest - 0.1, LOWEST) if lowest < 0 else -0.02, 1.02)
     a.margins(x=0.02)
     a.grid(axis="y")
     a.xaxis.get_major_locator().set_params(integer=True)
@@ -445,7 +449,9 @@ def before_after(study: Study, method: str) -> str:
     a.set_xlabel("round")
     a.tick_params(axis="y", labelcolor=MUTED)
     end_labels(c, ends)
-    return c.svg(f"before-{method}", f"{spelled(method)}: mean test accuracy by round before and after local training.")
+    return c.svg(
+        f"before-{method}", f"{spelled(method)}: mean test {study.task.word} by round before and after local training."
+    )
 
 
 def label_circles(manifest: Mapping[str, Any], width: float) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import matplotlib
 
-from models.metrics import METRICS
 from server.report import charts
 from server.report.charts import size_text, typical
 from server.report.html import (
@@ -108,11 +107,13 @@ def where(study: Study) -> str:
 def headline(study: Study) -> tuple[str, str]:
     """The sentence at the top, and the one below it that says how far to trust it."""
     if not study.runs:
-        return ("The run failed" if study.faults else "There are no results yet"), "No silo has reported an accuracy."
+        return (
+            "The run failed" if study.faults else "There are no results yet"
+        ), f"No silo has reported {a_score(study)}."
     best, base = study.best, study.base
-    known = [s for s in study.silos if any(not math.isnan(study.accuracy(m, s).mean) for m in study.methods)]
+    known = [s for s in study.silos if any(not math.isnan(study.score(m, s).mean) for m in study.methods)]
     if not known:
-        return "The accuracies stayed in the silos", (
+        return f"The {scores(study)} stayed in the silos", (
             "Every silo's test set is too small for its metrics to be sent. They are in the silos' own logs."
         )
     method = best or study.methods[0]
@@ -120,11 +121,11 @@ def headline(study: Study) -> tuple[str, str]:
     price = f"at a cost of {size_text(bytes_)} and {spoken(seconds)}"
     price = re.sub(r"(\d) ", "\\1&nbsp;", price)
     if base is None:
-        mean, _ = study.final(method, "accuracy_mean")
+        mean, _ = study.final(method, mean_of(study))
         how = e(spelled(method)) if exchanges(method) else "Training alone"
         add = f"<code>{alone()}</code>" if exchanges(method) else "a method that shares something"
         return (
-            f"{how} reaches {percent(mean)}&#8239;% mean accuracy over {silos_of(len(known))}, {price}",
+            f"{how} reaches {percent(mean)}&#8239;% mean {study.task.word} over {silos_of(len(known))}, {price}",
             f"What a silo gains is not known: run {add} in the same study to compare.",
         )
     assert best is not None
@@ -133,11 +134,14 @@ def headline(study: Study) -> tuple[str, str]:
     mean_gain = study.mean_gain(best, base)
     over = strategies()[base].baseline
     if total == 0:
-        return (f"{e(spelled(best))} cannot be compared with {over}", "No silo has reported an accuracy for both.")
+        return (
+            f"{e(spelled(best))} cannot be compared with {over}",
+            f"No silo has reported {a_score(study)} for both.",
+        )
     gain_word = "gains" if up == 1 else "gain"
     sentence = (
         f"<em>{up} of {silos_of(total)}</em> {gain_word} with {e(spelled(best))}: on average "
-        f"<em>{points(mean_gain.mean)} points</em> of accuracy over {over}, {price}"
+        f"<em>{points(mean_gain.mean)} points</em> of {study.task.word} over {over}, {price}"
     )
     return sentence, caution(study, best, base)
 
@@ -159,12 +163,12 @@ def caution(study: Study, best: str, base: str) -> str:
     if not math.isnan(low):
         sure = "clear of zero" if low > 0 or high < 0 else "not clear of zero"
         text.append(f"The average over all silos is {sure} (95&#8239;% interval {between(mean_gain)}).")
-    worst, alone_worst = (study.final(m, "accuracy_worst")[0] for m in (best, base))
+    worst, alone_worst = (study.final(m, f"{study.task.score}_worst")[0] for m in (best, base))
     if not math.isnan(worst) and not math.isnan(alone_worst):
         over = f"{percent(alone_worst)}&#8239;% with {e(spelled(base))}"
         text.append(f"The worst silo reaches {percent(worst)}&#8239;% ({over}).")
     if missing := len(study.silos) - len(tested):
-        text.append(f"{silos_of(missing)} sent no accuracy and {'is' if missing == 1 else 'are'} not counted.")
+        text.append(f"{silos_of(missing)} sent no {study.task.word} and {'is' if missing == 1 else 'are'} not counted.")
     if study.chosen_on == "test" and len(study.methods) > 2:
         text.append("There are no validation data, so the method was chosen on the test data that it is judged by.")
     return " ".join(text)
@@ -199,13 +203,13 @@ def tiles(study: Study) -> str:
             )
         )
     others = [m for m in study.columns if m != method]
-    mean, deviation = study.final(method, "accuracy_mean")
-    rest = " · ".join(f"{e(spelled(m))} {percent(study.final(m, 'accuracy_mean')[0])}" for m in others)
+    mean, deviation = study.final(method, mean_of(study))
+    rest = " · ".join(f"{e(spelled(m))} {percent(study.final(m, mean_of(study))[0])}" for m in others)
     if not math.isnan(deviation):
         rest = f"± {percent(deviation)} over seeds" + (f" · {rest}" if rest else "")
     found.append(
         (
-            f"Mean accuracy, {e(spelled(method))}",
+            f"Mean {study.task.word}, {e(spelled(method))}",
             f"{percent(mean)}<small>&#8239;%</small>",
             rest or "over silos, each counting alike",
         )
@@ -245,7 +249,7 @@ def silos_section(study: Study) -> str:
             f'<td class="desk">{train}</td><td class="desk">{test}{small}</td>'
         )
         for method in methods:
-            cell = study.accuracy(method, silo)
+            cell = study.score(method, silo)
             low, high = cell.interval
             if math.isnan(cell.mean):
                 text = "<small>withheld</small>" if silo in study.withheld else "–"
@@ -259,14 +263,15 @@ def silos_section(study: Study) -> str:
         rows.append(row)
     head = ['Silo<small class="phone">train + test</small>', "Train", "Test", *(e(spelled(m)) for m in methods)]
     foot = '<th scope="row">Mean</th><td class="desk"></td><td class="desk"></td>'
-    foot += cells(percent(study.final(m, "accuracy_mean")[0]) for m in methods)
+    foot += cells(percent(study.final(m, mean_of(study))[0]) for m in methods)
     if base:
         head.append(f"Gain of {e(spelled(best))}<br>over {e(spelled(base))}")
         foot += f"<td>{points(study.mean_gain(best, base).mean)}</td>"
-    known = any(not math.isnan(study.accuracy(m, s).mean) for m in methods for s in study.silos)
+    known = any(not math.isnan(study.score(m, s).mean) for m in methods for s in study.silos)
     figure = both_widths(charts.gains(study, 820), charts.gains(study, 350)) if known else ""
-    what = "mean and standard deviation over seeds" if several else "with Wilson's 95&#8239;% interval below"
-    about = f"Accuracy in per cent on the silo's own test samples, {what}. "
+    wilson = "Wilson's" if study.task.score == "accuracy" else "its"
+    what = "mean and standard deviation over seeds" if several else f"with {wilson} 95&#8239;% interval below"
+    about = f"{capital(study)} in per cent on the silo's own test samples, {what}. "
     if base:
         about += (
             "The gain's interval is a paired bootstrap over seeds."
@@ -287,6 +292,41 @@ def silos_section(study: Study) -> str:
     )
 
 
+def mean_of(study: Study) -> str:
+    """The key of a run's mean score."""
+    return f"{study.task.score}_mean"
+
+
+def capital(study: Study) -> str:
+    return study.task.word[0].upper() + study.task.word[1:]
+
+
+def a_score(study: Study) -> str:
+    return f"{'a' if study.task.word.startswith(('C', 'D')) else 'an'} {study.task.word}"
+
+
+def scores(study: Study) -> str:
+    return "accuracies" if study.task.word == "accuracy" else f"{study.task.word} values"
+
+
+def shown_as(metric: str) -> str:
+    """How a metric is written: per cent, or a number of digits."""
+    return {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}.get(metric, "%")
+
+
+COMPANIONS = {
+    "multiclass": "Accuracy's companions that do not let common classes hide rare ones; mean over silos.",
+    "ordinal": "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos.",
+    "multilabel": "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is very accurate.",
+    "regression": "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos.",
+}
+
+
+def companions(study: Study) -> list[tuple[str, str]]:
+    """What stands beside the score."""
+    return [(", ".join(study.task.beside.values()), COMPANIONS[study.task.name])] if study.task.beside else []
+
+
 def span(values: Sequence[int]) -> str:
     """``40``, or ``28–50`` where seeds differ."""
     return "–" if not values else f"{values[0]}" if len(values) == 1 else f"{values[0]}–{values[-1]}"
@@ -301,7 +341,7 @@ def gain_cell(gain: Gain) -> str:
 def losers(study: Study) -> str:
     best, base = study.best, study.base
     if not best or not base:
-        return "The accuracy of every silo's model on the silo's own test data."
+        return f"The {study.task.word} of every silo's model on the silo's own test data."
     gains = {s: study.gain(best, base, s) for s in study.silos}
     lose = [f'<span class="nb">{e(s)} ({points(g.mean)})</span>' for s, g in gains.items() if g.sign < 0]
     other = (
@@ -344,11 +384,10 @@ def methods_section(study: Study) -> str:
         rate = (math.nan, math.nan) if m in baselines() else study.final(m, "incentivized_rate")
         final_round, best_round = rounds_text(study, m, "final"), rounds_text(study, m, "bmcta")
         row = [
-            with_spread(*study.final(m, "accuracy_mean"), "%") + final_round,
-            with_spread(*study.final(m, "accuracy_weighted"), "%"),
-            with_spread(*study.final(m, "accuracy_worst"), "%"),
-            with_spread(*study.final(m, "macro_f1_mean"), "%"),
-            with_spread(*study.final(m, "auc_mean"), "3"),
+            with_spread(*study.final(m, mean_of(study)), "%") + final_round,
+            with_spread(*study.final(m, f"{study.task.score}_weighted"), "%"),
+            with_spread(*study.final(m, f"{study.task.score}_worst"), "%"),
+            *(with_spread(*study.final(m, f"{metric}_mean"), shown_as(metric)) for metric in study.task.beside),
             with_spread(*fairness, "4"),
             "–" if math.isnan(rate[0]) else f"{100 * rate[0]:.0f}&#8239;%",
             number(ranks.get(m, math.nan), 2),
@@ -361,8 +400,7 @@ def methods_section(study: Study) -> str:
         "<b>Final</b><br>" + ("by validation" if study.chosen_on == "val" else "last round"),
         "weighted by<br>test samples",
         "Worst<br>silo",
-        "Macro F1",
-        "AUC",
+        *study.task.beside.values(),
         "Fairness<br>variance",
         "Incentivised<br>rate",
         "Mean<br>rank",
@@ -372,18 +410,18 @@ def methods_section(study: Study) -> str:
     terms = [
         (
             "Final",
-            f"Mean over silos at the round where the mean {rule} accuracy was best. This is the number to expect."
+            f"Mean over silos at the round where the mean {rule} {study.task.word} was best. This is the number to expect."
             if rule == "validation"
             else "Mean over silos at the last round, because no silo has validation data.",
         ),
         (
             "BMCTA",
-            "Best mean test accuracy over all rounds: the statistic that papers report. It picks the round by looking at "
+            f"Best mean test {study.task.word} over all rounds: the statistic that papers report. It picks the round by looking at "
             "the test data, so it is never below what a user would get and usually above.",
         ),
         (
             "Fairness variance",
-            "How much accuracy differs between silos. Smaller is more even; 0 means that every silo has the same.",
+            f"How much {study.task.word} differs between silos. Smaller is more even; 0 means that every silo has the same.",
         ),
         (
             "Incentivised rate",
@@ -395,7 +433,7 @@ def methods_section(study: Study) -> str:
             "Mean rank",
             "Place of the method among those of the study, averaged over silos; 1 would be first everywhere.",
         ),
-        ("Macro F1, AUC", "Accuracy's companions that do not let common classes hide rare ones; mean over silos."),
+        *companions(study),
     ]
     meanings = "".join(f"<dt>{k}</dt><dd>{v}</dd>" for k, v in terms)
     compare = ""
@@ -431,7 +469,7 @@ def every_method(study: Study) -> str:
         return ""
     rows = []
     for silo in study.silos:
-        means = {m: study.accuracy(m, silo) for m in study.methods}
+        means = {m: study.score(m, silo) for m in study.methods}
         top = max((c.mean for c in means.values() if not math.isnan(c.mean)), default=math.nan)
         row = f'<th scope="row">{e(silo)}</th>'
         for m, cell in means.items():
@@ -442,7 +480,7 @@ def every_method(study: Study) -> str:
         rows.append(row)
     below = f", and the paired difference to {e(spelled(study.base))}" if study.base else ""
     return (
-        f"<h3>All methods per silo</h3><p class='note'>Test accuracy in per cent{below}; the best of each silo in bold.</p>"
+        f"<h3>All methods per silo</h3><p class='note'>Test {study.task.word} in per cent{below}; the best of each silo in bold.</p>"
         + table(["Silo", *(e(spelled(m)) for m in study.methods)], rows)
     )
 
@@ -457,7 +495,7 @@ def rounds_section(study: Study) -> str:
         "" if len(shown) == len(methods) else f" Shown are {len(shown)} of {len(methods)} methods; history.csv has all."
     )
     return (
-        "<h2>Accuracy by round</h2><p class='lead'>How fast the silos' mean test accuracy rises.</p>"
+        f"<h2>{capital(study)} by round</h2><p class='lead'>How fast the silos' mean test {study.task.word} rises.</p>"
         f"<figure>{both_widths(charts.by_round(study, 820), charts.by_round(study, 350))}</figure>"
         "<h3>Before and after local training</h3>"
         "<p class='note'>In every round a silo tests the model it <b>received</b> (dashed, squares) and, after training on its "
@@ -467,9 +505,9 @@ def rounds_section(study: Study) -> str:
 
 
 def data_section(study: Study) -> str:
-    if study.manifest is None:
-        return ""
     m = study.manifest
+    if m is None or not study.task.one_class:
+        return ""
     more = f" The circles are of seed {e(str(m['seed']))}; every seed splits anew." if len(study.seeds) > 1 else ""
     return (
         "<h2>Who holds what</h2><p class='lead'>One circle per silo and class; its area is the number of training samples.</p>"
@@ -556,7 +594,7 @@ def left_section(study: Study) -> str:
             f'<td class="text"><code>{e(numbers)}</code></td>'
         )
     metrics = ", ".join(study.metrics_that_left) or "none"
-    allowed = ", ".join(METRICS)
+    allowed = ", ".join(study.task.metrics)
     silo_rows = []
     for silo in study.silos:
         found = [study.replies.get((m, silo), (0, 0)) for m in study.methods]
@@ -566,11 +604,11 @@ def left_section(study: Study) -> str:
             + cells([str(sum(f[0] for f in found)), size_text(sent), f"{sum(f[1] for f in found):,}"])
         )
     kept = "".join(f"{e(spelled(m))}: {e(k)}, " for m in study.methods if m in known for k in known[m].keeps)
-    card = "name, numbers of training, validation and test samples, input shape, number of classes, device, software versions"
+    card = "name, numbers of training, validation and test samples, task, input shape, number of classes, device, software versions"
     return (
         "<h2>What left each silo</h2><p class='lead'>Everything that leaves a silo passes one gate, is on its list, and is logged "
         "there.</p><ul>"
-        f"<li><b>Once, the data card</b>: {card}; for tables, each column's sum and sum of squares where all silos agree "
+        f"<li><b>Once, the data card</b>: {card}; for tables and measurements, each column's sum and sum of squares where all silos agree "
         'on one standardisation (<code>normalization = "agreed"</code>).</li>'
         "<li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model "
         'has them and <code>buffers = "shared"</code>).</li>'

@@ -7,14 +7,15 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from models.metrics import mean_rank
-from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, difference_interval, paired_bootstrap
+from models.tasks import ENDS, Task, task_of
+from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, from_intervals, paired_bootstrap
 from server.run.history import History, Row
 from server.run.rundir import read_toml
 from server.run.summary import compare, run_summary, values_by_round
@@ -24,14 +25,14 @@ from strategies.base.settings import UserError, Value
 from strategies.base.state import State
 
 NAN = math.nan
-EXACT = 1e-9  # two accuracies nearer than this are equal
+EXACT = 1e-9  # two scores nearer than this are equal
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """Test accuracy of one method in one silo: mean over seeds, their standard deviation, mean number of samples.
+class Score:
+    """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
 
-    ``interval`` is Wilson's for one seed; with several the spread over seeds says more. ``nan`` where withheld.
+    ``interval`` is of one seed; with several the spread over seeds says more. ``nan`` where withheld.
     """
 
     mean: float
@@ -76,10 +77,10 @@ class Study:
 
     def _all_runs(self) -> list[dict[str, Any]]:
         """The summary's entries, and one for each run that began and did not end."""
-        runs: list[dict[str, Any]] = list((_json(self.path / "summary.json") or {"runs": []})["runs"])
+        runs = list(self.summarised)
         done = {(r["strategy"], r["seed"]) for r in runs}
         for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
-            evaluated = any(r.silo and r.metric == "accuracy" for r in self.history.of(*key))
+            evaluated = any(r.silo and r.metric == self.task.score for r in self.history.of(*key))
             if key not in done and key[0] in strategies() and evaluated:
                 runs.append(self._unfinished(*key))
         order = [n.strip() for n in str(self.config.get("strategy", "")).split(",")]
@@ -96,7 +97,20 @@ class Study:
         totals = {k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")}
         seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
         cap = float(self.config.get("weight-cap", 0))
-        return run_summary(self.history, strategy, seed, max(r.round for r in rows), cards, totals, seconds, cap)
+        last = max(r.round for r in rows)
+        return run_summary(self.history, strategy, seed, last, cards, totals, seconds, cap, self.task)
+
+    @cached_property
+    def summarised(self) -> list[dict[str, Any]]:
+        """The summary's entries: those of runs that came to their end."""
+        runs: list[dict[str, Any]] = (_json(self.path / "summary.json") or {"runs": []})["runs"]
+        return runs
+
+    @cached_property
+    def task(self) -> Task:
+        """What the silos learn."""
+        said = (str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found)
+        return task_of(next(said, "multiclass"))
 
     @cached_property
     def methods(self) -> list[str]:
@@ -124,7 +138,7 @@ class Study:
         last: dict[tuple[str, int], dict[str, Any]] = {}
         for event in self.events:
             last[event.get("strategy", ""), event.get("seed", 0)] = event
-        ended = {(r["strategy"], r["seed"]) for r in (_json(self.path / "summary.json") or {"runs": []})["runs"]}
+        ended = {(r["strategy"], r["seed"]) for r in self.summarised}
         found = []
         for key in self.planned:
             event = last.get(key, {})
@@ -177,23 +191,29 @@ class Study:
         """A method's summary entries, one per seed."""
         return [r for r in self.runs if r["strategy"] == method]
 
-    def values(self, method: str) -> dict[tuple[str, int], tuple[float, int]]:
-        """(silo, seed) -> (test accuracy, test samples); ``nan`` where withheld."""
+    def values(self, method: str) -> dict[tuple[str, int], tuple[float, int, Interval]]:
+        """(silo, seed) -> (score on test data, test samples, the score's interval); ``nan`` where withheld."""
         return {
-            (name, r["seed"]): (NAN if v["accuracy"] is None else v["accuracy"], v["n_test"])
+            (name, r["seed"]): (score := _known(v[self.task.score]), v["n_test"], self._interval(score, v))
             for r in self.of(method)
             for name, v in r["per_silo"].items()
         }
 
-    def accuracy(self, method: str, silo: str) -> Accuracy:
+    def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
+        """What the silo says of it; Wilson's of an accuracy, which anybody can tell."""
+        if ENDS[0] in self.task.metrics:
+            return _known(values[ENDS[0]]), _known(values[ENDS[1]])
+        return accuracy_interval(score, values["n_test"])
+
+    def score(self, method: str, silo: str) -> Score:
         found = [v for (name, _), v in self.values(method).items() if name == silo]
-        known = [(a, n) for a, n in found if not math.isnan(a)]
-        n_test = round(statistics.fmean(n for _, n in found)) if found else 0
+        known = [v for v in found if not math.isnan(v[0])]
+        n_test = round(statistics.fmean(n for _, n, _ in found)) if found else 0
         if not known:
-            return Accuracy(NAN, NAN, UNKNOWN, n_test)
-        accuracies = [a for a, _ in known]
-        interval = accuracy_interval(*known[0]) if len(known) == 1 else UNKNOWN
-        return Accuracy(statistics.fmean(accuracies), spread(accuracies), interval, n_test)
+            return Score(NAN, NAN, UNKNOWN, n_test)
+        scores = [score for score, _, _ in known]
+        interval = known[0][2] if len(known) == 1 else UNKNOWN
+        return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
     def sizes(self, silo: str, part: str) -> list[int]:
         """How many ``n_train`` or ``n_test`` samples a silo had: one number, ascending ones where seeds differ."""
@@ -202,7 +222,8 @@ class Study:
     def gain(self, method: str, base: str, silo: str) -> Gain:
         """What ``method`` adds to ``base`` in one silo.
 
-        The interval: Newcombe's for one seed, over seeds a paired bootstrap of their differences.
+        The interval: for one seed that of two independent scores (of accuracies Newcombe's), over seeds a paired
+        bootstrap of their differences.
         """
         mine, other = self.values(method), self.values(base)
         pairs = [(mine[k], other[k]) for k in mine if k[0] == silo and k in other]
@@ -210,7 +231,8 @@ class Study:
         if not known:
             return Gain(NAN, UNKNOWN)
         differences = [a[0] - b[0] for a, b in known]
-        interval = difference_interval(*known[0][0], *known[0][1]) if len(known) == 1 else paired_bootstrap(differences)
+        (a, _, of_a), (b, _, of_b) = known[0]
+        interval = from_intervals(a, of_a, b, of_b) if len(known) == 1 else paired_bootstrap(differences)
         return Gain(statistics.fmean(differences), interval)
 
     def mean_gain(self, method: str, base: str) -> Gain:
@@ -230,11 +252,13 @@ class Study:
         return "val" if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows) else "test"
 
     def _score(self, method: str) -> float:
-        """Mean over seeds of the mean accuracy over silos at the final round, on validation data if there are any."""
+        """Mean over seeds of the mean score over silos at the final round, on validation data if there are any."""
         scores = []
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
-            values = values_by_round(rows, self.chosen_on, reports(method)).get(run["final"]["round"], {})
+            values = values_by_round(rows, self.chosen_on, reports(method), self.task.score).get(
+                run["final"]["round"], {}
+            )
             scores += [statistics.fmean(values.values())] if values else []
         return statistics.fmean(scores) if scores else -1.0
 
@@ -287,17 +311,19 @@ class Study:
     # -- over the rounds ----------------------------------------------------------------------------------------------
 
     def curve(self, method: str, snapshot: str, silo: str | None = None) -> dict[int, list[float]]:
-        """Round -> per seed the test accuracy: mean over silos, or of one silo."""
+        """Round -> per seed the score on test data: mean over silos, or of one silo."""
         per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-        for r in self._accuracy_rows:
+        for r in self._score_rows:
             if (r.strategy, r.snapshot) == (method, snapshot) and silo in (None, r.silo):
                 per_round[r.round][r.seed].append(r.value)
         return {k: [statistics.fmean(v) for v in seeds.values()] for k, seeds in sorted(per_round.items())}
 
     @cached_property
-    def _accuracy_rows(self) -> list[Row]:
+    def _score_rows(self) -> list[Row]:
         return [
-            r for r in self.history.rows if r.split == "test" and r.metric == "accuracy" and not math.isnan(r.value)
+            r
+            for r in self.history.rows
+            if r.split == "test" and r.metric == self.task.score and not math.isnan(r.value)
         ]
 
     def per_round(self, method: str, metric: str) -> dict[int, float]:
@@ -341,9 +367,12 @@ class Study:
     @cached_property
     def withheld(self) -> list[str]:
         """Silos with a value that stayed in the silo because it rests on too few samples."""
-        return sorted(
-            {r.silo for r in self.history.rows if r.metric == "accuracy" and math.isnan(r.value) and r.split == "test"}
-        )
+        unknown = {
+            r.silo
+            for r in self.history.rows
+            if r.split == "test" and r.metric == self.task.score and r.value != r.value
+        }
+        return sorted(unknown - {r.silo for r in self.history.rows if r.split == "test" and r.metric == "loss"})
 
     @cached_property
     def relationships(self) -> Relationships | None:
@@ -378,6 +407,10 @@ def newest_states(folder: Path) -> dict[str, State]:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Small things
+
+
+def _known(value: float | None) -> float:
+    return NAN if value is None else value
 
 
 def spread(values: Sequence[float]) -> float:

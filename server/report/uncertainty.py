@@ -36,8 +36,13 @@ def difference_interval(first: float, n_first: int, second: float, n_second: int
     With Wilson's intervals (l1, u1), (l2, u2) of p1, p2 and d = p1 - p2:
     (d - sqrt((p1 - l1)^2 + (u2 - p2)^2), d + sqrt((u1 - p1)^2 + (p2 - l2)^2)).
     """
-    l1, u1 = accuracy_interval(first, n_first, confidence)
-    l2, u2 = accuracy_interval(second, n_second, confidence)
+    ends = accuracy_interval(first, n_first, confidence), accuracy_interval(second, n_second, confidence)
+    return from_intervals(first, ends[0], second, ends[1])
+
+
+def from_intervals(first: float, of_first: Interval, second: float, of_second: Interval) -> Interval:
+    """The same of any two scores with intervals of their own (Zou and Donner, Statistics in Medicine 2008)."""
+    (l1, u1), (l2, u2) = of_first, of_second
     if math.isnan(l1) or math.isnan(l2):
         return UNKNOWN
     d = first - second

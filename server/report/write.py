@@ -49,14 +49,14 @@ def try_report(path: Path) -> None:
 
 
 def silo_table(study: Study) -> str:
-    """The comparison per silo as plain text: accuracies in per cent, the gain in points, means and mean ranks."""
+    """The comparison per silo as plain text: scores in per cent, the gain in points, means and mean ranks."""
     methods, best, base = study.methods, study.best, study.base
     rows = [["silo", "test", *(spelled(m) for m in methods)]]
     for silo in study.silos:
-        cells = [study.accuracy(m, silo) for m in methods]
+        cells = [study.score(m, silo) for m in methods]
         n_test = max((c.n_test for c in cells), default=0)
         rows.append([silo, str(n_test), *(_percent(c.mean, c.spread) for c in cells)])
-    rows.append(["mean", "", *(_percent(*study.final(m, "accuracy_mean")) for m in methods)])
+    rows.append(["mean", "", *(_percent(*study.final(m, f"{study.task.score}_mean")) for m in methods)])
     if best and base:
         gains = [study.gain(best, base, s).mean for s in study.silos] + [study.mean_gain(best, base).mean]
         rows = [[*row, text] for row, text in zip(rows, [f"{spelled(best)} gains", *map(_points, gains)], strict=True)]
@@ -66,7 +66,7 @@ def silo_table(study: Study) -> str:
     text = columns(rows)
     rule = "-" * max(len(line) for line in text)
     silos = 1 + len(study.silos)
-    note = "accuracy in % on test data, at the round that validation data chose"
+    note = f"{study.task.word} in % on test data, at the round that validation data chose"
     if len(study.seeds) > 1:
         note += f"; mean and standard deviation of {len(study.seeds)} seeds"
     return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], note])

@@ -15,11 +15,12 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from models.tasks import Task, task_of
 from server.run.exchange import UNREACHABLE, Exchange, Patience
 from server.run.names import ImpostorError, Names
 from server.run.rundir import RunDirectory
-from strategies.base.cards import Facts, judge, read_agreed
-from strategies.base.metrics_and_cards import WITHHELD, printable, read_card, reason_of
+from strategies.base.cards import Facts, judge, misfit, read_agreed
+from strategies.base.metrics_and_cards import WITHHELD, columns_of, printable, read_card, reason_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.server import AWAY, PersonalizedStrategy, SiloInfo
 from strategies.base.settings import UserError
@@ -88,6 +89,11 @@ class Gathering:
         self._name_the_withheld()
         self._name_changed_counts()
         return [silo_info(card, nodes_of[name]) for name, card in self.cards.items()]
+
+    @property
+    def task(self) -> Task:
+        """What all silos learn."""
+        return task_of(self.facts.task)
 
     @property
     def needed(self) -> int:
@@ -194,7 +200,7 @@ class Gathering:
             self.nodes[node] = name
             if name not in away:
                 self.note(f"{name} is here, and is none of this run's silos")
-            elif card["shape"] != self.cards[name]["shape"] or card["classes"] > strategy.extra["classes"]:
+            elif misfit(card, asdict(self.facts), "this run has"):
                 self.note(f"{name} is back with other data than before, and cannot take part in this run")
             else:
                 self.cards[name] = card
@@ -205,10 +211,10 @@ class Gathering:
                 self.note(f"{name} is back, and takes part from round {server_round} on")
 
     def without_sums(self) -> list[str]:
-        """The silos of a table that give no sums of its columns: each is standardised by its own statistics."""
+        """The silos with columns that give no sums of them: each is standardised by its own statistics."""
         if self.common.normalization != "agreed":
             return []
-        return [name for name, card in self.cards.items() if len(card["shape"]) == 1 and "sum" not in card]
+        return [name for name, card in self.cards.items() if columns_of(card) and "sum" not in card]
 
     def _name_the_withheld(self) -> None:
         others = len(self.cards) - len(self.without_sums())
@@ -251,4 +257,4 @@ def facts_of(cards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The facts that these cards agreed on, in a run of before they were saved."""
     cards = list(cards)
     own_file, classes = any(card["own_file"] for card in cards), max(card["classes"] for card in cards)
-    return asdict(Facts(own_file, tuple(cards[0]["shape"]), classes))
+    return asdict(Facts(own_file, tuple(cards[0]["shape"]), classes, cards[0].get("task", "multiclass")))

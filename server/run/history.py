@@ -153,6 +153,7 @@ def metric_rows(
     metrics: Mapping[str, float],
     counts: Mapping[str, int],
     withheld_below: int,
+    score: str = "accuracy",
 ) -> list[Row]:
     """Rows of one silo's reply. A split with too few samples has one empty row per snapshot, so that it is seen."""
     rows = []
@@ -166,5 +167,5 @@ def metric_rows(
     for split, n in sorted(counts.items()):
         withheld = bool(shown) and split not in shown  # by the silo's own policy
         if split != "train" and n > 0 and (n < withheld_below or withheld):
-            rows += [Row(strategy, seed, round, silo, split, s, "accuracy", math.nan, n) for s in snapshots]
+            rows += [Row(strategy, seed, round, silo, split, s, score, math.nan, n) for s in snapshots]
     return rows

@@ -31,7 +31,7 @@ from server.run.names import Names
 from server.run.rundir import RunDirectory
 from strategies.base.metrics_and_cards import SECONDS, read_metrics
 from strategies.base.run_settings import RunSettings
-from strategies.base.server import PersonalizedStrategy, SiloInfo
+from strategies.base.server import PersonalizedStrategy, SiloInfo, check_task
 from strategies.base.settings import UserError
 from strategies.base.silo import model_of
 from strategies.base.state import State
@@ -46,7 +46,7 @@ class Progress:
     round: int
     rounds: int
     silos: int
-    accuracy: float  # unweighted mean over silos of test accuracy, of the snapshot that the method reports
+    score: float  # unweighted mean over silos of the task's score on test data, of the snapshot that the method reports
     seconds: float
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,8 @@ class RoundLoop(Gathering):
     def prepare(self, silos: list[SiloInfo]) -> PersonalizedStrategy:
         """The strategy in its state of before round 1, and what all silos are told: classes, statistics, the run."""
         c, shape, classes = self.common, self.facts.shape, self.facts.classes
-        name, options = self.settings.model_for(shape)
+        check_task(self.settings.strategy, self.task, classes, c)
+        name, options = self.settings.model_for(shape, self.task.name)
         head = self.settings.strategy.head
         layout = flat_model(name, shape, classes, options, "cpu", head).layout
         strategy = self.settings.strategy(c, self.settings.method, layout)
@@ -111,6 +112,7 @@ class RoundLoop(Gathering):
                 self.statistics["own_statistics"] = alone
         strategy.extra = {
             "classes": classes,
+            "task": self.task.name,
             "run": self.directory.name if self.directory else "",
             "min_metric_samples": self.min_metric_samples,
             **self.statistics,
@@ -303,7 +305,14 @@ class RoundLoop(Gathering):
             info = strategy.silos[name]
             counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
             rows += metric_rows(
-                self.common.strategy, self.common.seed, server_round, name, measured, counts, self.min_metric_samples
+                self.common.strategy,
+                self.common.seed,
+                server_round,
+                name,
+                measured,
+                counts,
+                self.min_metric_samples,
+                self.task.score,
             )
         rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
         rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
@@ -348,14 +357,15 @@ class RoundLoop(Gathering):
         values = [
             r.value
             for r in rows
-            if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, "accuracy") and not math.isnan(r.value)
+            if (r.split, r.snapshot, r.metric) == ("test", strategy.reports, self.task.score)
+            and not math.isnan(r.value)
         ]
-        accuracy = sum(values) / len(values) if values else float("nan")
+        score = sum(values) / len(values) if values else float("nan")
         silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(strategy.rejected)
         total = strategy.bytes_down + strategy.bytes_up
         rejected, bounded = dict(strategy.rejected), {silo: why for silo, (_, why) in strategy.bounded.items()}
-        progress = Progress(server_round, self.common.rounds, silos, accuracy, seconds, total, rejected, bounded)
-        result = f"accuracy {accuracy:.4f}" if values else "not evaluated"
+        progress = Progress(server_round, self.common.rounds, silos, score, seconds, total, rejected, bounded)
+        result = f"{self.task.word} {score:.4f}" if values else "not evaluated"
         log(
             INFO,
             "round %d/%d: %d silos, %s, %.1f s, %d bytes",
@@ -374,11 +384,13 @@ class RoundLoop(Gathering):
                 round=server_round,
                 rounds=self.common.rounds,
                 silos=silos,
-                accuracy=None if accuracy != accuracy else accuracy,
+                task=self.task.name,
+                score=self.task.score,
                 seconds=seconds,
                 bytes=total,
                 rejected=rejected,
                 bounded=bounded,
+                **{self.task.score: None if score != score else score},
             )
         if self.watch is not None:
             self.watch(progress)

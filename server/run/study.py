@@ -9,8 +9,10 @@ from flwr.app import Context, RecordDict
 
 from client.silo import device_of
 from models.architectures import build
+from models.tasks import task_of
 from partitions.simulated import divide
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
+from strategies.base.server import check_task
 from strategies.base.settings import UserError, Value
 
 
@@ -42,7 +44,9 @@ def check_run(run: RunSettings) -> None:
     """Load and split the data, build the network: whatever is wrong shows before anything is written."""
     device_of(run, server_context(run))
     whole, _ = divide(run.division)
-    name, options = run.model_for(whole.input_shape)
+    task = task_of(whole.task)
+    check_task(run.strategy, task, whole.classes, run.common)
+    name, options = run.model_for(whole.input_shape, whole.task)
     build(name, whole.input_shape, whole.classes, options)
 
 

@@ -1,9 +1,10 @@
 """``summary.json``: what a study came to, from its history.
 
-``bmcta`` is the papers' statistic: the best round's unweighted mean over silos of test accuracy (APPLE, section 4),
-which selects on test data. ``final`` and ``per_silo`` are taken at the round with the best mean validation accuracy.
-Both are of the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a
-round is not better for a weak silo's absence.
+``score`` names the metric of the ``task`` that all of it is about: ``accuracy`` of classes. ``bmcta`` is the papers'
+statistic: the best round's unweighted mean over silos of the score on test data (APPLE, section 4), which selects on
+test data. ``final`` and ``per_silo`` are taken at the round with the best mean score on validation data. Both are of
+the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a round is not
+better for a weak silo's absence.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from models.metrics import fairness_variance, incentivised_rate
+from models.tasks import ENDS, MULTICLASS, Task
 from server.run.history import History, Row
 from server.run.loop import RoundLoop
 from server.run.rundir import RunDirectory
@@ -32,7 +34,7 @@ def write_summary(directory: RunDirectory, history: History, federation: RoundLo
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
     c = federation.common
     sizes = federation.cards, federation.total_bytes, dict(federation.seconds)
-    new = run_summary(history, c.strategy, c.seed, c.rounds, *sizes, c.weight_cap)
+    new = run_summary(history, c.strategy, c.seed, c.rounds, *sizes, c.weight_cap, federation.task)
     new["left_out"] = dict(federation.left_out)
     runs = [r for r in runs if (r["strategy"], r["seed"]) != (new["strategy"], new["seed"])] + [new]
     summary = {"runs": compare(runs)}
@@ -49,6 +51,7 @@ def run_summary(
     total_bytes: Mapping[str, int],
     seconds: Mapping[str, float],
     weight_cap: float = 0.0,
+    task: Task = MULTICLASS,
 ) -> dict[str, Any]:
     """One run's entry, still without its gains over other runs.
 
@@ -58,40 +61,43 @@ def run_summary(
     rows = history.of(strategy, seed)
     snapshot = strategies()[strategy].reports
 
-    test, val = values_by_round(rows, "test", snapshot), values_by_round(rows, "val", snapshot)
+    test, val = (values_by_round(rows, split, snapshot, task.score) for split in ("test", "val"))
     names = sorted(cards)
     tested = sample_weights({n: cards[n]["n_test"] for n in names}, weight_cap)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
-    f1 = values_by_round(rows, "test", snapshot, "macro_f1").get(chosen or 0, {})
-    auc = values_by_round(rows, "test", snapshot, "auc").get(chosen or 0, {})
-    accuracy = test.get(chosen or 0, {})
+    score = test.get(chosen or 0, {})
+    ends = [metric for metric in ENDS if metric in task.metrics]
+    beside = {
+        metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
+        for metric in (*task.beside, *ends)
+    }
     return {
         "strategy": strategy,
         "seed": seed,
         "rounds": rounds,
         "silos": names,
         "reports": snapshot,
+        "task": task.name,
+        "score": task.score,
         # An older run's card, in a checkpoint, does not tell.
         "threads": {"server": torch.get_num_threads(), **{n: cards[n].get("threads") for n in names}},
         "bmcta": _number(_mean(test[best])) if best is not None else None,
         "bmcta_round": best,
         "final": {
             "round": chosen,
-            "accuracy_mean": _number(_mean(accuracy)),
-            "accuracy_weighted": _number(_weighted(accuracy, tested)),
-            "accuracy_worst": _number(min(accuracy.values(), default=math.nan)),
-            "macro_f1_mean": _number(_mean(f1)),
-            "auc_mean": _number(_mean(auc)),
-            "fairness_variance": _number(fairness_variance(list(accuracy.values()))) if accuracy else None,
+            f"{task.score}_mean": _number(_mean(score)),
+            f"{task.score}_weighted": _number(_weighted(score, tested)),
+            f"{task.score}_worst": _number(min(score.values(), default=math.nan)),
+            **{f"{metric}_mean": _number(_mean(beside[metric])) for metric in task.beside},
+            "fairness_variance": _number(fairness_variance(list(score.values()))) if score else None,
         },
         "per_silo": {
             n: {
                 "n_train": cards[n]["n_train"],
                 "n_test": cards[n]["n_test"],
-                "accuracy": _number(accuracy.get(n, math.nan)),
-                "macro_f1": _number(f1.get(n, math.nan)),
-                "auc": _number(auc.get(n, math.nan)),
+                task.score: _number(score.get(n, math.nan)),
+                **{metric: _number(values.get(n, math.nan)) for metric, values in beside.items()},
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
             }
@@ -109,12 +115,13 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     result = []
     for run in runs:
         others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
+        score = run.get("score", "accuracy")
         local, fedavg = others.get("local"), others.get("fedavg")
         silos = {
             name: {
                 **values,
-                "gain_over_local": _gain(values, (local or {}).get(name)),
-                "gain_over_fedavg": _gain(values, (fedavg or {}).get(name)),
+                "gain_over_local": _gain(score, values, (local or {}).get(name)),
+                "gain_over_fedavg": _gain(score, values, (fedavg or {}).get(name)),
             }
             for name, values in run["per_silo"].items()
         }
@@ -125,28 +132,30 @@ def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             and all(v["gain_over_local"] is not None and v["gain_over_fedavg"] is not None for v in silos.values())
         ):
             rate = incentivised_rate(
-                *([side[n]["accuracy"] for n in run["per_silo"]] for side in (run["per_silo"], local, fedavg))
+                *([side[n][score] for n in run["per_silo"]] for side in (run["per_silo"], local, fedavg))
             )
         result.append({**run, "per_silo": silos, "incentivized_rate": rate})
     return result
 
 
-def _gain(mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | None:
-    if other is None or mine["accuracy"] is None or other["accuracy"] is None:
+def _gain(score: str, mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | None:
+    if other is None or mine[score] is None or other.get(score) is None:
         return None
-    return float(mine["accuracy"] - other["accuracy"])
+    return float(mine[score] - other[score])
 
 
-def values_by_round(rows: Sequence[Row], split: str, snapshot: str, metric: str = "accuracy") -> Values:
-    """A metric of one run's rows. Withheld and unknown values are left out.
+def values_by_round(
+    rows: Sequence[Row], split: str, snapshot: str, score: str = "accuracy", metric: str = ""
+) -> Values:
+    """The score of one run's rows, or another ``metric``. Withheld and unknown values are left out.
 
     A silo that misses a round has the values of its last one before, or else of its first.
     """
     known = [r for r in rows if r.snapshot == snapshot and not math.isnan(r.value)]
-    found = {(r.round, r.silo): r.value for r in known if (r.split, r.metric) == (split, metric)}
+    found = {(r.round, r.silo): r.value for r in known if (r.split, r.metric) == (split, metric or score)}
     evaluated: dict[int, set[str]] = defaultdict(set)
     for r in known:
-        if r.metric == "accuracy" and r.split in ("val", "test"):
+        if r.metric == score and r.split in ("val", "test"):
             evaluated[r.round].add(r.silo)
     values, rounds = Values(), sorted(evaluated)
     at = {silo: number for number in reversed(rounds) for silo in evaluated[number]}  # at first its first

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from models.tasks import task_of
 from partitions.disk import write_atomically
 from server.run.checkpoint import load_checkpoint
 from server.run.history import History
@@ -147,7 +148,9 @@ def _clean_summary(run: Path, name: str) -> bool:
         cards = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
         which = (entry["strategy"], entry["seed"], entry["rounds"])
         totals = {way: entry[f"bytes_{way}"] for way in ("down", "up")}
-        new = run_summary(history, *which, cards, totals, entry["seconds"], cap)
+        new = run_summary(
+            history, *which, cards, totals, entry["seconds"], cap, task_of(entry.get("task", "multiclass"))
+        )
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
         after.append({**new, "threads": threads, "left_out": left_out})

@@ -1,6 +1,7 @@
 """What silos say of their data, held against each other: no silo's word alone decides what all others compute with.
 
-The setting ``agreed`` is the federation file's word, JSON: ``{"shape": [13], "classes": 2, "samples": {"north": 50}}``.
+The setting ``agreed`` is the federation file's word, JSON: ``{"shape": [13], "classes": 2, "samples": {"north": 50}}``,
+and maybe ``task``.
 Where it says nothing, what most silos say holds. Of a tie, the side holds whose silo's name comes first; of numbers of
 classes the largest one, for a silo that lacks the last classes says so in good faith.
 """
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 
-from partitions.silo_file import MOST_CLASSES
+from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from strategies.base.metrics_and_cards import MOST, SUMS, WITHHELD, is_shape, is_whole
 from strategies.base.settings import UserError
 
 Card = Mapping[str, Any]
+FACTS = ("own_file", "task", "shape", "classes")
 FAR = 100.0  # times what is usual in a column: the silo's sums are not used
 IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by 1e9 (cells per litre, 10^9 per litre), by no more
 
@@ -31,7 +33,8 @@ class Facts:
 
     own_file: bool  # else their data are simulated
     shape: tuple[int, ...]
-    classes: int
+    classes: int  # or findings, or measurements: the outputs of the network
+    task: str = "multiclass"
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,10 @@ def read_agreed(text: str) -> dict[str, Any]:
         said = json.loads(text or "{}")
     except ValueError:
         said = None
-    if not isinstance(said, dict) or not set(said) <= {"shape", "classes", "samples"}:
-        raise UserError(f"agreed = {text[:80]!r}: a JSON object of shape, classes, samples is wanted here")
+    if not isinstance(said, dict) or not set(said) <= {"task", "shape", "classes", "samples"}:
+        raise UserError(f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples is wanted here")
+    if said.get("task", TASKS[0]) not in TASKS:
+        raise UserError(f"agreed: task = {said['task']!r}: one of {', '.join(TASKS)} is wanted here")
     if "shape" in said and not is_shape(said["shape"]):
         raise UserError(f"agreed: shape = {said['shape']!r}: a list of one to three whole numbers is wanted here")
     if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
@@ -82,13 +87,13 @@ def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool
     rest = sorted(cards, key=lambda card: str(card["name"]))
     facts: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for key in ("own_file", "shape", "classes"):
+    for key in FACTS:
         if not rest:
             break
         facts[key] = said.get(key, _most_said([_fact(card, key) for card in rest]))
         source = by if key in said else "most silos have"
         for card in rest:
-            if reason := _misfit(key, _fact(card, key), facts[key], source):
+            if reason := _misfit(key, _fact(card, key), facts, source):
                 left_out[card["name"]] = f"{card['name']} is left out: it has {reason}"
         rest = [card for card in rest if card["name"] not in left_out]
     used = {card["name"]: {k: v for k, v in card.items() if sums or k not in (*SUMS, WITHHELD)} for card in rest}
@@ -104,6 +109,8 @@ def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool
 
 
 def _fact(card: Card, key: str) -> Any:
+    if key == "task":
+        return card.get(key, TASKS[0])  # a silo of an earlier version knows no other
     return tuple(card["shape"]) if key == "shape" else card[key]
 
 
@@ -114,15 +121,25 @@ def _most_said(values: Sequence[Any]) -> Any:
     return max(most) if isinstance(most[0], int) and not isinstance(most[0], bool) else most[0]
 
 
-def _misfit(key: str, has: Any, holds: Any, source: str) -> str:
+def misfit(card: Card, facts: Mapping[str, Any], source: str) -> str:
+    """The first thing of a silo's that does not fit what holds; empty where all does."""
+    return next((r for key in FACTS if (r := _misfit(key, _fact(card, key), facts, source))), "")
+
+
+def _misfit(key: str, has: Any, facts: Mapping[str, Any], source: str) -> str:
     """What a silo has that does not fit, and how to mend it; empty where it fits."""
+    holds = facts[key]
+    if key == "task" and has != holds:
+        return f"labels for {has}, {source} for {holds} (`task` in the data file, or in the federation file, decides)"
     if key == "own_file" and has != holds:
         kinds = {True: "data of its own", False: "simulated data"}
         return f"{kinds[has]}, {source} {kinds[holds]}"
     if key == "shape" and has != holds:
         return f"samples of shape {has}, {source} {holds} (`shape` in the federation file decides)"
-    if key == "classes" and has > holds:  # fewer are a part of them
-        return f"{has} classes, {source} {holds} (`classes` in the federation file, or in the data files, decides)"
+    parts = facts.get("task") in (*ONE_CLASS, "segmentation")  # where fewer are a part of them
+    if key == "classes" and (has > holds or (has != holds and not parts)):
+        what = "classes" if parts else "labels per sample"
+        return f"{has} {what}, {source} {holds} (`classes` in the federation file, or in the data files, decides)"
     return ""
 
 

@@ -14,21 +14,21 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord
 
-from models.metrics import METRICS
-from partitions.silo_file import MOST_CLASSES
+from models.tasks import RANGES, TASKS, all_metrics
+from partitions.labels import MOST_CLASSES
 
 SNAPSHOTS = ("received", "personal")
 SPLITS = ("train", "val", "test")
 SECONDS = ("seconds.train", "seconds.evaluate")
 
 COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, and the least of each
-SUMS = ("sum", "square_sum")  # per column of a table
+SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")
 FACTS = (*KINDS, *TEXTS)
 WITHHELD = "sums_withheld"  # why a silo gives no sums
 OPTIONAL = (*SUMS, WITHHELD)
-CARD = ("name", *COUNTS, "shape", "classes", *FACTS, *OPTIONAL)
+CARD = ("name", *COUNTS, "task", "shape", "classes", *FACTS, *OPTIONAL)
 LONGEST = 300  # characters of any text of a silo's
 LONGEST_NAME = 100
 MOST = 2**31  # samples of a silo
@@ -39,7 +39,7 @@ LARGEST = 3.5e38  # more than any float32
 @cache
 def allowed_metrics() -> frozenset[str]:
     """Names of the scalars that may leave a silo."""
-    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in METRICS} | set(SECONDS))
+    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | set(SECONDS))
 
 
 def read_metrics(record: object) -> dict[str, float]:
@@ -58,7 +58,8 @@ def read_metrics(record: object) -> dict[str, float]:
 def _in_range(name: str, value: float) -> bool:
     if name in SECONDS:
         return 0 <= value < math.inf
-    return math.isnan(value) or name.endswith("loss") or 0 <= value <= 1
+    low, high = RANGES.get(name.rpartition(".")[2], (0.0, 1.0))
+    return math.isnan(value) or low <= value <= high
 
 
 def printable(text: object) -> str:
@@ -79,7 +80,8 @@ def read_card(record: object) -> dict[str, Any]:
     """
     if not isinstance(record, ConfigRecord):
         raise ValueError("the reply carries no data card")
-    card: dict[str, Any] = {key: record[key] for key in CARD if key in record}
+    # A silo of an earlier version knows no other task.
+    card: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in CARD if key in record}
     missing = [key for key in CARD if key not in card and key not in OPTIONAL]
     if missing:
         raise ValueError(f"its data card lacks {', '.join(missing)}")
@@ -98,6 +100,7 @@ def _faults(card: Mapping[str, Any]) -> Iterator[str]:
     """What a card cannot say."""
     right = {key: is_whole(card[key], least, MOST) for key, least in COUNTS.items()}
     right |= {"shape": is_shape(card["shape"]), "classes": is_whole(card["classes"], 1, MOST_CLASSES)}
+    right["task"] = isinstance(card["task"], str) and card["task"] in TASKS
     right |= {key: isinstance(card[key], bool) for key in KINDS}
     yield from (f"says {key} = {card[key]!r}" for key, fits in right.items() if not fits)
     if card["own_file"] == card["simulated"]:
@@ -106,14 +109,20 @@ def _faults(card: Mapping[str, Any]) -> Iterator[str]:
         text = card.get(key, "")
         if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST:
             yield f"has no line of at most {LONGEST} characters as {key}"
-    if any(key in card for key in SUMS):
+    if any(key in card for key in SUMS) and all(right.values()):
         yield from _faulty_sums(card)
 
 
+def columns_of(card: Mapping[str, Any]) -> int:
+    """Of how many columns a silo's card may give sums: those of a table, and the measurements of a regression."""
+    table = card["shape"][0] if len(card["shape"]) == 1 else 0
+    return int(table + (card["classes"] if card.get("task") == "regression" else 0))
+
+
 def _faulty_sums(card: Mapping[str, Any]) -> Iterator[str]:
-    """Sums of a table's columns: those of the squares are at least the square of the sum, divided by n."""
-    columns, n = card["shape"][0], card["n_train"]
-    if len(card["shape"]) > 1:
+    """Sums of columns: those of the squares are at least the square of the sum, divided by n."""
+    columns, n = columns_of(card), card["n_train"]
+    if not columns:
         yield f"has sums of columns, and samples of shape {card['shape']}"
     for key in SUMS:
         sums = card.get(key)

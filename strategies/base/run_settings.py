@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.architectures import MODELS, model_settings, resolve
+from models.tasks import task_of
 from partitions.datasets import DATASETS
 from partitions.names import nearest
 from partitions.partition import PARTITIONS, partition_settings
@@ -64,7 +65,7 @@ class RunSettings:
     def division(self) -> Division:
         """How a simulation's data are divided over the silos."""
         c = self.common
-        return Division(c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, self.partition)
+        return Division(c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, self.partition, c.task)
 
     def flat(self) -> dict[str, Value]:
         """Every key that matters to this run, with its value."""
@@ -75,9 +76,16 @@ class RunSettings:
         values |= values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
-    def model_for(self, shape: tuple[int, ...]) -> tuple[str, Any]:
-        """The architecture for inputs of this shape, and its settings as ``build`` takes them."""
-        name = resolve(self.common.model, shape)
+    def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
+        """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.
+
+        Raises ValueError where the one that was asked for is not for this task.
+        """
+        per_pixel = task_of(task).per_pixel
+        name = resolve(self.common.model, shape, per_pixel=per_pixel)
+        if MODELS[name].per_pixel != per_pixel:
+            fitting = ", ".join(n for n, spec in MODELS.items() if spec.per_pixel == per_pixel)
+            raise ValueError(f"model {name!r} is not for {task}: take {fitting}, or auto")
         return name, self.models.get(name)
 
 

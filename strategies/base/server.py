@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from models.flat import Layout
+from models.tasks import Task
 from models.training import generator
 from strategies.base.bounded import BoundedStrategy
 from strategies.base.cards import read_agreed, sample_weights
@@ -26,7 +27,7 @@ from strategies.base.metrics_and_cards import printable, read_metrics, reason_of
 from strategies.base.payload import Model, Number, Payload, Wire, encode, wire_bytes
 from strategies.base.relationships import Relationships
 from strategies.base.replies import Expected, Update, check_statistics, read_update
-from strategies.base.settings import Common, Value, setting
+from strategies.base.settings import Common, UserError, Value, setting
 from strategies.base.silo import BUFFERS, GLOBAL, SiloClient
 from strategies.base.state import State
 
@@ -73,6 +74,17 @@ def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
     return result
 
 
+def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, common: Common) -> None:
+    """Raise UserError where the method, the loss or the number of outputs is not for this task."""
+    if method.of_classes and not task.one_class:
+        raise UserError(f"{method.name} works on samples that have one class each, which {task.name} has not")
+    try:
+        task.check_outputs(outputs)
+        task.loss(common.loss, common.focal_gamma)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 
 
@@ -93,6 +105,7 @@ class PersonalizedStrategy(BoundedStrategy, Strategy):
     Settings: ClassVar[type[Any]] = NoSettings
     # A module's class: the network's head, made of its last layer; None: that layer (models.architectures.with_head).
     head: ClassVar[Any] = None
+    of_classes: ClassVar[bool] = False  # whether it looks at the samples' classes itself
     takes_ala: ClassVar[bool] = True  # whether its silos start from a received model, which ``ala`` may mix
     adds: ClassVar[str] = ""  # the common setting that adds this method's silo half to another method's
     one_model: ClassVar[bool] = False  # whether it ends with one model for all silos

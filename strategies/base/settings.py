@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar
 
+from partitions.labels import TASKS
 from partitions.names import nearest, unknown_name
 from strategies.base.robust import RULES
 
@@ -64,6 +65,11 @@ class Common:
     model: str = setting("auto", "architecture; auto chooses by the shape of the input")
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
+    task: str = setting(
+        "auto",
+        "what there is to learn; auto: what the data file or the data set says, or its labels look like",
+        choices=("auto", *TASKS),
+    )
     partition: str = setting("dirichlet", "how the data are split over the silos")
     silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
     validation: float = setting(
@@ -117,8 +123,8 @@ class Common:
     )
     agreed: str = setting(
         "",
-        "what is agreed on of the silos' data, JSON: shape, classes, samples of each silo; `silofl run` takes it from "
-        "the federation file",
+        "what is agreed on of the silos' data, JSON: task, shape, classes, samples of each silo; `silofl run` takes it "
+        "from the federation file",
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0, maximum=30 * 24 * 3600)
     straggler_factor: float = setting(

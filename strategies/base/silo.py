@@ -7,6 +7,7 @@ of the *personal* model (after it), because papers differ in which of the two th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from flwr.client import NumPyClient
 from torch import Tensor
 
 from models.flat import FlatModel, gather, is_finite, write
-from models.metrics import classification_metrics, loss_function
-from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, predict, seed_dropout
+from models.tasks import MULTICLASS, Task
+from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, seed_dropout
 from strategies.base.payload import Model, Number
 from strategies.base.settings import Common
 from strategies.base.state import State
@@ -59,6 +60,7 @@ class Silo:
     test: Samples
     model: FlatModel
     initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
+    task: Task = MULTICLASS
 
 
 class SiloClient(NumPyClient):
@@ -77,7 +79,7 @@ class SiloClient(NumPyClient):
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State) -> None:
         self.silo, self.common, self.settings, self.state = silo, common, settings, state
         self.model = silo.model
-        self.loss = loss_function(common.loss, common.focal_gamma)
+        self.loss = silo.task.loss(common.loss, common.focal_gamma)
         self.round = 0
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
@@ -219,7 +221,7 @@ class SiloClient(NumPyClient):
         for split in splits:
             samples: Samples = getattr(self.silo, split)
             if len(samples):
-                metrics = classification_metrics(predict(self.model, samples), samples.y)
+                metrics = self.silo.task.evaluate(self.model, samples)
                 result |= {f"{snapshot}.{split}.{name}": value for name, value in metrics.items()}
         return result
 
@@ -256,7 +258,7 @@ class SiloClient(NumPyClient):
             metrics |= self.measure("personal", personal)
         if self.train_loss == self.train_loss:
             metrics["personal.train.loss"] = self.train_loss
-        self._keep(personal, metrics.get("personal.val.accuracy"))
+        self._keep(personal, metrics.get(f"personal.val.{self.silo.task.score}"))
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
@@ -299,17 +301,20 @@ class SiloClient(NumPyClient):
         else:
             self.model.reset_buffers()
 
-    def _keep(self, personal: Tensor, accuracy: float | None) -> None:
-        """The last personal model, and the best one by validation accuracy (without validation data: the last)."""
+    def _keep(self, personal: Tensor, score: float | None) -> None:
+        """The last personal model, and the best one by its score on validation data (where there is none: the last)."""
         arrays, numbers = self.state.arrays, self.state.numbers
+        if "best_accuracy" in numbers:  # of an earlier version
+            numbers["best_score"] = numbers.pop("best_accuracy")
+        score = None if score is None or math.isnan(score) else score
         arrays["personal"] = personal
         if self.model.buffers.numel():
             arrays["personal.buffers"] = self.model.buffers.clone()
         # A round that is not evaluated says nothing about its model, where earlier ones were.
-        if "best_accuracy" not in numbers or (accuracy is not None and accuracy > numbers["best_accuracy"]):
+        if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
             arrays["best"] = personal
             if "personal.buffers" in arrays:
                 arrays["best.buffers"] = arrays["personal.buffers"]
             numbers["best_round"] = self.round
-            if accuracy is not None:
-                numbers["best_accuracy"] = accuracy
+            if score is not None:
+                numbers["best_score"] = score

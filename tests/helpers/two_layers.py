@@ -20,8 +20,8 @@ from tiny import Files, Numbers, Run, TinyGrid, comparable, federate, round_of, 
 from torch import Tensor
 
 import client.silo
+import models.tasks
 import server.run.loop
-import strategies.base.silo
 from strategies.base.payload import Payload, decode
 
 HIDDEN = 4
@@ -54,7 +54,7 @@ def quadratic_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         target = torch.nn.functional.one_hot(y, logits.shape[1]).to(logits)
         return (logits - target).square().sum(1).mean() / 2
 
-    monkeypatch.setattr(strategies.base.silo, "loss_function", lambda name, gamma: loss)
+    monkeypatch.setattr(models.tasks, "loss_function", lambda name, gamma: loss)
 
 
 def quadratic_terms(x: Numbers, y: npt.NDArray[np.int64], classes: int) -> tuple[Numbers, Numbers]:

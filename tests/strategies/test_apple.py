@@ -34,6 +34,7 @@ from tiny import (
 from torch import Tensor
 
 from client.silo import open_silo
+from models.tasks import MULTICLASS
 from server.run.loop import Progress
 from strategies.apple import AppleClient, loss_schedule
 from strategies.base.metrics_and_cards import allowed_metrics
@@ -460,7 +461,7 @@ def drawing_client(strengths: list[float], server_round: int) -> AppleClient:
     """Silo a of five with |p| as given, without data: only its download rule is asked."""
     from strategies.base.run_settings import parse_settings
 
-    nothing = SimpleNamespace(name="a", model=None, train=None)
+    nothing = SimpleNamespace(name="a", model=None, train=None, task=MULTICLASS)
     client = client_of(parse_settings({"strategy": "apple"}), nothing, server_round=server_round)  # type: ignore[arg-type]
     assert isinstance(client, AppleClient)
     client.names, client.dr = list("abcde"), torch.tensor(strengths)

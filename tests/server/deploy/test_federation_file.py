@@ -100,7 +100,7 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
         (
             "name: trial",
             "name: trial\nagreed: yes",
-            "agreed: needs keys and values (shape, classes, samples), got True",
+            "agreed: needs keys and values (task, shape, classes, samples), got True",
         ),
         ("name: trial", "nmae: trial", "unknown key 'nmae' (did you mean 'name'?)"),
         ("name: trial\n", "", "the key 'name' is missing"),

@@ -207,15 +207,15 @@ def test_without_validation_the_test_data_choose_and_it_is_said(tmp_path: Path) 
 def test_one_seed_has_score_intervals_and_several_a_bootstrap(tmp_path: Path) -> None:
     """Two seeds: apple in a .7 and .5, local .5 and .1: gains .2, .4, mean .3, bootstrap .2 to .4, spread .1414."""
     one = Study(make_run(tmp_path / "one"))
-    assert one.accuracy("apple", "a").interval == accuracy_interval(0.7, 10)
-    assert math.isnan(one.accuracy("apple", "a").spread)
+    assert one.score("apple", "a").interval == accuracy_interval(0.7, 10)
+    assert math.isnan(one.score("apple", "a").spread)
     assert one.gain("apple", "local", "a").interval == difference_interval(0.7, 10, 0.5, 10)
     test = {"local": [(0.5, 0.5, 0.5), (0.1, 0.5, 0.5)], "apple": [(0.7, 0.5, 0.5), (0.5, 0.5, 0.5)]}
     two = Study(make_run(tmp_path / "two", test, seeds=(1, 2)))
     gain = two.gain("apple", "local", "a")
     assert (gain.mean, *gain.interval) == pytest.approx((0.3, 0.2, 0.4))
     assert gain.certain and gain.sign == 1
-    assert two.accuracy("apple", "a").spread == pytest.approx(math.sqrt(0.02))
+    assert two.score("apple", "a").spread == pytest.approx(math.sqrt(0.02))
     assert two.mean_gain("apple", "local").mean == pytest.approx(0.1)  # .2, .4 and four times 0
     assert two.seeds == [1, 2]
 

@@ -464,6 +464,8 @@ def test_progress_events(study: Path) -> None:
     assert set(first) == {
         "event",
         "strategy",
+        "task",
+        "score",
         "seed",
         "round",
         "rounds",

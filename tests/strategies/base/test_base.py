@@ -277,6 +277,7 @@ def test_a_card_says_no_labels(two: Files) -> None:
     for card in cards:
         assert set(card) <= {
             "name",
+            "task",
             "n_train",
             "n_val",
             "n_test",

@@ -115,7 +115,7 @@ def test_a_withheld_accuracy_is_not_in_the_mean(three: Files) -> None:
     """c's 8 test rows are below the 9 that are asked for; the mean is that of a silo that has as many, b (10 rows)."""
     seen: list[Progress] = []
     run = federate(three, strategy="fedavg", rounds=1, min_metric_samples=9, watch=seen.append)
-    assert seen[0].accuracy == run.values("accuracy", "b", "received")[0]
+    assert seen[0].score == run.values("accuracy", "b", "received")[0]
 
 
 # ---- Vectors ---------------------------------------------------------------------------------------------------------
@@ -196,6 +196,7 @@ GOOD: dict[str, Any] = {
     "n_train": 8,
     "n_val": 8,
     "n_test": 8,
+    "task": "multiclass",
     "shape": [3],
     "classes": 3,
     "own_file": True,
@@ -218,6 +219,7 @@ CARDS: dict[str, tuple[dict[str, Any], str]] = {
     "a broken number": ({"n_train": math.nan}, "n_train = nan"),
     "no thread": ({"threads": 0}, "threads = 0"),
     "text for a number": ({"n_val": "8"}, "n_val = '8'"),
+    "another task": ({"task": "fortune-telling"}, "task = 'fortune-telling'"),
     "no shape": ({"shape": []}, r"shape = \[\]"),
     "a shape of nothing": ({"shape": [3, 0]}, r"shape = \[3, 0\]"),
     "a thousand million classes": ({"classes": 10**9}, "classes = 1000000000"),
