@@ -79,6 +79,11 @@ def _text_of(path: Path) -> str:
         raise ValueError(f"{path} is damaged: it is not all text") from None
 
 
+def write_history(path: Path, rows: Iterable[Row]) -> None:
+    """The whole file anew."""
+    write_atomically(path, ",".join(HEADER) + "\n" + _text(rows))
+
+
 class History:
     """Rows in memory and, where there is a path, in its file, which grows by one write per round."""
 
@@ -136,10 +141,9 @@ class History:
         return str(self._sums[key].hexdigest())
 
     def _write(self) -> None:
-        """The whole file anew."""
         self._sums.clear()
         if self.path is not None:
-            write_atomically(self.path, ",".join(HEADER) + "\n" + _text(self.rows))
+            write_history(self.path, self.rows)
 
     def of(self, strategy: str, seed: int) -> list[Row]:
         return [r for r in self.rows if r.strategy == strategy and r.seed == seed]
