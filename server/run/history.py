@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ class Row:
     n: int | None
 
     def cells(self) -> list[str]:
-        cells = [guarded(str(v)) for v in astuple(self)]
-        cells[7] = "" if math.isnan(self.value) else repr(float(self.value))
-        cells[8] = "" if self.n is None else str(self.n)
-        return cells
+        texts = (self.strategy, self.seed, self.round, self.silo, self.split, self.snapshot, self.metric)
+        value = "" if math.isnan(self.value) else repr(float(self.value))
+        return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
 
 
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
