@@ -164,12 +164,12 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
         data = pooled(data, settings, context)
     c = settings.common
     classes = agreed_classes(config, data)
-    splits = _samples(data, device, *statistics(settings, context, config))
+    splits, known = _samples(data, device, *statistics(settings, context, config))
     name, options = settings.model_for(data.input_shape)
     head = settings.strategy.head
     model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head))
     initial = initial_model(name, data.input_shape, classes, options, c.seed, head)
-    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device))
+    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), known)
 
 
 def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,20 +197,22 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
     }
 
 
-_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, tuple[Samples, Samples, Samples]]] = {}
+OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
+_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, OnDevice]] = {}
 
 
-def _samples(
-    data: SiloData, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]
-) -> tuple[Samples, Samples, Samples]:
-    """The three splits on the device, kept for the next round as long as their data are."""
+def _samples(data: SiloData, device: torch.device, mean: tuple[float, ...], std: tuple[float, ...]) -> OnDevice:
+    """The three splits on the device, and what is known of models on them (see :class:`Silo`).
+
+    They are kept for the next round as long as their data are.
+    """
     key = (id(data), device, mean, std)
     if key not in _ON_DEVICE:
         for old in [k for k, (held, _) in _ON_DEVICE.items() if held is data]:
             del _ON_DEVICE[old]
         mu, sigma = (torch.tensor(mean), torch.tensor(std)) if mean else (None, None)
         parts = [Samples(s.x, s.y, device, mu, sigma) for s in (data.train, data.val, data.test)]
-        _ON_DEVICE[key] = data, (parts[0], parts[1], parts[2])
+        _ON_DEVICE[key] = data, ((parts[0], parts[1], parts[2]), {})
         while len(_ON_DEVICE) > 256:
             del _ON_DEVICE[next(iter(_ON_DEVICE))]
     return _ON_DEVICE[key][1]
