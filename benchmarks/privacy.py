@@ -321,7 +321,7 @@ def labels_of(dataset: str, model: str, epochs: int, rounds: Sequence[int]) -> l
     name, options = settings.model_for(shape)
     network = flat_model(name, shape, classes, options, "cpu", None)
     agreed = [standardisation(p.train.x, settings.common.normalization, strategy.extra) for p in parts.values()]
-    samples = [_samples(p, torch.device("cpu"), a, ((), ()))[2] for p, a in zip(parts.values(), agreed, strict=True)]
+    samples = [_samples(p, torch.device("cpu"), a, ((), ()))[0][2] for p, a in zip(parts.values(), agreed, strict=True)]
     others = torch.cat([test.take(slice(None))[0] for test in samples])
     true = {n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes) for n, p in parts.items()}
     found: dict[int, list[float]] = {r: [] for r in rounds}

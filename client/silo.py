@@ -187,13 +187,13 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
     c = settings.common
     classes = agreed_classes(config, data)
     inputs, labels = statistics(settings, context, config)
-    splits = _samples(data, device, inputs, labels)
+    splits, known = _samples(data, device, inputs, labels)
     task = task_of(data.task, *labels)
     name, options = settings.model_for(data.input_shape, data.task)
     head = settings.strategy.head
     model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head))
     initial = initial_model(name, data.input_shape, classes, options, c.seed, head)
-    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task)
+    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task, known)
 
 
 def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,20 +228,24 @@ def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | Non
     return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
 
 
-_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, tuple[Samples, Samples, Samples]]] = {}
+OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
+_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, OnDevice]] = {}
 
 
 def _samples(
     data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
-) -> tuple[Samples, Samples, Samples]:
-    """The three splits on the device, kept for the next round as long as their data are."""
+) -> OnDevice:
+    """The three splits on the device, and what is known of models on them (see :class:`Silo`).
+
+    They are kept for the next round as long as their data are.
+    """
     key = (id(data), device, inputs, labels)
     if key not in _ON_DEVICE:
         for old in [k for k, (held, _) in _ON_DEVICE.items() if held is data]:
             del _ON_DEVICE[old]
         (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
         parts = [Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test)]
-        _ON_DEVICE[key] = data, (parts[0], parts[1], parts[2])
+        _ON_DEVICE[key] = data, ((parts[0], parts[1], parts[2]), {})
         while len(_ON_DEVICE) > 256:
             del _ON_DEVICE[next(iter(_ON_DEVICE))]
     return _ON_DEVICE[key][1]

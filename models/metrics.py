@@ -94,53 +94,57 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
         raise ValueError(f"labels must lie in 0..{classes - 1}, found {lowest}..{highest}")
     log_p = F.log_softmax(scores, dim=1)
     predicted = scores.argmax(1)
-    hits = predicted == labels
+    # Samples, predictions and hits of each class.
+    counts, guesses, found = (
+        torch.bincount(values, minlength=classes) for values in (labels, predicted, labels[predicted == labels])
+    )
     return {
         "loss": float(F.nll_loss(log_p, labels)),
-        "accuracy": int(hits.sum()) / n,
-        "balanced_accuracy": _balanced_accuracy(labels, hits, classes),
-        "macro_f1": _macro_f1(labels, predicted, hits, classes),
-        "weighted_f1": _weighted_f1(labels, predicted, hits, classes),
-        "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy()),
+        "accuracy": int(found.sum()) / n,
+        "balanced_accuracy": _balanced_accuracy(counts, found),
+        "macro_f1": _macro_f1(counts, guesses, found),
+        "weighted_f1": _weighted_f1(counts, guesses, found),
+        "auc": _one_vs_rest_auc(log_p.exp().numpy(), labels.numpy(), counts.numpy()),
     }
 
 
-def _balanced_accuracy(labels: Tensor, hits: Tensor, classes: int) -> float:
-    counts = torch.bincount(labels, minlength=classes)
-    recognised = torch.bincount(labels[hits], minlength=classes)
+def _balanced_accuracy(counts: Tensor, found: Tensor) -> float:
     present = counts > 0
-    return float((recognised[present].double() / counts[present]).mean())
+    return float((found[present].double() / counts[present]).mean())
 
 
-def _weighted_f1(labels: Tensor, predicted: Tensor, hits: Tensor, classes: int) -> float:
-    counts = torch.bincount(labels, minlength=classes)
-    occurrences = (counts + torch.bincount(predicted, minlength=classes)).clamp(min=1)
-    f1 = 2.0 * torch.bincount(labels[hits], minlength=classes).double() / occurrences
+def _weighted_f1(counts: Tensor, guesses: Tensor, found: Tensor) -> float:
+    f1 = 2.0 * found.double() / (counts + guesses).clamp(min=1)
     return float((f1 * counts).sum() / counts.sum())
 
 
-def _macro_f1(labels: Tensor, predicted: Tensor, hits: Tensor, classes: int) -> float:
+def _macro_f1(counts: Tensor, guesses: Tensor, found: Tensor) -> float:
     # F1 = 2 TP / (2 TP + FP + FN), and the denominator is the class's labels plus its predictions.
-    occurrences = torch.bincount(labels, minlength=classes) + torch.bincount(predicted, minlength=classes)
-    true_positives = torch.bincount(labels[hits], minlength=classes)
+    occurrences = counts + guesses
     present = occurrences > 0
-    return float((2.0 * true_positives[present].double() / occurrences[present]).mean())
+    return float((2.0 * found[present].double() / occurrences[present]).mean())
 
 
-def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over classes of P(score of a positive > score of a negative), equal scores counting half."""
-    present = np.unique(labels)
+def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float:
+    """Mean over classes of P(score of a positive > score of a negative), equal scores counting half.
+
+    A positive is looked for among all n scores of its class: of the pairs (smaller or not, smaller or equal) that are
+    counted there, those of the k positives among themselves are k², whatever their scores.
+    """
+    present = np.flatnonzero(counts)
     if len(present) < 2 or not np.isfinite(p).all():
         return math.nan
+    n, stops = len(labels), counts.cumsum()
+    scores = p.T.copy()
+    scores.sort()
+    own = p[np.arange(n), labels][labels.argsort(kind="stable")]  # the positives' scores, class by class
     areas = []
-    for label in present[1:] if p.shape[1] == 2 else present:
-        positive = labels == label
-        score = p[:, label]
-        negatives = np.sort(score[~positive])
-        positives = np.sort(score[positive])  # sorted needles search several times faster
-        below = np.searchsorted(negatives, positives, side="left").sum()
-        not_above = np.searchsorted(negatives, positives, side="right").sum()
-        areas.append((int(below) + int(not_above)) / (2 * len(negatives) * len(positives)))
+    for label in (present[1:] if p.shape[1] == 2 else present).tolist():
+        k = int(counts[label])
+        positives = np.sort(own[stops[label] - k : stops[label]])  # sorted needles search several times faster
+        below = scores[label].searchsorted(positives, side="left").sum()
+        not_above = scores[label].searchsorted(positives, side="right").sum()
+        areas.append((int(below) + int(not_above) - k * k) / (2 * (n - k) * k))
     return float(np.mean(areas))
 
 

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -17,6 +17,7 @@ from server.report.write import silo_table, try_report, write_manifest
 from server.run.engine import InProcessGrid, flower_identity
 from server.run.history import History
 from server.run.loop import Progress, RoundLoop
+from server.run.parts import Parts
 from server.run.rundir import RunDirectory, default_out
 from server.run.study import check_run, study_config, study_runs
 from server.run.summary import write_summary
@@ -24,11 +25,21 @@ from server.run.tracking import Tracker, open_trackers, round_values
 from strategies.base.run_settings import RunSettings
 
 
-def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence[str] = ()) -> Path:
-    """Run the study in this process; returns its directory. Raises UserError, or RuntimeError where a run fails.
+class Way(Protocol):
+    """How the runs of a study are gone through: in turns, :func:`run_all`, or as ``server.workers`` has it."""
+
+    def __call__(
+        self, runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool
+    ) -> None: ...
+
+
+def simulate(
+    values: Mapping[str, object], *, quiet: bool = False, log: Sequence[str] = (), way: Way | None = None
+) -> Path:
+    """Run the study in this process, or another ``way``; returns its directory.
 
     The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
-    that record the study too (see ``server.tracking``).
+    that record the study too (see ``server.tracking``). Raises UserError, or RuntimeError where a run fails.
     """
     trackers = open_trackers(log)
     runs = study_runs(values)
@@ -38,7 +49,8 @@ def simulate(values: Mapping[str, object], *, quiet: bool = False, log: Sequence
     config = study_config(runs)
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
     with RunDirectory.open(out, config, resume=first.resume) as directory:
-        run_all(runs, directory, trackers, quiet=quiet)
+        Parts(directory, runs).take_back_all()
+        (way or run_all)(runs, directory, trackers, quiet=quiet)
     if not quiet:
         print(silo_table(Study(directory.path)), file=sys.stderr)
     return directory.path
@@ -55,12 +67,14 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
             for run in runs:
                 run_one(run, directory, bar, trackers)
     except KeyboardInterrupt:
-        config_file = directory.path / "config.toml"
-        raise KeyboardInterrupt(
-            f"continue with silofl simulate --config {config_file} --out {directory.path} --set resume=true"
-        ) from None
+        raise KeyboardInterrupt(how_to_continue(directory)) from None
     finally:
         try_report(directory.path)
+
+
+def how_to_continue(directory: RunDirectory) -> str:
+    config_file = directory.path / "config.toml"
+    return f"continue with silofl simulate --config {config_file} --out {directory.path} --set resume=true"
 
 
 def run_one(

@@ -19,8 +19,8 @@ def add_commands(commands: Any) -> None:
     p = commands.add_parser(
         "simulate",
         help="run methods in this process",
-        description="Run one method, or a study of several methods and seeds, in this process. "
-        "The last line printed is the run directory.",
+        description="Run one method, or a study of several methods and seeds, on this machine, or with "
+        "--workers ray on a cluster. The last line printed is the run directory.",
     )
     add_run_options(p)
     data = p.add_mutually_exclusive_group()
@@ -35,6 +35,13 @@ def add_commands(commands: Any) -> None:
         action="append",
         default=[],
         help="also log to tensorboard or mlflow, below the run directory; may be repeated",
+    )
+    p.add_argument(
+        "--workers",
+        metavar="N",
+        default="1",
+        help="runs of a study that go on side by side, each in a process of its own, or ray: as many as Ray has room "
+        "for; the numbers are the same (default: 1)",
     )
     p.set_defaults(run=simulate)
 
@@ -154,8 +161,9 @@ def list_strategies(given: argparse.Namespace) -> None:
 
 def simulate(given: argparse.Namespace) -> None:
     from server.simulate import simulate
+    from server.workers import way_of
 
-    out = simulate(run_values(given), log=given.log)
+    out = simulate(run_values(given), log=given.log, way=way_of(given.workers))
     for run in json.loads((out / "summary.json").read_text())["runs"]:
         print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
     print(out)

@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,9 @@ class Row:
     n: int | None
 
     def cells(self) -> list[str]:
-        cells = [guarded(str(v)) for v in astuple(self)]
-        cells[7] = "" if math.isnan(self.value) else repr(float(self.value))
-        cells[8] = "" if self.n is None else str(self.n)
-        return cells
+        texts = (self.strategy, self.seed, self.round, self.silo, self.split, self.snapshot, self.metric)
+        value = "" if math.isnan(self.value) else repr(float(self.value))
+        return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
 
 
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
@@ -77,6 +76,11 @@ def _text_of(path: Path) -> str:
         return path.read_text()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is damaged: it is not all text") from None
+
+
+def write_history(path: Path, rows: Iterable[Row]) -> None:
+    """The whole file anew."""
+    write_atomically(path, ",".join(HEADER) + "\n" + _text(rows))
 
 
 class History:
@@ -136,10 +140,9 @@ class History:
         return str(self._sums[key].hexdigest())
 
     def _write(self) -> None:
-        """The whole file anew."""
         self._sums.clear()
         if self.path is not None:
-            write_atomically(self.path, ",".join(HEADER) + "\n" + _text(self.rows))
+            write_history(self.path, self.rows)
 
     def of(self, strategy: str, seed: int) -> list[Row]:
         return [r for r in self.rows if r.strategy == strategy and r.seed == seed]

@@ -17,6 +17,7 @@ from strategies.base.run_settings import toml_text
 from strategies.base.settings import UserError, Value
 
 LOCK = ".lock"  # held by the process that trains
+WORKERS = "workers"  # holds the parts of a study whose runs go on side by side (parts.py)
 # These may differ between a run and its continuation; everything else makes it another run.
 FREE_ON_RESUME = (
     "rounds",
@@ -64,10 +65,15 @@ def read_toml(path: Path) -> dict[str, Value]:
 
 
 class RunDirectory:
-    """One study's directory. ``config`` are all its settings; strategies and seeds may be comma-separated lists."""
+    """One study's directory. ``config`` are all its settings; strategies and seeds may be comma-separated lists.
 
-    def __init__(self, path: Path) -> None:
+    ``part``: as one of its runs sees it that goes on beside others. History, progress, summary and lock are its own
+    then, in ``workers/PART``; all else is the study's.
+    """
+
+    def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
+        self.own = path / WORKERS / part if part else path
 
     @classmethod
     @contextlib.contextmanager
@@ -112,7 +118,7 @@ class RunDirectory:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
-                stack.enter_context(locked(self.path / LOCK, busy))
+                stack.enter_context(locked(self.own / LOCK, busy))
             yield
 
     def check_free(self) -> None:
@@ -144,20 +150,28 @@ class RunDirectory:
 
     @property
     def history(self) -> Path:
-        return self.path / "history.csv"
+        return self.own / "history.csv"
+
+    @property
+    def summary(self) -> Path:
+        return self.own / "summary.json"
+
+    @property
+    def progress_file(self) -> Path:
+        return self.own / "progress.jsonl"
 
     def checkpoint(self, run_key: str) -> Path:
         return self.path / "checkpoint" / run_key
 
     def progress(self, event: str, **values: Any) -> None:
         """One JSON line for whoever follows the run (``silofl run``, a dashboard)."""
-        with (self.path / "progress.jsonl").open("a") as file:
+        with self.progress_file.open("a") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
     def sample_counts(self) -> dict[str, int]:
         """Training samples of each silo, as it said them last to a run of this directory."""
         counts: dict[str, int] = {}
-        file = self.path / "progress.jsonl"
+        file = self.progress_file
         for line in file.read_text().splitlines() if file.exists() else []:
             with contextlib.suppress(ValueError):  # a line that a crash cut off
                 event = json.loads(line)
@@ -165,4 +179,4 @@ class RunDirectory:
         return counts
 
     def write_json(self, name: str, value: Any) -> None:
-        write_atomically(self.path / name, json.dumps(value, indent=1, allow_nan=False) + "\n")
+        write_atomically(self.own / name, json.dumps(value, indent=1, allow_nan=False) + "\n")

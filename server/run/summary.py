@@ -29,17 +29,35 @@ Values = dict[int, dict[str, float]]  # round -> silo -> value
 
 
 def write_summary(directory: RunDirectory, history: History, federation: RoundLoop) -> dict[str, Any]:
-    """Add one finished run to ``summary.json`` and compute anew what compares it with the study's other runs."""
-    file = directory.path / "summary.json"
-    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    """Add one finished run to ``summary.json``."""
     c = federation.common
     sizes = federation.cards, federation.total_bytes, dict(federation.seconds)
     new = run_summary(history, c.strategy, c.seed, c.rounds, *sizes, c.weight_cap, federation.task)
     new["left_out"] = dict(federation.left_out)
-    runs = [r for r in runs if (r["strategy"], r["seed"]) != (new["strategy"], new["seed"])] + [new]
+    return add_to_summary(directory, [new])
+
+
+def add_to_summary(
+    directory: RunDirectory, new: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]] = ()
+) -> dict[str, Any]:
+    """Add these runs' entries and compute anew what compares them with the study's others.
+
+    They stand in this order of (strategy, seed), or else at the end.
+    """
+    runs = entries(directory) if directory.summary.exists() else []
+    here = {(r["strategy"], r["seed"]) for r in new}
+    runs = [r for r in runs if (r["strategy"], r["seed"]) not in here] + [dict(r) for r in new]
+    places = {which: place for place, which in enumerate(order)}
+    runs.sort(key=lambda r: places.get((r["strategy"], r["seed"]), len(places)))
     summary = {"runs": compare(runs)}
     directory.write_json("summary.json", summary)
     return summary
+
+
+def entries(directory: RunDirectory) -> list[dict[str, Any]]:
+    """What ``summary.json`` says of each run."""
+    found: list[dict[str, Any]] = json.loads(directory.summary.read_text())["runs"]
+    return found
 
 
 def run_summary(

@@ -21,7 +21,9 @@ from partitions.disk import write_atomically
 from server.run.checkpoint import load_checkpoint
 from server.run.history import History
 from server.run.loop import FORMAT
-from server.run.rundir import RunDirectory, read_toml
+from server.run.parts import Parts
+from server.run.rundir import WORKERS, RunDirectory, read_toml
+from server.run.study import study_runs
 from server.run.summary import compare, run_summary
 from strategies.base.settings import UserError
 from strategies.base.state import State
@@ -57,6 +59,8 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
 def _withdraw(name: str, run: Path) -> list[str]:
     """What was deleted, in words."""
     done = []
+    if (run / WORKERS).is_dir():  # a study that was killed with several runs at work
+        Parts(RunDirectory(run), study_runs(read_toml(run / "config.toml"))).take_back_all()
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
         count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))

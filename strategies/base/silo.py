@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -61,6 +61,8 @@ class Silo:
     model: FlatModel
     initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
     task: Task = MULTICLASS
+    # What the personal model that was evaluated last on these data in this process came to, by run, round and splits.
+    known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
 
 
 class SiloClient(NumPyClient):
@@ -81,6 +83,7 @@ class SiloClient(NumPyClient):
         self.model = silo.model
         self.loss = silo.task.loss(common.loss, common.focal_gamma)
         self.round = 0
+        self.run_id, self.measured_round = "", 0  # of the state that the personal model belongs to, as it is evaluated
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
         self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
@@ -215,15 +218,32 @@ class SiloClient(NumPyClient):
         self.tell_loss(losses)
 
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
-        """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``."""
+        """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
+
+        The personal model of before this round is not evaluated again, if it was in this process and has not changed.
+        """
         self.model.load(vector)
-        result: dict[str, float] = {}
-        for split in splits:
-            samples: Samples = getattr(self.silo, split)
-            if len(samples):
-                metrics = self.silo.task.evaluate(self.model, samples)
-                result |= {f"{snapshot}.{split}.{name}": value for name, value in metrics.items()}
-        return result
+        known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
+        if known is not None and self._is_previous(vector):
+            result = known
+        else:
+            result = {}
+            for split in splits:
+                samples: Samples = getattr(self.silo, split)
+                if len(samples):
+                    metrics = self.silo.task.evaluate(self.model, samples)
+                    result |= {f"{split}.{name}": value for name, value in metrics.items()}
+        if snapshot == "personal" and self.run_id:
+            self.silo.known.clear()
+            self.silo.known[(self.run_id, self.measured_round, *splits)] = result
+        return {f"{snapshot}.{name}": value for name, value in result.items()}
+
+    def _is_previous(self, vector: Tensor) -> bool:
+        """Whether this model, with the running statistics that ``self.model`` holds, is :attr:`previous`."""
+        arrays, buffers = self.state.arrays, self.model.buffers
+        if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
+            return False
+        return not buffers.numel() or torch.equal(buffers, arrays["personal.buffers"])
 
     # -- Flower's interface ---------------------------------------------------------------------------------------
 
@@ -255,6 +275,7 @@ class SiloClient(NumPyClient):
             raise ValueError("the local training diverged (a lower learning-rate may help)")
         trained = time.perf_counter()
         if config["evaluate"]:
+            self.measured_round = self.round
             metrics |= self.measure("personal", personal)
         if self.train_loss == self.train_loss:
             metrics["personal.train.loss"] = self.train_loss
@@ -270,6 +291,7 @@ class SiloClient(NumPyClient):
         metrics = self.measure("received", self._begin(config))
         if config["personal"]:
             self._load_buffers("personal.buffers")
+            self.measured_round = self.state.numbers.get("round", 0)
             metrics |= self.measure("personal", self.own())
         return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
 
@@ -289,6 +311,7 @@ class SiloClient(NumPyClient):
 
     def _begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
+        self.run_id = config.get("run_id", "")
         self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
         self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:

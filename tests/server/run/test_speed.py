@@ -7,19 +7,22 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, Message
-from tiny import Files, forget_models, simulated
+from tiny import Files, comparable, forget_models, simulated
 
 import client.app
 import client.silo
 import models.initial
+import models.tasks
 import partitions.silo_file
 from models.training import Samples
 from partitions import simulated as simulation
 from server.run.loop import Progress
 from strategies.base.payload import TensorArray
+from strategies.base.silo import SiloClient
 
 METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
 
@@ -69,6 +72,69 @@ def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> 
     simulated(strategy="fedavg", rounds=4, silos=3, files=three)
     opened = {name: number for name, number in counts.items() if name.startswith("open")}
     assert opened == {f"open {file}": 1 for file in three.values()}
+
+
+def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[int, Any]:
+    """How many times a network was evaluated on a split, and what the run returns."""
+    done: list[int] = []
+    ordinary = models.tasks.predict
+
+    def counted(model: Any, samples: Samples) -> Any:
+        done.append(len(samples))
+        return ordinary(model, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models.tasks, "predict", counted)
+        result = run()
+    return len(done), result
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "count"),
+    [
+        # Six silos, four rounds, two models on two splits, one of them again at the end.
+        ("fedavg", {}, 6 * (4 * 4 + 2)),
+        # The model of before a round is the one after the round before: two models in the first round, then one.
+        ("local", {}, 6 * (4 + 3 * 2)),
+        ("diversifed", {}, 6 * (4 + 3 * 2)),
+        ("lp-proj", {}, 6 * (4 + 3 * 2)),
+        ("local", {"model": "tiny-bn"}, 6 * (4 + 3 * 2)),
+        ("local", {"vectorize": True}, 6 * (4 + 3 * 2)),
+        # What rounds 1 and 3 left is not known when it is received in rounds 2 and 4; the end knows it of round 4.
+        ("local", {"evaluate-every": 2}, 6 * (4 + 4)),
+        # The same vector throughout, but the personal predictor is two networks: it is not what was received.
+        ("apfl", {"apfl.mix": "logits", "local-epochs": 0}, 6 * (4 * 2 + 2)),
+        # Fewer than all, None: where others' models help nobody, or a silo is left out of a round.
+        ("fedfomo", {}, None),
+        ("fedavg", {"participation": 0.5}, None),
+    ],
+)
+def test_no_model_is_evaluated_twice(
+    strategy: str, changes: dict[str, Any], count: int | None, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The personal model that a silo had before; and no number is another one for it."""
+    settings = {"strategy": strategy, "rounds": 4, **changes}
+    known, run = predictions(monkeypatch, lambda: simulated(**settings))
+    monkeypatch.setattr(SiloClient, "_is_previous", lambda self, vector: False)
+    every, evaluated = predictions(monkeypatch, lambda: simulated(**settings))
+    assert comparable(run.history.rows) == comparable(evaluated.history.rows)
+    assert known == (count or known) and (known < every or count == every)
+
+
+def test_a_model_is_evaluated_again_on_other_data(three: Files) -> None:
+    """A hospital replaces its file after round 2; nothing is trained, so the model is the same throughout."""
+
+    def replace(progress: Progress) -> None:
+        if progress.round == 2:
+            with np.load(three["a"]) as data:
+                arrays = dict(data)
+            np.savez(three["a"], **{**arrays, "y_test": (arrays["y_test"] + 1) % 3})
+
+    settings = {"strategy": "local", "rounds": 4, "silos": 3, "local-epochs": 0, "min-metric-samples": 1}
+    run = simulated(three, watch=replace, **settings)
+    losses = [r.value for r in run.history.rows if (r.silo, r.split, r.metric) == ("a", "test", "loss")]
+    before, after = set(losses[:4]), set(losses[4:])  # of two models in rounds 1 and 2, and of those since
+    assert len(losses) == 4 + 5 and len(before) == len(after) == 1 and before != after
 
 
 class Alive:

@@ -1,0 +1,335 @@
+"""``simulate --workers``: what runs side by side leave is what a study in turns leaves, whatever ends them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import server.workers
+from server.cli.main import main
+from server.run.loop import RoundLoop
+from server.run.parts import Parts
+from server.run.rundir import WORKERS, RunDirectory, read_toml
+from server.run.study import study_runs
+from server.run.tracking import TRACKERS, Tracker
+from server.run.withdraw import withdraw
+from server.simulate import simulate
+from server.workers import Ends, in_processes, side_by_side, start, way_of, work
+from strategies.base.run_settings import RunSettings
+from strategies.base.settings import UserError
+
+Runs = Sequence[RunSettings]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety rows in three columns, three classes."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
+    x[range(90), y] += 1.5
+    path = tmp_path_factory.mktemp("data") / "table.npz"
+    np.savez(path, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    return path
+
+
+def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
+    given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1, "out": str(out)}
+    return {**given, "strategy": "local,fedavg,apple", "seed": "1,2", **changes}
+
+
+@pytest.fixture(scope="module")
+def in_turns(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulate(values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True)
+
+
+def left(run: Path) -> dict[str, Any]:
+    """All that a study leaves but seconds: rows, summary, settings, and which files there are."""
+    history = [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
+    summary = [{k: v for k, v in r.items() if k != "seconds"} for r in read_json(run / "summary.json")["runs"]]
+    files = {str(f.relative_to(run)) for f in run.rglob("*") if f.is_file()}
+    same = {name: (run / name).read_text() for name in ("config.toml", "manifest.json")}
+    return {"history": history, "summary": summary, "files": files, **same}
+
+
+def events(run: Path, strategy: str, seed: int) -> list[Any]:
+    """What happened to one of the runs, rounds by their number."""
+    lines = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+    return [e.get("round") or e["event"] for e in lines if (e["strategy"], e["seed"]) == (strategy, seed)]
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def inline(
+    directory: RunDirectory, runs: Runs, *, stop: Callable[[str], object] = lambda key: None
+) -> Generator[Ends, None, None]:
+    """An engine without processes: the study backwards, each run as a worker does it, with a look in between."""
+    for run in reversed(runs):
+        stop(run.run_key)
+        code = work(str(directory.path), run.run_key, run.common.resume)
+        yield {}
+        yield {run.run_key: code}
+
+
+def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:
+    return simulate(given, quiet=True, log=log, way=partial(side_by_side, engine=engine, workers="2"))
+
+
+def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if everything were killed in that round of that run."""
+    ordinary = RoundLoop.round
+
+    def round(self: RoundLoop, strategy: Any, number: int) -> None:
+        if (self.settings.run_key, number) == (key, server_round):
+            raise KeyboardInterrupt
+        ordinary(self, strategy, number)
+
+    monkeypatch.setattr(RoundLoop, "round", round)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same study
+
+
+def test_two_processes_leave_what_one_leaves(in_turns: Path, table: Path, tmp_path: Path) -> None:
+    """Four runs, from the command line; the others' tests need no processes."""
+    given = values(table, tmp_path / "alone", strategy="fedavg,apple")
+    alone = simulate(given, quiet=True)
+    options = ["--strategy", "fedavg,apple", "--seed", "1,2", "--data", str(table), "--partition", "iid"]
+    options += ["--silos", "2", "--rounds", "3", "--set", "threads=1", "--workers", "2"]
+    assert main(["simulate", *options, "--out", str(tmp_path / "run")]) == 0
+    assert left(tmp_path / "run") == left(alone)
+
+
+def test_the_order_is_the_studys(in_turns: Path, table: Path, tmp_path: Path) -> None:
+    """The runs end in the opposite order; gains, which look at other runs, are there all the same."""
+    apart = study(values(table, tmp_path / "run"))
+    assert left(apart) == left(in_turns)
+    gains = [r["per_silo"]["hospital-01"]["gain_over_local"] for r in read_json(apart / "summary.json")["runs"]]
+    assert len(gains) == 6 and None not in gains
+    assert all(events(apart, name, seed) == [1, 2, 3, "done"] for name in ("local", "apple") for seed in (1, 2))
+
+
+def test_more_rounds_for_a_study_that_is_done(in_turns: Path, table: Path, tmp_path: Path) -> None:
+    """Begun in turns, gone on side by side, and the other way round."""
+    short = simulate(values(table, tmp_path / "a", rounds=1), quiet=True)
+    assert left(study(values(table, short, resume=True)))["history"] == left(in_turns)["history"]
+    assert events(short, "apple", 2) == [1, "done", 2, 3, "done"]
+    short = study(values(table, tmp_path / "b", rounds=2))
+    assert left(simulate(values(table, short, resume=True), quiet=True))["history"] == left(in_turns)["history"]
+
+
+def test_trackers_hear_what_they_hear_in_turns(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Heard(Tracker):
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+            made.append(self.heard)
+
+        def start(self, run: RunSettings, out: Path) -> None:
+            self.heard.append((run.run_key, out.name))
+
+        def record(self, step: int, values: Mapping[str, float]) -> None:
+            self.heard.append((step, {k: v for k, v in values.items() if k != "round/round_seconds"}))
+
+        def end(self, failed: bool) -> None:
+            self.heard.append(failed)
+
+    made: list[list[Any]] = []
+    monkeypatch.setitem(TRACKERS, "heard", Heard)
+    given = values(table, tmp_path / "1" / "run", strategy="fedavg", seed=1)
+    simulate(given, quiet=True, log=["heard"])
+    study({**given, "out": str(tmp_path / "2" / "run")}, log=["heard"])
+    assert made[0] == made[1] and len(made[0]) == 1 + 4 + 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What can go wrong
+
+KILLED = """
+import os, signal, sys
+from server.run.loop import RoundLoop
+from server.workers import work
+
+ordinary = RoundLoop.round
+
+def round(self, strategy, number):
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ordinary(self, strategy, number)
+
+RoundLoop.round = round
+work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume")
+"""
+
+
+def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
+
+    def start_one(directory: RunDirectory, run: RunSettings) -> Any:
+        return start(directory, run, ("-c", KILLED)) if run.run_key == "apple-1" else start(directory, run)
+
+    given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.workers, "start", start_one)
+        with pytest.raises(RuntimeError, match=r"^apple-1: its process was killed \(signal 9\)$"):
+            study(given, partial(in_processes, 2))
+    run = tmp_path / "run"
+    assert not (run / WORKERS).exists() and (run / "report.html").exists()
+    assert events(run, "fedavg", 1) == [1, 2, 3, "done"] and events(run, "apple", 1) == [1, "error"]
+    assert [r["strategy"] for r in read_json(run / "summary.json")["runs"]] == ["fedavg"]
+    study({**given, "resume": True})
+    assert events(run, "apple", 1) == [1, "error", 2, 3, "done"]
+    assert events(run, "fedavg", 1) == [1, 2, 3, "done", "done"]
+    assert left(run) == left(simulate({**given, "out": str(tmp_path / "whole")}, quiet=True))
+
+
+@pytest.mark.parametrize("way", ["in turns", "apart"])
+def test_everything_was_killed(
+    way: str, in_turns: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs have ended, one is in round 2, three wait; nobody has taken anything back."""
+    given = values(table, tmp_path / "run")
+    runs = study_runs(given)
+    crash_in("apple-1", 2, monkeypatch)
+    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
+        Parts(directory, runs).hand_out()
+        for key in ("local-2", "fedavg-1"):
+            assert work(str(directory.path), key, False) == 0
+        with pytest.raises(KeyboardInterrupt):
+            work(str(directory.path), "apple-1", False)
+    monkeypatch.undo()
+    assert len(list((tmp_path / "run" / WORKERS).iterdir())) == 6
+    again = {**given, "resume": True}
+    run = simulate(again, quiet=True) if way == "in turns" else study(again)
+    assert left(run) == left(in_turns)
+    assert events(run, "apple", 1) == [1, 2, 3, "done"] and events(run, "local", 2) == [1, 2, 3, "done", "done"]
+
+
+def test_half_taken_back(table: Path, tmp_path: Path) -> None:
+    """Killed after history and progress were merged and before the folder was gone: nothing is there twice."""
+    given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
+    [run] = runs = study_runs(given)
+    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
+        parts = Parts(directory, runs)
+        parts.hand_out()
+        assert work(str(directory.path), run.run_key, False) == 0
+        before = Parts(directory, runs)
+        before.follow(run)
+        directory.history.write_bytes(parts.of(run).history.read_bytes())
+        merged = directory.history.read_bytes(), directory.progress_file.read_bytes()
+        Parts(directory, runs).take_back_all()
+        assert (directory.history.read_bytes(), directory.progress_file.read_bytes()) == merged
+        assert not (directory.path / WORKERS).exists() and directory.summary.exists()
+
+
+def test_ctrl_c(in_turns: Path, table: Path, tmp_path: Path) -> None:
+    """In the fourth run: what is done is taken back, and the line that is printed goes on with as many workers."""
+
+    def stop(key: str) -> None:
+        if key == "apple-1":
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run"
+    offer = f"continue with silofl simulate --config {out}/config.toml --out {out} --set resume=true --workers 2"
+    with pytest.raises(KeyboardInterrupt, match=f"^{offer}$"):
+        study(values(table, out), partial(inline, stop=stop))
+    assert not (out / WORKERS).exists()
+    assert {r["seed"] for r in read_json(out / "summary.json")["runs"]} == {2}
+    assert left(study({**read_toml(out / "config.toml"), "out": str(out), "resume": True})) == left(in_turns)
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedBN refuses a network without batch normalisation: the user's to mend, exit code 2, as in turns."""
+    monkeypatch.setattr(server.workers, "in_processes", lambda count, *given: inline(*given))
+    given = ["simulate", "--strategy", "fedbn,local", "--data", str(table), "--partition", "iid", "--silos", "2"]
+    given += ["--rounds", "1", "--set", "threads=1", "--out"]
+    assert main([*given, str(tmp_path / "turns")]) == 2
+    why = capsys.readouterr().err.splitlines()[-1].removeprefix("silofl simulate: ")
+    assert main([*given, str(tmp_path / "apart"), "--workers", "2"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"silofl simulate: fedbn-42: {why}"
+    assert [r["strategy"] for r in read_json(tmp_path / "apart" / "summary.json")["runs"]] == ["local"]
+    assert events(tmp_path / "apart", "fedbn", 42) == ["error"]
+
+
+def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> None:
+    """A process that outlived its study, as one far away can: the study is refused until it has ended."""
+    given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
+    runs = study_runs(given)
+    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
+        Parts(directory, runs).hand_out()
+    with (
+        RunDirectory(tmp_path / "run", "fedavg-1").held(),
+        pytest.raises(ValueError, match="another run is writing to it"),
+    ):
+        study({**given, "resume": True})
+    assert (tmp_path / "run" / WORKERS / "fedavg-1").is_dir()
+    study({**given, "resume": True})
+
+
+def test_a_worker_ends_with_its_study() -> None:
+    code = "import threading, time; from server.workers import end_with_parent; "
+    code += "threading.Thread(target=end_with_parent).start(); print(1, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"1\n" and process.poll() is None
+        process.stdin.close()
+        assert process.wait(60) == 1
+
+
+def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path: Path) -> None:
+    given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
+    runs = study_runs(given)
+    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
+        Parts(directory, runs).hand_out()
+        assert work(str(directory.path), "fedavg-1", False) == 0
+    withdraw("hospital-02", [tmp_path / "run"])
+    files = [f for f in (tmp_path / "run").rglob("*") if f.is_file()]
+    named = {f.suffix for f in files if b"hospital-02" in f.read_bytes()}
+    assert named == {".safetensors"}  # the checkpoints say who withdrew
+    assert not (tmp_path / "run" / WORKERS).exists()
+    assert "hospital-01" in (tmp_path / "run" / "history.csv").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The option
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "many", "", "1.5", "²"])
+def test_workers_is_a_number_or_ray(workers: str) -> None:
+    with pytest.raises(UserError, match=f"^--workers {workers}: a number of processes, or ray, is wanted here$"):
+        way_of(workers)
+
+
+def test_nothing_is_started_for_a_wrong_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server.workers, "start", None)
+    out = tmp_path / "run"
+    assert main(["simulate", "--strategy", "local,appel", "--workers", "2", "--out", str(out)]) == 2
+    assert "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err and not out.exists()
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["simulate", "--workers", "ray", "--out", str(tmp_path / "run")]) == 2
+    line = "silofl simulate: --workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'\n"
+    assert capsys.readouterr().err == line and not (tmp_path / "run").exists()
+
+
+@pytest.mark.deployed
+def test_on_ray(table: Path, tmp_path: Path) -> None:
+    """A cluster of this machine's own, two runs; one whose process dies there is named."""
+    given = values(table, tmp_path / "run", strategy="fedavg,apple", seed=1)
+    run = simulate(given, quiet=True, way=way_of("ray"))
+    assert left(run) == left(simulate({**given, "out": str(tmp_path / "turns")}, quiet=True))
