@@ -1,7 +1,7 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [--dataset mnist] [--device cuda]
-                                [--repeats 5]
+    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [--dataset mnist]
+                                [--device cuda] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
@@ -10,7 +10,8 @@ FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own al
 methods with vector algebra of their own against plain loops of the same arithmetic (``bare.py``); 12 silos of 256
 random grey pictures of 28x28, batches of 64, whatever the data set. vectorize: one round of silos that take turns over
 one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224 training rows of a
-random table of 30 columns each, whatever the data set.
+random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated over one
+in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every other silo.
 """
 
 from __future__ import annotations
@@ -158,9 +159,36 @@ def turns_and_together(values: Values, repeats: int) -> list[str]:
     return [str(values["silos"]), *seconds, f"{ratios(times, 'together')['turns']:.2f}"]
 
 
+EVALUATED: dict[str, Values] = {
+    "FedAvg": {},
+    "FedAvg, half of the silos train": {"participation": 0.5},
+    "Local": {"strategy": "local"},
+}
+
+
+def evaluation(given: Values, repeats: int) -> str:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "table.npz"
+        random_table(file, 280 * 12)
+        for dataset, model in ((given["dataset"], "auto"), (str(file), "mlp")):
+            for name, own in EVALUATED.items():
+                values = {**values_of({**given, "dataset": dataset}, 12), "threads": 1, "model": model, **own}
+                kinds = {"none": Prepared(values), "both": Prepared({**values, "evaluate-every": 1})}
+                times = interleaved({kind: one.round for kind, one in kinds.items()}, repeats)
+                share = 1 - ratios(times, "both")["none"]
+                rows.append([name, "table" if model == "mlp" else str(dataset), f"{100 * share:.0f} %"])
+    return table(rows, ["method", "data", "share of a round that is evaluation"])
+
+
+WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize")
+    parser.add_argument(
+        "what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize, evaluation"
+    )
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)
@@ -168,8 +196,7 @@ def main() -> None:
     print(f"{torch.__version__}, {given.device}, {os.cpu_count()} cores, data set {given.dataset}\n")
     values = {"dataset": given.dataset, "device": given.device}
     for name in given.what:
-        work = {"floor": floor, "methods": methods, "algebra": algebra, "vectorize": vectorize}[name]
-        print(f"## {name}\n\n{work(values, given.repeats)}\n")
+        print(f"## {name}\n\n{WORKS[name](values, given.repeats)}\n")
 
 
 if __name__ == "__main__":
