@@ -9,7 +9,8 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ TIMEOUT_SECONDS = 5.0
 WARN_DAYS = 30
 OPERATOR = "ask the server's operator"
 TRANSIENT = ("name resolution", "port")  # a network or a server that is down for now; the rest somebody has to mend
+CLOCK = "clock"  # what is amiss until somebody, or NTP, sets it: a silo that has been in waits for that
+SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
+HOUR = 3600
+FURTHEST = 25 * HOUR  # a clock that is off further is not looked for
+TIMESTAMP = "timestamp"  # in what it says of a clock that it does not take: "Invalid timestamp"
+HALF_WINDOW = 150  # Flower (1.39) takes signed times from 305 s before its own to 5 s after it
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
@@ -218,7 +225,7 @@ def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check
         ):
             certificate: dict[str, Any] = tls.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
-        return [refused_certificate(error, host)]
+        return [refused_certificate(error, host, port)]
     except ssl.SSLError as error:
         fix = f"{OPERATOR} for the address of the Fleet port"
         return [Check("certificate", False, f"{host}:{port} does not speak TLS ({error.reason})", fix)]
@@ -236,18 +243,30 @@ def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check
     return [*checks, Check("certificate dates", True, f"valid for {days} days")]
 
 
-def refused_certificate(error: ssl.SSLCertVerificationError, host: str) -> Check:
+def refused_certificate(error: ssl.SSLCertVerificationError, host: str, port: int) -> Check:
     """Why OpenSSL refused the server's certificate, and what to do."""
     if error.verify_code == EXPIRED:
         fix = f"{OPERATOR} to renew it; if this machine's date is wrong, set it"
         return Check("certificate dates", False, "the server's certificate, or the CA's, has expired", fix)
     if error.verify_code == NOT_YET_VALID:
-        return Check("certificate dates", False, "the certificate is not valid yet", "set this machine's clock")
+        return Check(CLOCK, False, f"the server's certificate is not valid yet{_behind(host, port)}", SET_IT)
     if error.verify_code in (WRONG_NAME, WRONG_ADDRESS):
         fix = f"use a name that is in the certificate, or {OPERATOR} to add this one (server.address)"
         return Check("certificate names", False, f"the server's certificate is not for {host}", fix)
     fix = f"{OPERATOR} for a new bundle: this one is of another federation, or someone is in between"
     return Check("certificate chain", False, f"not issued by this federation's CA ({error.verify_message})", fix)
+
+
+def _behind(host: str, port: int) -> str:
+    """How far this machine's clock is behind at least: silofl's certificates begin an hour before they are made."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:  # nobody has checked this certificate; it is asked for its date alone
+        shown = ssl.get_server_certificate((host, port), timeout=TIMEOUT_SECONDS)
+        begins = load_pem_x509_certificate(shown.encode()).not_valid_before_utc.timestamp()
+    except (OSError, ValueError):
+        return ""
+    return f": this machine's clock is {int((begins - time.time()) // HOUR) + 1} h or more behind the server's"
 
 
 def key_checks(site: Site) -> list[Check]:
@@ -270,27 +289,52 @@ def key_checks(site: Site) -> list[Check]:
         fix = "restore it from the bundle"
         return [Check("key", False, f"{site.node_key} is no private key in OpenSSH format", fix)]
     credentials = grpc.ssl_channel_credentials(site.ca_certificate.read_bytes())
-    signed = internal("NodeAuthClientInterceptor")(key, key.public_key())
-    channel = grpc.intercept_channel(grpc.secure_channel(site.server, credentials), signed)
     public = internal("public_key_to_bytes")(key.public_key())
     request = internal("ActivateNodeRequest")(public_key=public, heartbeat_interval=0.0)
-    codes = internal("ApiErrorCode")
-    try:
-        internal("FleetStub")(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS)
-        answer, code = "activated", None
-    except grpc.RpcError as error:
-        answer = str(error.details())
-        flower = internal("FlowerError").from_json(answer)
-        code = flower.code if flower else None
-    finally:
-        channel.close()
+    headers, sign, codes = internal("headers"), internal("sign_message"), internal("ApiErrorCode")
+    in_flowers_words = internal("FlowerError").from_json
+
+    def ask(at: float) -> str:
+        """The server's answer to a call that is signed at this time."""
+        moment = datetime.fromtimestamp(at, UTC).isoformat()
+        names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
+        signed = tuple(zip(names, (public, moment, sign(key, moment.encode())), strict=True))
+        try:
+            internal("FleetStub")(channel).ActivateNode(request, timeout=TIMEOUT_SECONDS, metadata=signed)
+        except grpc.RpcError as error:
+            return str(error.details())
+        return "activated"
+
+    with grpc.secure_channel(site.server, credentials) as channel:
+        answer = ask(time.time())
+        if TIMESTAMP in answer:
+            return [clock_check(lambda at: in_flowers_words(ask(at)) is not None)]
+    flower = in_flowers_words(answer)
+    code = flower.code if flower else None
     if code == codes.FLEET_INVALID_HEARTBEAT_INTERVAL:
-        return [Check("clock", True, "within the server's limits"), Check("key", True, "registered at the server")]
+        return [Check(CLOCK, True, "within the server's limits"), Check("key", True, "registered at the server")]
     if code == codes.FLEET_NODE_ACTIVATION_FAILED:
         fix = f"{OPERATOR}: the silo was removed, or its bundle is of another server (silofl add-silo {site.name})"
         return [Check("key", False, "the server does not know this silo's key", fix)]
-    if "timestamp" in answer:
-        fix = "set this machine's clock (NTP): it may be 5 s ahead of the server's and 5 min behind"
-        return [Check("clock", False, "the server takes this machine's clock for wrong", fix)]
     fix = f"{OPERATOR} which version of Flower runs there"
     return [Check("key", False, f"the server answers: {answer}", fix)]
+
+
+def clock_check(taken: Callable[[float], bool]) -> Check:
+    """By how much a clock that the server does not take is off: which time, signed, it would have taken.
+
+    Whole half-hours, as of a wrong time zone or day, are tried first.
+    """
+    steps = range(-FURTHEST, FURTHEST + 1, 2 * HALF_WINDOW)
+    tried = sorted(steps, key=lambda off: (off % (HOUR // 2) != 0, abs(off)))
+    found = next((off for off in tried if taken(time.time() - off - HALF_WINDOW)), None)
+    if found is None:
+        much = f"off by more than {FURTHEST // HOUR} h"
+    else:
+        much = f"about {_in_words(abs(found))} {'behind' if found < 0 else 'ahead of'} the server's"
+    return Check(CLOCK, False, f"this machine's clock is {much}", SET_IT)
+
+
+def _in_words(seconds: int) -> str:
+    hours, minutes = seconds // HOUR, seconds % HOUR // 60
+    return " ".join(f"{n} {unit}" for n, unit in ((hours, "h"), (minutes, "min")) if n) or "a minute"

@@ -118,10 +118,11 @@ INTERNALS = {
     ),
     "Status": Internal("flwr.common.constant:Status", "whether a message's task is over", "no silo starts"),
     # The doctor.
-    "NodeAuthClientInterceptor": Internal(
-        "flwr.client.grpc_rere_client.node_auth_client_interceptor:NodeAuthClientInterceptor",
-        "signs a call with the silo's key",
-        NO_KEY_CHECK,
+    "headers": Internal(
+        "flwr.common.constant", "under which names a call carries key, time and signature", NO_KEY_CHECK
+    ),
+    "sign_message": Internal(
+        "flwr.supercore.primitives.asymmetric:sign_message", "signs a call with the silo's key", NO_KEY_CHECK
     ),
     "FleetStub": Internal("flwr.proto.fleet_pb2_grpc:FleetStub", "the Fleet API", NO_KEY_CHECK),
     "ActivateNodeRequest": Internal("flwr.proto.fleet_pb2:ActivateNodeRequest", "the call that is made", NO_KEY_CHECK),

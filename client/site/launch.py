@@ -62,6 +62,16 @@ def superlink_command(
     ]
 
 
+def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, superlink: int) -> list[str]:
+    """The command line of a server's SuperExec, as the SuperLink with this process number starts it itself."""
+    return [
+        path,
+        *("--root-certificates", str(ca_certificate)),
+        *("--runtime-api-address", f"{host}:{port}"),
+        *("--parent-pid", str(superlink)),
+    ]
+
+
 def supernode_command(site: Site, *, path: str = "flower-supernode", port: int = RUNTIME_PORT) -> list[str]:
     """The command line of a silo's SuperNode; `port` is that of its Runtime API on the loopback interface."""
     return [

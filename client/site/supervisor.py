@@ -7,6 +7,7 @@ goes on where waiting helps and otherwise ends with one line that names the caus
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from types import FrameType
 from typing import IO
 
 from client.site.doctor import (
+    CLOCK,
     TRANSIENT,
     connection_checks,
     data_checks,
@@ -94,7 +96,8 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
     # One that was in may have to wait for a server that restarts and has to learn its silos' keys again.
     patience = RESTART_SECONDS if silo.ever_online else 0.0
     if fault := fault_in_connection(silo.site):
-        return one_line(fault), patience, ValueError
+        waits = silo.ever_online and fault.name == CLOCK
+        return one_line(fault), math.inf if waits else patience, ValueError
     if silo.in_use:
         return IN_USE, IN_USE_SECONDS, ValueError
     return f"the SuperNode ended with exit code {silo.code}: {silo.last_line}", patience, RuntimeError

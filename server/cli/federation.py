@@ -84,6 +84,8 @@ def status(given: argparse.Namespace) -> None:
         print(json.dumps(found, indent=1))
         return
     server = "running" if found["superlink"]["running"] else "stopped"
+    if server == "running" and not found["superlink"]["executor"]:
+        server = "runs, but starts no run (`silofl up` mends it)"
     print(f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}")
     width = max(len(silo["name"]) for silo in found["silos"])
     for silo in found["silos"]:

@@ -19,7 +19,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from client.site.launch import (
     free_ports,
     program,
     silo_environment,
+    superexec_command,
     superlink_command,
     supernode_command,
 )
@@ -205,7 +206,9 @@ def _bring_up(federation: Federation, directory: Path, say: Callable[[str], None
     with Control(local.connection) as control:
         _wait_for_superlink(local, control, running[SUPERLINK])
         _register(local, control, credentials)
-        whole = {process.part for process in processes.find(directory) if "flower-superexec" in process.command}
+        whole = _with_executor(processes.find(directory))
+        if old and SUPERLINK not in whole:
+            _start_superexec(local, running[SUPERLINK], credentials)
         unchanged = {silo.name for silo in set(local.silos) & set(old.silos if old else ())} & whole
         outdated = running.keys() - unchanged - {SUPERLINK, WARM}
         processes.end([running.pop(part) for part in outdated], grace=GRACE_SECONDS)
@@ -337,6 +340,19 @@ def _superlink_command(local: LocalFederation, credentials: Credentials) -> list
     )
 
 
+def _start_superexec(local: LocalFederation, superlink: Process, credentials: Credentials) -> None:
+    """Of a SuperLink that has lost its own: it starts none again, and without one every run waits for ever."""
+    command = superexec_command(
+        program("flower-superexec"),
+        ca_certificate=credentials.ca_certificate,
+        host=LOOPBACK,
+        port=local.control_port,
+        superlink=superlink.pid,
+    )
+    log, inherited = _log(local.directory, SUPERLINK), _environment(local.directory, SUPERLINK)
+    processes.start(SUPERLINK, command, directory=local.directory, log=log, environment=inherited)
+
+
 def _supernode_command(local: LocalFederation, silo: LocalSilo, credentials: Credentials) -> list[str]:
     site = Site(
         name=silo.name,
@@ -379,6 +395,11 @@ def _main_processes(directory: Path) -> dict[str, Process]:
         elif any(name in process.command for name in MAIN_PROCESSES):
             main.setdefault(process.part, process)
     return main
+
+
+def _with_executor(found: Sequence[Process]) -> set[str]:
+    """The parts, of these processes, that have a SuperExec: without one a silo, or the server, starts nothing."""
+    return {process.part for process in found if "flower-superexec" in process.command}
 
 
 def _fail(local: LocalFederation, process: Process) -> PartFailedError:
@@ -500,7 +521,7 @@ def _forget(directory: Path) -> None:
 def status(local: LocalFederation) -> dict[str, Any]:
     """What runs and what is online, as `silofl status --json` prints it."""
     running = _main_processes(local.directory)
-    everything = processes.find(local.directory)
+    executors = _with_executor(processes.find(local.directory))
     nodes: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError), Control(local.connection) as control:
@@ -508,9 +529,8 @@ def status(local: LocalFederation) -> dict[str, Any]:
         runs = [{"run_id": str(run.run_id), "status": run.status, "details": run.details} for run in control.runs()]
     silos = []
     for silo in local.silos:
-        executor = [p for p in everything if p.part == silo.name and "flower-superexec" in p.command]
         state = nodes.get(silo.name, "unknown") if silo.name in running else "stopped"
-        if state == "online" and not executor:
+        if state == "online" and silo.name not in executors:
             state = "no executor"
         pid = running[silo.name].pid if silo.name in running else None
         silos.append({"name": silo.name, "state": state, "device": silo.device, "data": silo.data, "pid": pid})
@@ -520,7 +540,11 @@ def status(local: LocalFederation) -> dict[str, Any]:
         "connection": local.connection.name,
         "fleet": f"{local.address}:{local.fleet_port}",
         "control": local.connection.address,
-        "superlink": {"running": SUPERLINK in running, "pid": running[SUPERLINK].pid if SUPERLINK in running else None},
+        "superlink": {
+            "running": SUPERLINK in running,
+            "pid": running[SUPERLINK].pid if SUPERLINK in running else None,
+            "executor": SUPERLINK in executors,
+        },
         "warm": {"running": WARM in running, "pid": running[WARM].pid if WARM in running else None},
         "silos": silos,
         "runs": runs,

@@ -267,15 +267,18 @@ def round_line(event: Mapping[str, Any]) -> str:
 
 def follow(control: Control, run_id: int, progress: Progress) -> None:
     """Wait for the end of a run; RunFailedError with the reason unless it completed."""
-    answered = time.monotonic()
+    answered, silent = time.monotonic(), False
     while True:
         progress.read()
         try:
             now = control.run(run_id)
-            answered = time.monotonic()
+            answered, silent = time.monotonic(), False
         except ConnectionError as error:
             if time.monotonic() - answered > SILENCE_SECONDS:
                 raise RunFailedError(f"run {run_id} is lost after round {progress.round}: {error}") from None
+            if not silent:
+                print(f"{error}; the run is taken for lost after {SILENCE_SECONDS:g} s", file=sys.stderr, flush=True)
+            silent = True
             time.sleep(POLL_SECONDS)
             continue
         if now.finished:

@@ -10,8 +10,10 @@ quorum and half of the silos have answered, the others have a multiple of the ti
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from logging import WARNING
 from statistics import median
@@ -38,6 +40,7 @@ class Patience:
     floor: float = 0.0  # nobody has less
     quorum: int = 0  # nobody is hurried before so many have answered
     resend: bool = False  # whether a silo that was gone gets its message again
+    looks: bool = False  # whether the silos are looked after while their replies come: they are processes elsewhere
 
     def limit(self, asked: int, took: Sequence[float]) -> float:
         """When the exchange ends, counted from its start: ``took``, of those that have answered, of ``asked`` silos."""
@@ -47,15 +50,29 @@ class Patience:
 
 
 class Exchange:
-    """A round's messages and their replies. ``gone`` is told of a node that is gone while it is waited for."""
+    """A round's messages and their replies.
 
-    def __init__(self, grid: Grid, patience: Patience, gone: Callable[[int], object] = lambda node: None) -> None:
-        self.grid, self.patience, self.gone = grid, patience, gone
+    ``gone`` is told, perhaps again, of a node that is gone while it is waited for; ``each`` is called before the
+    SuperLink is asked for replies, every time. ``answered`` are the nodes of which the last exchange has a reply.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        patience: Patience,
+        gone: Callable[[int], object] = lambda node: None,
+        each: Callable[[], object] = lambda: None,
+        answered: Collection[int] = (),
+    ) -> None:
+        self.grid, self.patience, self.gone, self.each = grid, patience, gone, each
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # by node: the error that its absence made of its message
-        self.here: set[int] = set()  # the nodes that were here when it began: for others nobody waits
+        # The nodes that were here when it began: for others nobody waits. One whose line was mended a moment ago, and
+        # that has replied, counts as away until its next sign of life.
+        self.here: set[int] = set(answered)
         self.again: set[int] = set()  # the nodes that have got their message twice
+        self.absent: set[int] = set()  # the nodes that were here and, at the last look, were not
         self.limit = patience.timeout  # seconds after which the exchange ends
 
     def run(self, messages: Sequence[Message]) -> list[Message]:
@@ -64,13 +81,15 @@ class Exchange:
         Returns one reply per silo that is not silent, from that silo: the SuperLink signs errors of its own itself.
         """
         started = time.monotonic()
-        here = self._activations()
-        self.here = set(here)
+        self.each()
+        here: Mapping[int, str] = self._activations()
+        self.here |= set(here)
         replies = self._push(messages)
         took: list[float] = []
         pause, looked = POLL_SECONDS[0], started
         while self._hopes():
-            arrived = list(self.grid.pull_messages(list(self.waiting)))
+            self.each()
+            arrived, here = self._pull(here)
             for reply in arrived:
                 if reply.metadata.reply_to_message_id in self.waiting and (answered := self._take(reply)) is not None:
                     replies.append(answered)
@@ -85,6 +104,31 @@ class Exchange:
             if self._hopes():
                 time.sleep(pause)
         return [*replies, *self.lost.values()]
+
+    def _pull(self, here: Mapping[int, str]) -> tuple[list[Message], Mapping[int, str]]:
+        """The replies that are there; and who is here, where there was time to look.
+
+        Flower waits up to three minutes for the rest of a reply that has begun: meanwhile somebody has to look.
+        """
+        if not self.patience.looks:
+            return list(self.grid.pull_messages(list(self.waiting))), here
+        pulled: Future[list[Message]] = Future()
+        asked = list(self.waiting)
+
+        def pull() -> None:
+            try:
+                pulled.set_result(list(self.grid.pull_messages(asked)))
+            except BaseException as error:
+                pulled.set_exception(error)
+
+        threading.Thread(target=pull, daemon=True).start()
+        while True:
+            try:
+                return pulled.result(LOOK_SECONDS), here
+            except TimeoutError:
+                if pulled.done():
+                    raise
+                here = self._look(here)
 
     def _hopes(self) -> bool:
         """Whether an answer may still come."""
@@ -113,16 +157,24 @@ class Exchange:
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _look(self, before: Mapping[int, str]) -> dict[int, str]:
-        """Look after the silos that are waited for: one that is back does not know of its message any more."""
+        """Look after the silos that are waited for.
+
+        One that is back does not know of its message any more; one that is missing twice went away in the middle of its
+        reply, for whose rest Flower still waits.
+        """
         here = self._activations()
+        absent = before.keys() - here.keys()
         for name in sorted(self.waiting):
             node = self.sent[name].metadata.dst_node_id
+            if node in absent & self.absent:
+                self.gone(node)
             if before.get(node) and here.get(node, before[node]) != before[node]:
                 self.gone(node)
                 if not self.patience.resend:
                     self.waiting.discard(name)
                 lost = Error(CODES.NODE_UNAVAILABLE, "it was gone for a while, and what it was at is lost")
                 self.lost.setdefault(node, Message(lost, reply_to=self.sent[name]))
+        self.absent = absent
         if self.patience.resend:
             back = [node for node in self.lost if node in here and node not in self.again]
             self.again |= set(back)

@@ -37,6 +37,7 @@ from strategies.base.silo import model_of
 from strategies.base.state import State
 
 FORMAT = 2  # of the server's checkpoint
+JUMP_SECONDS = 60.0  # by which the server's clock may be set without a word
 
 
 @dataclass
@@ -72,6 +73,8 @@ class RoundLoop(Gathering):
         self.total_bytes = {"down": 0, "up": 0}
         self.said: dict[str, Any] = {}  # what silos said last of their number of samples, where that has changed
         self.gone: set[int] = set()  # nodes that went away in a round and have not answered since
+        self.answered: set[int] = set()  # nodes of which the last exchange has a reply
+        self.clock = time.time() - time.monotonic()  # what this machine's clock showed when it was started
         self.waited = settings.common.round_timeout  # seconds that the silos of the last exchange had
 
     def run(self) -> PersonalizedStrategy:
@@ -230,14 +233,16 @@ class RoundLoop(Gathering):
             c.straggler_floor,
             c.min_silos,
             c.lost_silo == "resend",
+            looks=hurried,
         )
-        exchange = Exchange(self.grid, patience, self._tell_gone)
+        exchange = Exchange(self.grid, patience, self._tell_gone, self._look_at_the_clock, self.answered)
         replies = exchange.run(messages)
         self.waited = exchange.limit
         back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
         for node in sorted(self.gone & back):
             self.note(f"{self.nodes.get(node, f'node {node}')} is back")
         self.gone -= back
+        self.answered = back
         return replies
 
     def _tell_gone(self, node: int) -> None:
@@ -247,6 +252,16 @@ class RoundLoop(Gathering):
         self.gone.add(node)
         then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
         self.note(f"{self.nodes.get(node, f'node {node}')} is gone; {then}")
+
+    def _look_at_the_clock(self) -> None:
+        """Flower takes who is here by this machine's clock, and refuses silos that have another time."""
+        if abs(jump := time.time() - time.monotonic() - self.clock) > JUMP_SECONDS:
+            self.clock += jump
+            way = "forward" if jump > 0 else "back"
+            self.note(
+                f"this server's clock went {way} by {abs(jump) / 3600:.1f} h (it was set, or the machine slept): silos "
+                "that have another time are refused until it agrees with theirs"
+            )
 
     def _name_the_silent(
         self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]

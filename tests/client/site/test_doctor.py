@@ -4,9 +4,11 @@ import datetime
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -125,8 +127,10 @@ def test_a_certificate_about_to_expire_fails_while_it_still_works(shown) -> None
 
 
 def test_a_certificate_from_the_future_points_to_the_clock(shown) -> None:
+    """It is made in three days, and begins an hour before that: 71 h at least."""
     check = only(certificate_checks(HOST, *shown(days=-3)))
-    assert (check.name, check.ok) == ("certificate dates", False) and "clock" in check.fix
+    assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
+    assert check.detail.endswith("not valid yet: this machine's clock is 71 h or more behind the server's")
 
 
 def test_another_federations_ca_is_told_by_the_chain(shown) -> None:
@@ -280,14 +284,24 @@ def test_a_key_that_the_server_does_not_know(server: SuperLink, tmp_path: Path) 
     assert "does not know" in check.detail and "silofl add-silo south" in check.fix
 
 
-@pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_wrong_clock(server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    from flwr.client.grpc_rere_client import node_auth_client_interceptor as interceptor
-
-    real = interceptor.now
-    monkeypatch.setattr(interceptor, "now", lambda: real() + datetime.timedelta(seconds=seconds))
+@pytest.mark.parametrize(
+    ("seconds", "how"),
+    [
+        (-3600, "about 1 h behind the server's"),
+        (86400, "about 24 h ahead of the server's"),
+        (60, "about a minute ahead of the server's"),
+        (-5000, "about 1 h 25 min behind the server's"),
+        (10**6, "off by more than 25 h"),
+    ],
+)
+def test_a_wrong_clock(
+    server: SuperLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, how: str
+) -> None:
+    """The doctor finds by how much: it tries, in steps of 300 s, which signed time the server takes."""
+    monkeypatch.setattr(doctor, "time", SimpleNamespace(time=lambda: time.time() + seconds))
     check = only(key_checks(server.site(tmp_path)))
     assert (check.name, check.ok) == ("clock", False) and "NTP" in check.fix
+    assert check.detail == f"this machine's clock is {how}"
 
 
 def test_a_key_file_that_is_none(server: SuperLink, tmp_path: Path) -> None:

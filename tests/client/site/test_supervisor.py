@@ -146,12 +146,13 @@ def test_a_cause_that_the_doctor_finds_ends_it_at_once(
     assert supervision.started == 1 and supervision.said == []
 
 
-def test_a_silo_that_was_in_waits_for_a_server_that_restarts(
-    supervision: Supervision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fault", "seconds"), [(UNKNOWN, 60.0), (Check("clock", False, "ahead", "set it"), 0.0)])
+def test_a_silo_that_was_in_waits_for_a_server_that_restarts_and_for_its_clock(
+    supervision: Supervision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Check, seconds: float
 ) -> None:
-    """Start 1 is online and thrown out, 2 and 3 find the key unknown, 4 is in again."""
-    monkeypatch.setattr(module, "fault_in_connection", lambda _: UNKNOWN)
-    monkeypatch.setattr(module, "RESTART_SECONDS", 60.0)
+    """Start 1 is online and thrown out, 2 and 3 find the key unknown or the clock wrong, 4 is in again."""
+    monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
+    monkeypatch.setattr(module, "RESTART_SECONDS", seconds)
     script = (
         f"start = len(open({str(supervision.starts)!r}).read())\n"
         "if start in (2, 3): sys.exit(1)\n"
@@ -161,7 +162,7 @@ def test_a_silo_that_was_in_waits_for_a_server_that_restarts(
     )
     assert supervision.run(script) == 0
     assert supervision.started == 4
-    assert supervision.said == ["clinic: key: unknown; ask; trying again"]
+    assert supervision.said == [f"clinic: {fault.name}: {fault.detail}; {fault.fix}; trying again"]
 
 
 def test_a_removed_silo_ends_with_the_reason(

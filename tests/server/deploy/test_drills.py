@@ -1,7 +1,7 @@
-"""Drills: processes that are killed and lines that are cut in the middle of a run, with real processes.
+"""Drills: processes that are killed, lines that are cut, clocks that are wrong, in the middle of a run, for real.
 
-`make drills` runs them (ten minutes); `make test` leaves them out. What came of them: docs/reliability.md. The drills
-that CI runs too are in ``test_deployed.py``.
+`make drills` runs them (an hour); `make test` leaves them out. What came of them:
+docs/reliability.md. The drills that CI runs too are in ``test_deployed.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import Clock, Gate, Line, SmallDisk, slowed
 from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
+from client.site.bundle import site_root
 from client.site.launch import LOOPBACK, program
+from client.site.policy import rules, toml
 from server.deploy import local, processes, submit
+from server.deploy.bundle import Bundle, pins
 from server.deploy.credentials import Credentials
 from server.deploy.local import LocalFederation
 from server.run.history import History
@@ -36,7 +39,30 @@ pytestmark = [
 ]
 
 LONG: dict[str, Any] = {**RUN, "strategy": "apple", "rounds": 5, "local-epochs": 60, "round-timeout": 240.0}
+# Where a run is when something happens to it: a part of the federation, a file, the function that is about to run.
+PHASES = {
+    "before the message": "superlink server/run/exchange.py Exchange.run",
+    "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
+    "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
+    "while replying": "hospital-02 client/site/warm/wrappers.py wrap_flower.<locals>.push_message",
+    "while sending": "hospital-02 client/site/replying.py send_replies",
+    "while aggregating": "superlink strategies/apple.py Apple.aggregate",
+    "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",
+}
+IN_A_WORKER = ("while training", "while the silo saves", "while replying")
+DAY = 86400
 NAMED_WITHIN = 30.0  # seconds; what a drill waits for beside it has a minute
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gate(folder: Path) -> Iterator[Gate]:
+    """All processes of the federation know the places of PHASES."""
+    gate = Gate(folder / "gate")
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in gate.environment(PHASES).items():
+            patch.setenv(key, value)
+        yield gate
+        gate.open()
 
 
 def reached(out: Path, number: int) -> Callable[[], bool]:
@@ -47,9 +73,9 @@ def left_out(out: Path) -> set[tuple[int, str]]:
     return {(r.round, r.silo) for r in History(out / "history.csv").rows if r.metric == "rejected"}
 
 
-def named(out: Path, line: str, since: float) -> None:
+def named(out: Path, line: str, since: float, times: int = 1) -> None:
     """The line is on the operator's screen within half a minute."""
-    wait_for(lambda: line in text_of(out / "progress.jsonl"), NAMED_WITHIN)
+    wait_for(lambda: text_of(out / "progress.jsonl").count(line) >= times, since + NAMED_WITHIN - time.monotonic())
     print(f"named after {time.monotonic() - since:.0f} s: {line}")
 
 
@@ -58,47 +84,114 @@ def finish(follower: threading.Thread) -> None:
     assert not follower.is_alive()
 
 
-def workers(federation: LocalFederation) -> list[int]:
-    """The processes that train now: grandchildren of the warm parent."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    warm = local.status(federation)["warm"]["pid"]
-    return [pid for pid, parent in parents.items() if parents.get(parent) == warm]
+def victims(who: str, standing: int) -> list[int]:
+    """The process numbers of who is to die; ``standing``: that of the process that the gate holds."""
+    running = local.find_local()
+    found = processes.find(running.directory)
+    silo, server = ([p for p in found if p.part == part] for part in ("hospital-02", "superlink"))
+    return {
+        "worker": [standing],
+        "warm parent": [local.status(running)["warm"]["pid"]],
+        "SuperExec": [p.pid for p in silo if "flower-superexec" in p.command],
+        "SuperNode": [p.pid for p in silo if "private.py supernode" in p.command],
+        "ServerApp": [p.pid for p in server if "flwr-serverapp" in p.command],
+        "SuperLink": [p.pid for p in server if "bin/flower-superlink" in p.command],
+        "server's SuperExec": [p.pid for p in server if "flower-superexec" in p.command],
+        "server's host": [p.pid for p in server],
+        "all hosts": [p.pid for p in found],
+    }[who]
 
 
-@pytest.mark.parametrize("moment", [0.1, 0.5, 1.0, 1.5, 2.0])
-def test_a_worker_is_killed(federation: LocalFederation, folder: Path, tmp_path: Path, moment: float) -> None:
-    """In each phase of a round: its silo misses the round, with the reason, and is back in the next."""
+def kill(pids: list[int]) -> None:
+    assert pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("who", ["worker", "SuperExec", "warm parent", "SuperNode"])
+def test_a_silos_process_is_killed_in_each_phase(
+    gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
+) -> None:
+    """A kill -9 in each of several rounds: who takes the worker with it costs the silo its round, nobody else does."""
+    phases = {name: place for name, place in PHASES.items() if who != "worker" or name in IN_A_WORKER}
+    settings = {**LONG, "rounds": len(phases) + 2, "lost-silo": "resend"}
     bring_up(folder)
-    out = tmp_path / "out"
-    follower = start_run(LONG, out)
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    out = tmp_path / "there"
+    follower = start_run(settings, out)
     wait_for(reached(out, 1), 120)
-    time.sleep(moment)
-    wait_for(lambda: bool(workers(federation)), 30)
-    os.kill(workers(federation)[0], signal.SIGKILL)
+    for number, (phase, place) in enumerate(phases.items(), 1):
+        standing = gate.wait_at(place)
+        now = max(n for n in range(1, settings["rounds"]) if reached(out, n)()) + 1
+        kill(victims(who, standing))
+        since = time.monotonic()
+        if who == "SuperExec":
+            time.sleep(3.0)  # the worker still has that long to go
+        gate.open()
+        if who == "SuperNode":
+            named(out, "hospital-02 is gone; waits for it", since, times=number)
+            bring_up(folder)
+        wait_for(reached(out, now), 180)
+        print(f"{who} {phase}: round {now} ended after {time.monotonic() - since:.0f} s")
     finish(follower)
-    missed = left_out(out)
-    assert len(missed) <= 1  # none where its reply was out already
-    assert not missed or "SIGKILL" in text_of(out / "progress.jsonl")
-    assert {r.silo for r in History(out / "history.csv").rows if r.round == 5 and r.split} == {
-        f"hospital-0{i}" for i in (1, 2, 3)
-    }
+    print(f"rounds lost: {sorted(left_out(out))}")
+    if who in ("worker", "SuperExec"):
+        assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(left_out(out)) == len(IN_A_WORKER)
+        assert who == "SuperExec" or text_of(out / "progress.jsonl").count("SIGKILL") == len(IN_A_WORKER)
+        last = {r.silo for r in History(out / "history.csv").rows if r.round == settings["rounds"] and r.split}
+        assert last == {"hospital-01", "hospital-02", "hospital-03"}
+    else:
+        assert rows(out) == rows(tmp_path / "here")
 
 
-def test_a_superexec_is_killed(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
-    """It is started again; its silo misses the round that it was in, at most."""
+def silofl_run(settings: dict[str, Any], out: Path) -> subprocess.Popen[bytes]:
+    options = [word for key, value in settings.items() for word in ("--set", f"{key}={str(value).lower()}")]
+    return subprocess.Popen([program("silofl"), "run", *options, "--set", f"out={out}"])
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("who", ["ServerApp", "SuperLink", "server's host", "all hosts"])
+def test_the_server_is_killed_in_each_phase(
+    gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
+) -> None:
+    """Again and again, and resumed every time: the numbers are those of a run to which nothing happened.
+
+    A host takes `silofl run` with it. (Silos that outlive their server: ``test_docker.py``.)
+    """
+    settings = {**LONG, "rounds": len(PHASES) + 2}
     bring_up(folder)
-    out = tmp_path / "out"
-    follower = start_run(LONG, out)
-    wait_for(reached(out, 1), 120)
-    found = [p for p in processes.find(federation.directory) if "flower-superexec" in p.command]
-    (one,) = [p for p in found if p.part == "hospital-02"]
-    os.kill(one.pid, signal.SIGKILL)
-    finish(follower)
-    assert {silo for _, silo in left_out(out)} <= {"hospital-02"} and len(left_out(out)) <= 1
-    assert "it is started again" in text_of(federation.directory / "logs" / "hospital-02.log")
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    out = tmp_path / "there"
+    for number, (phase, place) in enumerate(PHASES.items(), 1):
+        follower = silofl_run({**settings, "resume": number > 1}, out)
+        wait_for(reached(out, number), 180)
+        standing = gate.wait_at(place)
+        kill(victims(who, standing))
+        since = time.monotonic()
+        if "host" in who:
+            follower.kill()
+        gate.open()
+        assert follower.wait(timeout=120) != 0
+        print(f"{who} {phase}: the run ended after {time.monotonic() - since:.0f} s")
+        bring_up(folder)
+    submit.run({**settings, "out": str(out), "resume": True})
+    assert rows(out) == rows(tmp_path / "here")
+
+
+def test_the_servers_superexec_is_killed(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """The run goes on to its end. No other one would begin: `silofl status` says so, `silofl up` mends it."""
+    bring_up(folder)
+    simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    follower = silofl_run(LONG, tmp_path / "there")
+    wait_for(reached(tmp_path / "there", 2), 120)
+    kill(victims("server's SuperExec", 0))
+    assert follower.wait(300) == 0
+    assert not local.status(federation)["superlink"]["executor"]
+    bring_up(folder)
+    submit.run({**LONG, "out": str(tmp_path / "after")})
+    assert rows(tmp_path / "there") == rows(tmp_path / "after") == rows(tmp_path / "here")
 
 
 def test_a_silo_dies_and_comes_back_three_rounds_later(
@@ -126,42 +219,12 @@ def test_who_follows_a_run_is_killed(federation: LocalFederation, folder: Path, 
     bring_up(folder)
     simulate({**LONG, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
-    options = [word for key, value in LONG.items() for word in ("--set", f"{key}={value}")]
-    follower = subprocess.Popen([program("silofl"), "run", *options, "--set", f"out={out}"])
+    follower = silofl_run(LONG, out)
     wait_for(reached(out, 2), 120)
     follower.kill()
     follower.wait()
     wait_for(lambda: (out / "summary.json").exists(), 240)
     assert rows(out) == rows(tmp_path / "here")
-
-
-class Line:
-    """A line between a silo and its server that can be cut: what is sent then arrives when it is mended, or never."""
-
-    def __init__(self, port: int) -> None:
-        self.server = port
-        self.whole = threading.Event()
-        self.whole.set()
-        self.listener = socket.create_server((LOOPBACK, 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self.listener.accept()
-                far = socket.create_connection((LOOPBACK, self.server))
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._pass_on, args=(one, other), daemon=True).start()
-
-    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
-                self.whole.wait()
-                other.sendall(data)
-        for end in (one, other):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -179,21 +242,22 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
     processes.start(silo.name, command, directory=running.directory, log=log, environment=environment)
     wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)
     yield line
-    line.whole.set()
-    line.listener.close()
+    line.close()
     processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
 
 
-@pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (60.0, "resend")])
-def test_the_line_is_cut(line: Line, federation: LocalFederation, tmp_path: Path, seconds: float, lost: str) -> None:
-    """For ten seconds: nobody notices. A minute: the silo is named and gets its message again. No number differs."""
+@pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (120.0, "resend")])
+def test_the_line_is_cut_in_the_middle_of_an_upload(
+    gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path, seconds: float, lost: str
+) -> None:
+    """For ten seconds: nobody notices. Two minutes: the silo is named, and asked again. No number differs."""
     settings = {**LONG, "lost-silo": lost}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
     follower = start_run(settings, out)
-    wait_for(reached(out, 2), 120)
+    wait_for(reached(out, 1), 120)
+    cut(gate, line)
     since = time.monotonic()
-    line.whole.clear()
     if lost == "resend":
         named(out, "hospital-02 is gone; waits for it", since)
     time.sleep(max(0.0, since + seconds - time.monotonic()))
@@ -203,26 +267,171 @@ def test_the_line_is_cut(line: Line, federation: LocalFederation, tmp_path: Path
     assert rows(out) == rows(tmp_path / "here")
 
 
-class SmallDisk:
-    """A disk of some megabytes that can be full."""
+def test_the_line_is_cut_for_good(gate: Gate, line: Line, federation: LocalFederation, tmp_path: Path) -> None:
+    """In the middle of an upload: the silo is named, and misses that round and all that follow; the run goes on."""
+    out = tmp_path / "out"
+    follower = start_run({**LONG, "min-silos": 2}, out)
+    wait_for(reached(out, 1), 120)
+    cut(gate, line)
+    named(out, "hospital-02 is gone; the round goes on without it", time.monotonic())
+    finish(follower)
+    missed = {number for number, silo in left_out(out) if silo == "hospital-02"}
+    assert missed == set(range(min(missed), 7)) and min(missed) in (2, 3) and len(missed) == len(left_out(out))
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.filler = path, path / "filler"
-        path.mkdir(parents=True, exist_ok=True)
-        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
-        if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("nobody but root makes a disk")
 
-    def fill(self) -> None:
-        with contextlib.suppress(OSError), self.filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 10))
+def cut(gate: Gate, line: Line) -> None:
+    """Of hospital-02's next reply some thousand bytes get through."""
+    gate.wait_at(PHASES["while sending"])
+    line.left = 12_000
+    gate.open()
+    wait_for(lambda: not line.whole.is_set(), 30)
 
-    def free(self) -> None:
-        self.filler.unlink()
 
-    def remove(self) -> None:
-        subprocess.run(["umount", "-l", str(self.path)], check=True)
+@pytest.mark.parametrize(("factor", "waited"), [(1.5, False), (40.0, True)])
+def test_a_silo_is_ten_times_slower(
+    federation: LocalFederation, folder: Path, tmp_path: Path, factor: float, waited: bool
+) -> None:
+    """With `straggler-factor` it is waited for, or named when its time is up and left out until it is fast again."""
+    bring_up(folder)
+    settings = {**LONG, "rounds": 6, "local-epochs": 300, "straggler-factor": factor, "straggler-floor": 10.0}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    out = tmp_path / "there"
+    follower = start_run(settings, out)
+    wait_for(reached(out, 1), 120)
+    since = time.monotonic()
+    with slowed(federation.directory / "logs" / "hospital-02.log"):
+        wait_for(reached(out, 2), 240)
+        print(f"round 2 took {time.monotonic() - since:.0f} s: {sorted(left_out(out))}")
+    finish(follower)
+    print(f"rounds lost: {sorted(left_out(out))}")
+    if waited:
+        assert rows(out) == rows(tmp_path / "here")
+    else:
+        assert (2, "hospital-02") in left_out(out) and (6, "hospital-02") not in left_out(out)
+        assert "(straggler-factor, straggler-floor)" in text_of(out / "progress.jsonl")
+
+
+class Hospital:
+    """hospital-02 as hospitals run theirs: `silofl join`, with a supervisor, in place of the SuperNode of `up`."""
+
+    def __init__(self, running: LocalFederation, folder: Path) -> None:
+        processes.end([p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0)
+        own = Credentials(running.directory / "credentials")
+        self.bundle, self.policy, self.log = folder / "hospital-02.tar", folder / "policy.toml", folder / "join.log"
+        self.data = next(silo.data for silo in running.silos if silo.name == "hospital-02")
+        ca, key = own.ca_certificate.read_bytes(), own.node_key("hospital-02").read_bytes()
+        address = f"{LOOPBACK}:{running.fleet_port}"
+        Bundle("hospital-02", "trio", address, ca, key, pins(submit.app_directory())).write(self.bundle)
+        self.policy.write_text("".join(f"{key} = {toml(f.metadata['public'])}\n" for key, f in rules().items()))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def join(self, **environment: str) -> None:
+        command = [program("silofl"), "join", str(self.bundle), "--data", self.data, "--policy", str(self.policy)]
+        with self.log.open("ab") as log:
+            inherited = {**os.environ, processes.PART: "join", **environment}
+            self.process = subprocess.Popen(command, env=inherited, stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Until the silo is online."""
+        wait_for((site_root() / "hospital-02" / "online").exists, 120)
+
+    def said(self, words: str) -> list[str]:
+        """The lines of its screen with these words."""
+        return [line for line in text_of(self.log).splitlines() if words in line]
+
+    def leave(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture
+def hospital(federation: LocalFederation, folder: Path, tmp_path: Path) -> Iterator[Hospital]:
+    hospital = Hospital(bring_up(folder), tmp_path)
+    yield hospital
+    hospital.leave()
+
+
+def test_a_supervisor_is_killed(gate: Gate, hospital: Hospital, tmp_path: Path) -> None:
+    """As its silo trains, and as it replies: the silo goes with it, and joins again; nothing is lost."""
+    settings = {**LONG, "lost-silo": "resend"}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    out = tmp_path / "there"
+    hospital.join()
+    hospital.wait()
+    follower = start_run(settings, out)
+    for number, phase in enumerate(("while training", "while sending"), 1):
+        wait_for(reached(out, number), 120)
+        gate.wait_at(PHASES[phase].replace("hospital-02", "join"))
+        assert hospital.process is not None
+        hospital.process.kill()
+        since = time.monotonic()
+        gate.open()
+        named(out, "hospital-02 is gone; waits for it", since, times=number)
+        (site_root() / "hospital-02" / "online").unlink()
+        hospital.join()
+        hospital.wait()
+    finish(follower)
+    assert rows(out) == rows(tmp_path / "here")
+
+
+@pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
+def test_a_silos_clock_is_off_by_a_day(
+    hospital: Hospital, federation: LocalFederation, tmp_path: Path, off: int
+) -> None:
+    """It cannot join; where it has joined before it is out until the clock is set. Each time one line says why."""
+    clock, out = Clock(tmp_path), tmp_path / "out"
+    clock.set(off)
+    hospital.join(**clock.environment)
+    assert hospital.process is not None and hospital.process.wait(120) == 2
+    (line,) = hospital.said("silofl join: hospital-02 cannot join: clock: ")
+    print(line)
+    clock.set(0)
+    hospital.join(**clock.environment)
+    hospital.wait()
+    follower = start_run({**LONG, "rounds": 12, "min-silos": 2}, out)
+    wait_for(reached(out, 1), 120)
+    clock.set(off)
+    since = time.monotonic()
+    named(out, "hospital-02 is gone; the round goes on without it", since)
+    wait_for(lambda: bool(hospital.said("trying again")), 30)
+    print(hospital.said("trying again"))
+    clock.set(0)
+    wait_for(lambda: "hospital-02 is back" in text_of(out / "progress.jsonl"), 120)
+    print(f"back after {time.monotonic() - since:.0f} s")
+    finish(follower)
+    print(f"rounds lost: {sorted(left_out(out))}")
+    (again,) = hospital.said("trying again")
+    assert "hospital-02: clock: " in again and "set it (NTP)" in again
+    assert {silo for _, silo in left_out(out)} == {"hospital-02"}
+    assert (12, "hospital-02") not in left_out(out)
+
+
+@pytest.mark.parametrize("off", [DAY, -DAY], ids=["ahead", "behind"])
+def test_the_servers_clock_jumps_by_a_day(
+    federation: LocalFederation, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
+    clock, out = Clock(tmp_path), tmp_path / "there"
+    local.down("trio")
+    command, shifted = local._superlink_command, [f"{key}={value}" for key, value in clock.environment.items()]
+    monkeypatch.setattr(local, "_superlink_command", lambda *given: ["env", *shifted, *command(*given)])
+    bring_up(folder)
+    settings = {**LONG, "rounds": 8, "round-timeout": 60.0}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    follower = silofl_run(settings, out)
+    wait_for(reached(out, 2), 120)
+    clock.set(off)
+    since = time.monotonic()
+    if off < 0:  # forward, the ServerApp's last sign of life is a day old: Flower ends it before it can say anything
+        named(out, "this server's clock went back by 24.0 h", since)
+    assert follower.wait(300) != 0
+    print(f"the run ended after {time.monotonic() - since:.0f} s: {text_of(out / 'progress.jsonl').splitlines()[-1]}")
+    clock.set(0)
+    bring_up(folder)
+    submit.run({**settings, "out": str(out), "resume": True})
+    assert rows(out) == rows(tmp_path / "here")
+    local.down("trio")
 
 
 def test_a_silos_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from client.site.launch import LOOPBACK, free_ports, program
+from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.control import Connection, Control, flower_config, read_connection, write_connection
 from server.deploy.credentials import Credentials, ensure_credentials
@@ -302,6 +303,37 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(
     assert Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
     assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
     run(again, app, tmp_path / "out")
+
+
+def test_a_server_that_lost_its_superexec_is_mended_by_up(
+    federation: LocalFederation, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The SuperLink starts none again, and a run would wait for ever."""
+
+    def superexecs() -> list[processes.Process]:
+        return [
+            p for p in processes.find(federation.directory) if p.part == "superlink" and "flower-superexec" in p.command
+        ]
+
+    (before,) = superexecs()
+    processes.end([before], grace=0.0)
+    assert main(["status", "--name", "trial"]) == 0
+    assert "server runs, but starts no run" in capsys.readouterr().out
+    local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+    assert [process.command for process in superexecs()] == [before.command]
+    assert main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
+
+
+def test_a_server_that_is_silent_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, while `silofl run` still hopes; nobody listens at the port."""
+    monkeypatch.setattr(submit, "SILENCE_SECONDS", 1.0)
+    lost = pytest.raises(submit.RunFailedError, match="run 7 is lost after round 0: no answer from the SuperLink")
+    with Control(Connection("gone", f"{LOOPBACK}:{free_ports(1)[0]}")) as control, lost:
+        submit.follow(control, 7, submit.Progress(tmp_path / "progress.jsonl"))
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "no answer from" in said and said.endswith("taken for lost after 1 s\n")
 
 
 def test_up_applies_what_changed_and_leaves_the_rest_running(federation: LocalFederation, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from server.run import exchange
 from server.run.engine import flower_identity
 from server.run.exchange import CODES, Exchange, Patience
+from server.run.loop import RoundLoop
+from strategies.base.run_settings import parse_settings
 
 
 class Network(Grid):
@@ -75,14 +79,16 @@ class Network(Grid):
     run = property(lambda self: None)
 
 
-def go(network: Network, patience: Patience, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], list[int]]:
+def go(
+    network: Network, patience: Patience, monkeypatch: pytest.MonkeyPatch, answered: Collection[int] = ()
+) -> tuple[dict[int, str], list[int]]:
     """What each node's reply is ("" is content), and who was said to be gone."""
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
     monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
     gone: list[int] = []
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, patience, gone.append).run(messages)
+        replies = Exchange(network, patience, gone.append, answered=answered).run(messages)
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
@@ -112,6 +118,18 @@ def test_a_straggler_costs_a_multiple_of_the_median(
     assert network.now == pytest.approx(until, abs=1)
 
 
+def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back by an hour; and by a minute less, of which nobody hears."""
+    loop = RoundLoop(Network({}), parse_settings({}))
+    notes: list[str] = []
+    monkeypatch.setattr(loop, "note", notes.append)
+    right = time.time
+    for seconds in (0, 3600, 3600, 3541):
+        monkeypatch.setattr(time, "time", lambda seconds=seconds: right() - seconds)
+        loop._look_at_the_clock()
+    assert len(notes) == 1 and notes[0].startswith("this server's clock went back by 1.0 h")
+
+
 def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
     replies, gone = go(network, Patience(1000), monkeypatch)
@@ -125,6 +143,26 @@ def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypa
     replies, gone = go(network, Patience(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "it was gone for a while, and what it was at is lost"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
+
+
+def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's call for the replies returns only after that."""
+    told = threading.Event()
+
+    class Waiting(Network):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            self.away[2] = (-1, 1e9)
+            assert told.wait(60)
+            self.away.clear()
+            self.now = 1.0
+            return super().pull_messages(message_ids)
+
+    monkeypatch.setattr(exchange, "LOOK_SECONDS", 0.01)
+    network = Waiting({1: 0, 2: 0})
+    with flower_identity():
+        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        replies = Exchange(network, Patience(1000, looks=True), lambda node: told.set()).run(messages)
+    assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
 
 
 @pytest.mark.parametrize("back", [20.1235, 50.0])
@@ -148,6 +186,14 @@ def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch: py
     replies, _ = go(network, Patience(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(30, abs=1)
+
+
+def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its line was mended, and its next sign of life comes after 8 s."""
+    network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
+    replies, _ = go(network, Patience(1000, resend=True), monkeypatch, answered=[3])
+    assert replies == {1: "", 2: "", 3: ""}
+    assert network.now == pytest.approx(108, abs=3)
 
 
 def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,162 @@
+"""What drills do to a federation: hold it at a chosen place, cut lines, fill disks, shift clocks, slow a silo down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from trio import text_of, wait_for
+
+from client.site.launch import LOOPBACK
+
+HERE = Path(__file__).parent
+
+
+class Gate:
+    """Holds the process that comes to a place (`gate/sitecustomize.py`) until it is opened.
+
+    A place is a part of the federation, a file and a function, in one line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, self.place, self.here = folder, folder / "place", folder / "here"
+
+    def environment(self, places: Mapping[str, str]) -> dict[str, str]:
+        """What all processes of the federation must have inherited."""
+        functions = {place.split()[2].rpartition(".")[2] for place in places.values()}
+        path = [str(HERE / "gate"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            "PYTHONPATH": os.pathsep.join(path),
+            "SILOFL_GATE": str(self.folder),
+            "SILOFL_GATE_FUNCTIONS": " ".join(sorted(functions)),
+        }
+
+    def wait_at(self, place: str) -> int:
+        """The number of the process that is the next to come there, and now waits."""
+        self.here.unlink(missing_ok=True)
+        fresh = self.folder / "fresh"
+        fresh.write_text(place)
+        fresh.rename(self.place)
+        wait_for(lambda: bool(text_of(self.here)), 120)
+        return int(text_of(self.here))
+
+    def open(self) -> None:
+        self.place.unlink(missing_ok=True)
+
+
+class Line:
+    """A line between a silo and its server that can be cut: what is sent then arrives when it is mended, or never."""
+
+    def __init__(self, port: int) -> None:
+        self.server = port
+        self.whole = threading.Event()
+        self.whole.set()
+        self.left: int | None = None  # bytes that still go up to the server before it is cut
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection((LOOPBACK, self.server))
+                for one, other, up in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._pass_on, args=(one, other, up), daemon=True).start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket, up: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                if up and self.left is not None:
+                    self.left -= len(data)
+                    if self.left < 0:
+                        other.sendall(data[: self.left])
+                        data, self.left = data[self.left :], None
+                        self.whole.clear()
+                self.whole.wait()
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.whole.set()
+        self.listener.close()
+
+
+class SmallDisk:
+    """A disk of some megabytes that can be full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.filler = path, path / "filler"
+        path.mkdir(parents=True, exist_ok=True)
+        mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
+        if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("nobody but root makes a disk")
+
+    def fill(self) -> None:
+        with contextlib.suppress(OSError), self.filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 10))
+
+    def free(self) -> None:
+        self.filler.unlink()
+
+    def remove(self) -> None:
+        subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+
+class Clock:
+    """The wall clock of the processes that are started with its environment (`clock.c`)."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("no C compiler: nothing shifts a clock")
+        self.offset, library = folder / "offset", folder / "clock.so"
+        self.set(0)
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, HERE / "clock.c"], check=True)
+        self.environment = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self.offset)}
+
+    def set(self, seconds: int) -> None:
+        """It is off by so many seconds from now on."""
+        with self.offset.open("r+b" if self.offset.exists() else "wb") as file:
+            file.write(struct.pack("l", seconds))
+
+
+@contextlib.contextmanager
+def slowed(log: Path) -> Iterator[None]:
+    """Whoever writes to this log gets a tenth of the time: a silo whose machine is ten times slower."""
+    fast = threading.Event()
+
+    def tell(number: int) -> None:
+        for path in Path("/proc").glob("[0-9]*/fd/1"):
+            with contextlib.suppress(OSError):
+                if path.readlink() == log:
+                    os.kill(int(path.parts[2]), number)
+
+    def slow() -> None:
+        while not fast.is_set():
+            tell(signal.SIGSTOP)
+            fast.wait(0.45)
+            tell(signal.SIGCONT)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=slow)
+    thread.start()
+    try:
+        yield
+    finally:
+        fast.set()
+        thread.join()
