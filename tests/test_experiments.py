@@ -86,4 +86,4 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
 
 
 def test_there_are_experiments_of_each_paper() -> None:
-    assert {file.parent.name for file in FILES} == {"apple", "diversifed", "fedapm", "foundation", "playerfl"}
+    assert {file.parent.name for file in FILES} == {"apple", "diversifed", "fedapm", "flamby", "foundation", "playerfl"}
