@@ -136,8 +136,8 @@ class Going:
                 if key not in self.seen:
                     skip(self.bar, event["round"] - 1)
                 self.seen.add(key)
-                if event["accuracy"] is not None:
-                    self.bar.set_postfix_str(f"{key} accuracy {event['accuracy']:.4f}", refresh=False)
+                if (score := event[name := event["score"]]) is not None:
+                    self.bar.set_postfix_str(f"{key} {name} {score:.4f}", refresh=False)
                 self.bar.update()
 
     def describe(self) -> None:

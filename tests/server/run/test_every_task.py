@@ -22,6 +22,7 @@ from server.report.study import Study
 from server.report.write import silo_table
 from server.run.history import History
 from server.simulate import simulate
+from server.workers import way_of
 from strategies.base.settings import UserError
 
 EASY: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 16, "normalization": "agreed", "local_epochs": 5}
@@ -177,7 +178,7 @@ def test_a_simulation_without_classes_says_how_to_divide(tmp_path: Path) -> None
         ValueError, match=r"partition = dirichlet divides samples by their class, .*: take iid or natural"
     ):
         simulate(run, quiet=True)
-    simulate({**run, "partition": "iid"}, quiet=True)
+    simulate({**run, "partition": "iid", "strategy": "fedavg,local"}, quiet=True, way=way_of("2"))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["task"] == "regression" and all("labels" not in silo for silo in manifest["silos"])
     assert "Who holds what" not in (tmp_path / "run" / "report.html").read_text()
