@@ -35,10 +35,10 @@ settings: install
 	$(BIN)/python -m strategies.base.run_settings --write
 	$(BIN)/python -m strategies.base.declarations --write
 
-# The whole suite, in two processes: what starts a federation waits most of the time. PYTEST_OPTIONS='-k apple' runs a
-# part of it; SILOFL_DATA names a folder of public data sets.
+# The whole suite, in two processes, a file in one of them: what starts a federation waits most of the time.
+# PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
 test: check
-	$(BIN)/python -m pytest --timeout=600 -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+	$(BIN)/python -m pytest --timeout=600 -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 # Processes that are killed and lines that are cut in the middle of a run; docs/reliability.md has what came of it.
 drills: install

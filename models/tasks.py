@@ -91,9 +91,9 @@ class Ordinal(Task):
         grades, truth = outputs.detach().argmax(1).double().cpu(), y.double().cpu()
         if not len(truth):
             return {**found, "mae": math.nan, "kappa": math.nan}
-        chance = (grades[:, None] - truth[None]).square().mean() if len(truth) <= 2048 else _mean_square(grades, truth)
+        chance = _mean_square(grades, truth)
         observed = (grades - truth).square().mean()
-        kappa = float(1 - observed / chance) if chance > 0 else math.nan
+        kappa = float(1 - observed / chance) if chance > 1e-12 else math.nan
         return {**found, "mae": float((grades - truth).abs().mean()), "kappa": kappa}
 
 

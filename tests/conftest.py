@@ -23,12 +23,8 @@ logging.getLogger("flwr").setLevel(logging.WARNING)
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drills run where they are asked for, and a file's tests with real processes one after the other (`-n 2`)."""
-    for item in items:
-        if item.get_closest_marker("deployed"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    """Drills run where they are asked for."""
     if "drill" not in config.getoption("-m"):
         for item in items:
             if item.get_closest_marker("drill"):
