@@ -323,6 +323,11 @@ def comparable(rows: Sequence[Row], *, without: Sequence[str] = ("round_seconds"
     return [row.cells()[1:] for row in rows if row.metric not in without]
 
 
+def history_without_seconds(run: Path) -> list[str]:
+    """The lines of a run directory's history, but for how long rounds took."""
+    return [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
+
+
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))

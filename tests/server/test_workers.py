@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from tiny import history_without_seconds
 
 import server.workers
 from server.cli.main import main
@@ -29,17 +29,6 @@ from strategies.base.settings import UserError
 Runs = Sequence[RunSettings]
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ninety rows in three columns, three classes."""
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
-    x[range(90), y] += 1.5
-    path = tmp_path_factory.mktemp("data") / "table.npz"
-    np.savez(path, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
-    return path
-
-
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
     given = {"dataset": str(table), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1, "out": str(out)}
     return {**given, "strategy": "local,fedavg,apple", "seed": "1,2", **changes}
@@ -52,7 +41,7 @@ def in_turns(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def left(run: Path) -> dict[str, Any]:
     """All that a study leaves but seconds: rows, summary, settings, and which files there are."""
-    history = [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
+    history = history_without_seconds(run)
     summary = [{k: v for k, v in r.items() if k != "seconds"} for r in read_json(run / "summary.json")["runs"]]
     files = {str(f.relative_to(run)) for f in run.rglob("*") if f.is_file()}
     same = {name: (run / name).read_text() for name in ("config.toml", "manifest.json")}

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from tiny import history_without_seconds
 
 from models.metrics import METRICS
 from server.run.history import HEADER, History, Row, metric_rows
@@ -25,17 +25,6 @@ from server.simulate import simulate
 from strategies.base.run_settings import defaults, parse_settings
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ninety rows in three columns, three classes."""
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
-    x[range(90), y] += 1.5
-    path = tmp_path_factory.mktemp("data") / "table.npz"
-    np.savez(path, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
-    return path
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
@@ -49,10 +38,6 @@ def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three methods with two seeds."""
     out = tmp_path_factory.mktemp("runs") / "study"
     return simulate(values(table, out, strategy="local,fedavg,apple", seed="1,2", apple__mu=0.5), quiet=True)
-
-
-def history_without_seconds(run: Path) -> list[str]:
-    return [line for line in (run / "history.csv").read_text().splitlines() if ",round_seconds," not in line]
 
 
 def summary(run: Path) -> list[dict[str, Any]]:

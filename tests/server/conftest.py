@@ -1,0 +1,19 @@
+"""Fixtures of the server's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ninety rows in three columns, three classes."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(90, 3)), np.arange(90) % 3
+    x[range(90), y] += 1.5
+    path = tmp_path_factory.mktemp("data") / "table.npz"
+    np.savez(path, x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    return path
