@@ -34,6 +34,12 @@ def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
     return _expit(centre - half), _expit(centre + half)
 
 
+def of_mean(value: float, variance: float, most: float) -> tuple[float, float]:
+    """95 % interval of a score that has no lower limit: a -+ z sqrt(V), up to ``most``."""
+    half = Z * math.sqrt(variance)
+    return value - half, min(value + half, most)
+
+
 def _expit(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 

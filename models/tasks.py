@@ -17,7 +17,7 @@ are the ends of its 95 % interval, where the number of samples alone does not gi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -28,11 +28,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.flat import FlatModel
-from models.intervals import areas, of_area, of_pairs, of_share
+from models.intervals import UNKNOWN, areas, of_area, of_mean, of_pairs, of_share
 from models.metrics import METRICS, classification_metrics, loss_function
-from models.training import Samples, predict
+from models.training import Loss, Samples, by_batch, predict
 
-Loss = Callable[[Tensor, Tensor], Tensor]
 ENDS = ("score_low", "score_high")
 VOID = 255  # a pixel that does not count
 INFINITE = math.inf
@@ -162,7 +161,7 @@ class Multilabel(_Plain):
                 counts.append((int(truth[rows, k].sum()), int((~truth[rows, k]).sum())))
         area = float(np.mean(found)) if found and np.isfinite(scores).all() else math.nan
         variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
-        low, high = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
+        ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
         right = [float((said == truth)[known[:, k], k].mean()) for k in range(labels.shape[1]) if known[:, k].any()]
         hits, all_ = (truth & said & known).sum(0), (truth & known).sum(0) + (said & known).sum(0)
         occur = all_ > 0
@@ -171,7 +170,7 @@ class Multilabel(_Plain):
             "auc": area,
             "accuracy": float(np.mean(right)) if right else math.nan,
             "macro_f1": float((2 * hits[occur] / all_[occur]).mean()) if occur.any() else math.nan,
-            **dict(zip(ENDS, (low, high), strict=True)),
+            **dict(zip(ENDS, ends, strict=True)),
         }
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
@@ -209,20 +208,19 @@ class Regression(_Plain):
         error = said - truth
         squares, spread = error.square(), (truth - truth.mean(0)).square()
         varies = spread.mean(0) > 1e-12
-        r2, half = math.nan, math.nan
+        r2, ends = math.nan, UNKNOWN
         if bool(varies.any()):
             a, b = squares.mean(0)[varies], spread.mean(0)[varies]
             r2 = float((1 - a / b).mean())
             effect = (a / b**2 * spread[:, varies] - squares[:, varies] / b).mean(1)
-            half = 1.96 * float(effect.std()) / math.sqrt(len(y)) if len(y) > 1 else math.nan
+            ends = of_mean(r2, float(effect.var()) / len(y), most=1.0) if len(y) > 1 else UNKNOWN
         units = torch.tensor(self.std or (1.0,), dtype=torch.float64)
         return {
             "loss": float(squares.mean()),
             "r2": r2,
             "mae": float((error.abs() * units).mean()),
             "rmse": float(((squares * units**2).mean(0).sqrt()).mean()),
-            "score_low": r2 - half,
-            "score_high": min(r2 + half, 1.0),
+            **dict(zip(ENDS, ends, strict=True)),
         }
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
@@ -332,12 +330,7 @@ class Segmentation(_Plain):
         return self._summary([self._each(outputs, y)])
 
     def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
-        parts = [slice(i, i + self.BATCH) for i in range(0, len(samples), self.BATCH)]
-        model.module.eval()
-        with torch.no_grad():
-            found = [self._each(model.module(x), y) for x, y in map(samples.take, parts)]
-        model.module.train()
-        return self._summary(found)
+        return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (n,) and Dice (n,) of each picture."""

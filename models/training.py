@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.func import functional_call
 from models.flat import FlatModel
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
 
 BYTE_MEAN = BYTE_STD = 127.5  # of pictures of bytes: (x / 255 - 0.5) / 0.5
 
@@ -196,11 +198,18 @@ def all_features(model: FlatModel, samples: Samples) -> Tensor:
 
 
 @torch.no_grad()
+def by_batch(model: FlatModel, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]) -> list[T]:
+    """What ``of`` makes of the outputs and the labels of each batch of a split, in evaluation mode."""
+    parts = (samples.take(slice(i, i + batch_size)) for i in range(0, len(samples), batch_size))
+    model.module.eval()
+    found = [of(model.module(x), y) for x, y in parts]
+    model.module.train()
+    return found
+
+
 def predict(model: FlatModel, samples: Samples, batch_size: int = 512) -> Tensor:
     """Logits (n, classes) of a split, in evaluation mode."""
-    model.module.eval()
-    parts = [model.module(samples.take(slice(i, i + batch_size))[0]) for i in range(0, len(samples), batch_size)]
-    model.module.train()
+    parts = by_batch(model, samples, batch_size, lambda outputs, _: outputs)
     return torch.cat(parts) if parts else model.vector.new_empty(0, 1)
 
 
