@@ -178,7 +178,7 @@ def report(given: argparse.Namespace) -> None:
 def outcome(run: dict[str, Any]) -> str:
     """A run's result in one line."""
     final = run["final"]
-    score = run["score"]
+    score = run.get("score", "accuracy")  # which a run of an earlier version does not name
     if final[f"{score}_mean"] is None:
         return f"{run['rounds']} rounds, nothing evaluated"
     return (
