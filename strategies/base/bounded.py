@@ -112,16 +112,16 @@ class BoundedStrategy:
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """The (lower) median over silos of the length of what they were sent, per vector."""
-        known: dict[int, float] = {}  # most silos were sent the same
+        known: dict[int, float] = {}  # by the id of a vector that was sent: most silos were sent the same
         found: dict[str, list[float]] = {}
         for name, update in itertools.product(names, updates):
             sent = self.sent.get(update.silo, {})
-            model = sent.get(name, sent.get(GLOBAL))
-            vector = self.centre(name, update) if model is None else model.vector
-            if vector is not None:
-                key = id(vector)
-                known[key] = known[key] if key in known else float(vector.norm())
+            if model := sent.get(name, sent.get(GLOBAL)):
+                key = id(model.vector)
+                known[key] = known[key] if key in known else float(model.vector.norm())
                 found.setdefault(name, []).append(known[key])
+            elif (centre := self.centre(name, update)) is not None:  # perhaps made for this, its id another's next
+                found.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in found.items()}
 
     def _clip(self, updates: list[Update], ratios: Mapping[str, Mapping[str, float]]) -> list[Update]:

@@ -18,6 +18,7 @@ from two_layers import DEEP
 from benchmarks.robustness import cell
 from server.run.loop import Progress
 from strategies.base.payload import array_record, decode, tensor_of
+from strategies.base.replies import Update
 from strategies.base.robust import (
     KRUM,
     RULES,
@@ -325,6 +326,16 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files)
     assert "the model moved" in seen[1].bounded["e"] and "(robust-clip = 10)" in seen[1].bounded["e"]
     (row,) = (r for r in run.rows if r.metric == "bounded" and r.round == 2)
     assert row.silo == "e" and row.value == pytest.approx(10 * lengths[2] / float(step.norm()))
+
+
+def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may get the place in memory, and so the id, of the one before: the median of 1 to 5 is 3 all the same."""
+    run = federate(five, strategy="fedfomo", rounds=1)
+    lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
+    monkeypatch.setattr(run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]]))
+    updates = [Update(silo, 1, {}, {}, {}) for silo in five]
+    run.strategy.sent = {}
+    assert run.strategy._lengths(["model"], updates) == {"model": 3.0}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
