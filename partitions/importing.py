@@ -104,8 +104,7 @@ def import_source(
     if not source.exists():
         raise ValueError(f"there is no {source}; name a folder of pictures or a csv file")
     try:
-        columns = survival or tuple(name.strip() for name in (label or "").split(",") if name.strip())
-        rows, feature_names, columns = find_rows(source, columns)
+        rows, feature_names, columns = find_rows(source, survival or label)
         task = find_import_task(rows, task, labels, survival is not None)
         y, names = read_answers(rows, columns, labels, task, size)
         split_of = assign_splits(rows, seed)
@@ -127,9 +126,10 @@ def import_source(
 
 
 Found = tuple[list[Row], tuple[str, ...], tuple[str, ...]]
+Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
 
 
-def find_rows(source: Path, label: Sequence[str]) -> Found:
+def find_rows(source: Path, label: Label) -> Found:
     """All samples of a source, the names of a table's features (none for pictures), and the label columns."""
     if source.is_file():
         if source.suffix.lower() == ".dcm":
@@ -166,7 +166,7 @@ def folder_rows(source: Path) -> Iterator[Row]:
                 yield Row(str(path), (folder.name,), split, "", file=path)
 
 
-def read_csv(path: Path, label: Sequence[str]) -> Found:
+def read_csv(path: Path, label: Label) -> Found:
     """Read a csv: a list of pictures if it has a column ``file``, else a table. Comma, semicolon or tab."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         first = file.readline()
@@ -188,7 +188,10 @@ def read_csv(path: Path, label: Sequence[str]) -> Found:
         raise ValueError(f"{path} has two columns named {twice[0]!r}")
     pictures = "file" in header
     masks = pictures and "mask" in header and not label
-    columns = tuple(label) or (() if masks else ("label" if pictures or "label" in header else header[-1],))
+    if isinstance(label, str):  # a column's own name may have commas
+        columns = (label,) if label in header else tuple(filter(None, map(str.strip, label.split(","))))
+    else:
+        columns = label or (() if masks else ("label" if pictures or "label" in header else header[-1],))
     for column in columns:
         if column not in header:
             raise unknown_name(f"column of {path}", column, header)

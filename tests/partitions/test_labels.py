@@ -136,6 +136,14 @@ def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None
         assert data.task == task and len(data.train) + len(data.val) + len(data.test) == 30
 
 
+def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
+    source = table(tmp_path / "a.csv", 'age,"carcinoma, NOS",seen', [f"{i},{i % 2},{i % 3}" for i in range(20)])
+    made = import_source(source, tmp_path / "a.npz", label="carcinoma, NOS")
+    assert (made.data.task, made.feature_names) == ("multiclass", ("age", "seen"))
+    made = import_source(source, tmp_path / "b.npz", label="age, seen")
+    assert (made.data.task, made.label_names) == ("regression", ("age", "seen"))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
