@@ -25,6 +25,7 @@ from models.initial import flat_model, initial_model, network_of
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.training import BYTE_MEAN, BYTE_STD, Samples
+from partitions.labels import ONE_CLASS
 from partitions.names import silo_name as simulated_name
 from partitions.silo_file import read_silo_file
 from partitions.simulated import part_of, pool_of
@@ -91,7 +92,12 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
 
 @lru_cache(maxsize=4)
 def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
-    """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one."""
+    """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one.
+
+    Nor can it say that classes are measurements, whose sums would tell how many samples each has.
+    """
+    if task not in ("auto", *ONE_CLASS) and (own := read_silo_file(path).task) != task:
+        raise UserError(f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise")
     data = read_silo_file(path, task)
     return data if validation else replace(data, val=Split(data.val.x[:0], data.val.y[:0]))
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hospitals import MADE, NAMES, NETWORKS, hospital_files, one_file
 from sklearn.metrics import roc_auc_score
-from tiny import comparable, federate
+from tiny import Files, comparable, federate
 
 from client.export import export_model, predict_file
 from models.tasks import TASKS, task_of
@@ -143,6 +143,13 @@ def test_the_federation_file_may_say_the_task(tmp_path: Path) -> None:
         federate(files, rounds=1, agreed='{"task": "x"}', **NETWORKS["multilabel"])
 
 
+def test_a_run_cannot_take_classes_for_measurements(three: Files) -> None:
+    """The sums of measurements leave a silo: of classes they would tell how many samples each has."""
+    with pytest.raises(UserError, match="this silo's data file is for multiclass, and only the file can say otherwise"):
+        federate(three, strategy="fedavg", rounds=1, task="regression")
+    assert federate(three, strategy="fedavg", rounds=1, task="ordinal").federation.facts.task == "ordinal"
+
+
 @pytest.mark.parametrize("task", MADE)
 def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
     for strategy in sorted(OF_ONE_CLASS):
@@ -160,7 +167,7 @@ def test_methods_that_look_at_classes_say_so(tmp_path: Path, task: str) -> None:
         ("segmentation", {"model": "small-cnn"}, "model 'small-cnn' is not for segmentation: take unet, or auto"),
         ("multilabel", {"model": "unet"}, "model 'unet' is not for multilabel: take apple-cnn"),
         ("multilabel", {"task": "ordinal"}, r"y is \(60, 3\); give one label per sample"),
-        ("ordinal", {"task": "regression"}, "says that its task is ordinal, and not regression"),
+        ("ordinal", {"task": "regression"}, "data file is for ordinal, and only the file can say otherwise"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(
