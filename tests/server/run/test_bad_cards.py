@@ -110,6 +110,12 @@ BAD: dict[str, Spoil] = {
     "no thread": says(threads=0),
     "text for threads": says(threads="many"),
     "too many threads": says(threads=HUGE),
+    # -- the task
+    "another task": says(task="fortune-telling"),
+    "another's task": says(task="survival"),
+    "a task of a million letters": says(task="x" * 10**6),
+    "a number for a task": says(task=1),
+    "a list of tasks": says(task=["multiclass"]),
     # -- shapes
     "no shape": says(shape=None),
     "an empty shape": says(shape=[]),
