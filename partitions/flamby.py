@@ -6,12 +6,20 @@ data; the partition ``natural`` keeps centres and test parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from PIL import Image
+from tqdm import tqdm
 
 from partitions import heart
+from partitions.files import decoded, find, places
 from partitions.splits import Array, Dataset, Split
+
+# Heart disease
 
 HEART_TEST = 0.34
 HEART_SEED = 43
@@ -32,8 +40,10 @@ def load_heart(name: str, data_dir: str) -> Dataset:
     kept = [whole[:, i] for i in range(len(heart.FEATURES)) if i not in (CHEST_PAIN, ECG)]
     dummies = [whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]]
     x, y = np.column_stack([*kept, *dummies]).astype(np.float32), (whole[:, -1] > 0).astype(np.int64)
-    centre = np.repeat(np.arange(len(tables)), [len(table) for table in tables.values()])
-    return by_centre(name, x, y, centre, heart_test(y, centre), dict(enumerate(tables)), classes=2)
+    centre = np.repeat(list(tables), [len(table) for table in tables.values()])
+    in_test = heart_test(y, centre)
+    order = np.argsort(in_test, kind="stable")
+    return by_centre(name, x[order], y[order], centre[order], int((~in_test).sum()), list(tables), classes=2)
 
 
 def heart_test(y: Array, centre: Array) -> Array:
@@ -41,8 +51,8 @@ def heart_test(y: Array, centre: Array) -> Array:
     from sklearn.model_selection import train_test_split
 
     in_test = np.zeros(len(y), bool)
-    for number in np.unique(centre):
-        rows = np.flatnonzero(centre == number)
+    for one in np.unique(centre):
+        rows = np.flatnonzero(centre == one)
         counts = np.unique(y[rows], return_counts=True)[1]
         by_class = y[rows] if len(counts) > 1 and counts.min() > 2 else None
         sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
@@ -51,12 +61,119 @@ def heart_test(y: Array, centre: Array) -> Array:
 
 
 def by_centre(
-    name: str, x: Array, y: Array, centre: Array, in_test: Array, names: Mapping[int, str], classes: int
+    name: str, x: Array, y: Array, centre: Array, n_train: int, names: Sequence[str], classes: int
 ) -> Dataset:
-    """A data set that keeps its centres and their test parts. ``centre``: int (n,), in whose order centres are."""
-    order = np.concatenate([np.flatnonzero(~in_test), np.flatnonzero(in_test)])
-    n_train = int((~in_test).sum())
-    x, y, centre = x[order], y[order], centre[order]
-    groups = {names[number]: np.flatnonzero(centre == number) for number in sorted(set(centre.tolist()))}
+    """A data set that keeps its centres and their test parts. ``centre``: whose each sample is, text (n,); the first
+    ``n_train`` samples are for training; ``names``: the centres in order.
+    """
+    groups = {one: np.flatnonzero(centre == one) for one in names}
     train, test = Split(x[:n_train], y[:n_train]), Split(x[n_train:], y[n_train:])
     return Dataset(name, train, test, classes, groups, own_test=True)
+
+
+# Skin lesions
+
+ISIC_PLACES = ("isic2019", "ISIC2019", "fed_isic2019")
+ISIC_PICTURES = "ISIC_2019_Training_Input"  # as the challenge has them; FLamby's own begin with it, too
+ISIC_CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+ISIC_SHORT, ISIC_SIDE = 224, 200  # pixels: of the shorter side once resized, and of what is cut out of the middle
+
+
+def load_isic(name: str, data_dir: str) -> Dataset:
+    """Fed-ISIC2019: 23,247 dermatoscopic pictures of six centres, 8 classes, uint8 200 x 200 x 3.
+
+    Needs FLamby's list ``train_test_split`` (centres and test parts) and, beside it, the pictures as FLamby's script
+    leaves them, ``ISIC_2019_Training_Input_preprocessed``, or as the challenge has them, ``ISIC_2019_Training_Input``:
+    these are resized to 224 pixels on the shorter side and made independent of the light's colour
+    (:func:`shades_of_grey`), as there, but not saved as JPEG in between. The middle 200 x 200 pixels are kept, as
+    FLamby's test pictures are (it cuts training pictures out at random). Read once, with 3 GB of memory, then mapped
+    from the cache.
+    """
+    folders = places(data_dir, ISIC_PLACES)
+    table = find(["train_test_split"], folders)
+    if table is None:
+        raise ValueError(
+            f"{name}: there is no file train_test_split; put it from FLamby "
+            f"(flamby/datasets/fed_isic2019/dataset_creation_scripts) and the challenge's folder {ISIC_PICTURES} into "
+            f"{folders[0]}, or name their folder with data-dir or SILOFL_DATA"
+        )
+    rows = isic_rows(name, table)
+    found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
+    folder = next((one for one in found if one.is_dir()), None)
+    if folder is None:
+        raise ValueError(f"{name}: there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there")
+    pictures = [folder / f"{row.picture}.jpg" for row in rows]
+    if missing := [picture for picture in pictures if not picture.is_file()]:
+        raise ValueError(f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}")
+
+    def decode() -> dict[str, Array]:
+        x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
+        for i, picture in enumerate(tqdm(pictures, desc=name, unit="")):
+            x[i] = read_isic(name, picture, prepared=folder == found[0])
+        return {"x": x}
+
+    x = decoded(name, [table, *pictures], decode)["x"]
+    y = np.array([row.label for row in rows], np.int64)
+    centre = np.array([row.centre for row in rows])
+    return by_centre(name, x, y, centre, sum(not row.test for row in rows), ISIC_CENTRES, len(ISIC_CLASSES))
+
+
+class IsicRow(NamedTuple):
+    """A line of FLamby's list."""
+
+    picture: str
+    label: int
+    centre: str
+    test: bool
+
+
+def isic_rows(name: str, table: Path) -> list[IsicRow]:
+    """FLamby's list, training pictures first; ``fold2``, ``train_0`` ... ``test_5``, is the division by centre."""
+    rows = []
+    with table.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                part, _, centre = row["fold2"].partition("_")
+                if part not in ("train", "test") or "/" in row["image"]:
+                    raise ValueError(f"a picture {row['image']} in {row['fold2']}")
+                label, place = int(float(row["target"])), int(centre)
+                if not (0 <= label < len(ISIC_CLASSES) and 0 <= place < len(ISIC_CENTRES)):
+                    raise ValueError(f"class {label} of centre {place}")
+                rows.append(IsicRow(row["image"], label, ISIC_CENTRES[place], part == "test"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{name}: {table}, line {number}, cannot be read ({error}); copy it again") from error
+    return sorted(rows, key=lambda row: row.test)
+
+
+def read_isic(name: str, path: Path, prepared: bool) -> Array:
+    """The middle of one picture, uint8 (200, 200, 3)."""
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{name}: {path} cannot be read ({error}); copy it again") from error
+    if not prepared:
+        ratio = ISIC_SHORT / min(picture.size)
+        picture = picture.resize((int(picture.width * ratio), int(picture.height * ratio)), Image.Resampling.BILINEAR)
+    array = np.asarray(picture) if prepared else shades_of_grey(np.asarray(picture))
+    top, left = (array.shape[0] - ISIC_SIDE) // 2, (array.shape[1] - ISIC_SIDE) // 2
+    if min(top, left) < 0:
+        raise ValueError(
+            f"{name}: {path} is {array.shape[1]} x {array.shape[0]}, less than {ISIC_SIDE} pixels on a side"
+        )
+    return array[top : top + ISIC_SIDE, left : left + ISIC_SIDE]
+
+
+def shades_of_grey(picture: Array, power: int = 6) -> Array:
+    """The picture in white light, uint8 (h, w, 3): each channel by its norm e_c = (mean x_c^p)^(1/p), so that a picture
+    whose channels have one norm stays as it is: x_c |e| / (e_c sqrt(3)). Finlayson and Trezzi (2004).
+
+    What gets brighter than white is white (in FLamby's script it overflows).
+    """
+    values = picture.astype(np.float64)
+    light = np.mean(values**power, axis=(0, 1)) ** (1 / power)
+    if not light.all():  # a channel of zeros has no light to be told
+        return picture
+    whitened: Array = values * np.sqrt(np.mean(light**2)) / light
+    return np.clip(whitened, 0, 255).astype(np.uint8)

@@ -145,7 +145,7 @@ def write_silo_file(
         pictures = split.x.ndim == 4 and split.x.dtype != np.uint8
         arrays[f"x_{name}"] = split.x.transpose(0, 3, 1, 2) if pictures else split.x
         if pictures and f"x_{name}" in samples:
-            samples[f"x_{name}"] = (sample.transpose(2, 0, 1) for sample in samples[f"x_{name}"])
+            samples[f"x_{name}"] = (np.moveaxis(sample, -1, 0) for sample in samples[f"x_{name}"])
         arrays |= written_labels(name, split.y, data.task)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)

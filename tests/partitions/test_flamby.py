@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from partitions import heart
+from partitions import datasets, flamby, heart
 from partitions.datasets import load_dataset
 from partitions.partition import partition
+from partitions.splits import take
 
 DATA = Path(os.environ.get("SILOFL_DATA", "/nowhere"))
 
@@ -60,3 +62,109 @@ def test_a_hospital_of_one_class_is_split_without_classes(tmp_path):
     data = load_dataset("heart-flamby", str(tmp_path))
     assert data.groups is not None and (data.labels[data.groups["cleveland"]] == 1).all()
     assert (data.groups["cleveland"] >= len(data.train)).sum() == 4
+
+
+# Skin lesions
+
+
+def isic(root: Path, folder: str = "ISIC_2019_Training_Input_preprocessed", n: int = 4) -> Path:
+    """FLamby's list with n pictures of each of six centres, the last one for testing, and the pictures: 224 x 300, the
+    middle 200 x 200 pixels of one grey value, 10 * centre + i, the rest black.
+    """
+    lines = ["image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"]
+    (root / folder).mkdir(parents=True)
+    for i in range(n):
+        for centre in range(6):
+            name, label, part = f"ISIC_00{centre}{i}", (centre + i) % 8, "test" if i == n - 1 else "train"
+            one_hot = ",".join("1.0" if k == label else "0.0" for k in range(9))
+            lines.append(f"{name},{one_hot},{label},{centre},{'train' if centre else 'test'},{part}_{centre}")
+            picture = np.zeros((300, 224, 3), np.uint8)
+            picture[50:250, 12:212] = 10 * centre + i
+            Image.fromarray(picture).save(root / folder / f"{name}.jpg", quality=100)
+    (root / "train_test_split").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    """Decoded pictures go to a cache of the test's own; nothing is found elsewhere."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_isic_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
+    """``fold2`` counts, not ``fold``. The second time the pictures come out of the cache."""
+    monkeypatch.delenv("SILOFL_DATA", raising=False)
+    isic(tmp_path / "isic2019")
+    for _ in range(2):
+        data = load_dataset("isic2019", str(tmp_path))
+        assert (data.classes, data.input_shape) == (8, (3, 200, 200)) and data.train.x.dtype == np.uint8
+        assert (len(data.train), len(data.test)) == (18, 6)
+        silos = partition(data, "natural", silos=6, seed=0, validation=0.0)
+        assert [silo.origin for silo in silos][::2] == ["BCN", "HAM_vidir_modern", "MSK"]
+        for centre, silo in enumerate(silos):
+            assert (len(silo.train), len(silo.test)) == (3, 1)
+            x = take(data, np.concatenate([silo.train, silo.test])).x
+            assert np.abs(x.mean(axis=(1, 2, 3)) - [10 * centre + i for i in range(4)]).max() < 1  # JPEG
+            assert data.labels[silo.train].tolist() == [(centre + i) % 8 for i in range(3)]
+        datasets._load.cache_clear()
+        monkeypatch.setattr(flamby, "read_isic", None)
+
+
+def test_isic_as_the_challenge_has_it(tmp_path):
+    """448 x 672 pixels become 224 x 336, of which 200 x 200 stay; grey stays grey, reddish light is taken away."""
+    root = isic(tmp_path / "isic2019")
+    (root / "ISIC_2019_Training_Input_preprocessed").rename(root / "ISIC_2019_Training_Input")
+    for path in sorted((root / "ISIC_2019_Training_Input").iterdir()):
+        Image.new("RGB", (672, 448), (200, 100, 100)).save(path, quality=100)
+    x = load_dataset("isic2019", str(tmp_path)).train.x
+    # |e| / sqrt(3) = sqrt((200^2 + 2 * 100^2) / 3) = 141.4 in each channel.
+    assert x.shape[1:] == (200, 200, 3) and np.abs(x.astype(int) - 141).max() <= 2
+
+
+def test_shades_of_grey():
+    """Two pixels, by hand with p = 1: e = (30, 15, 15), |e| / sqrt(3) = sqrt(450) = 21.2; red by .707, the others by
+    1.414. A picture of one grey stays; white does not overflow; a channel without light leaves all as they are.
+    """
+    picture = np.array([[[20, 10, 30], [40, 20, 0]]], np.uint8)
+    assert flamby.shades_of_grey(picture, 1).tolist() == [[[14, 14, 42], [28, 28, 0]]]
+    grey = np.full((3, 3, 3), 77, np.uint8)
+    assert np.abs(flamby.shades_of_grey(grey).astype(int) - 77).max() <= 1
+    bright = np.array([[[255, 255, 0], [255, 0, 60]]], np.uint8)
+    assert flamby.shades_of_grey(bright)[0, 0, 1] == flamby.shades_of_grey(bright)[0, 0].max()
+    dark = np.array([[[9, 0, 1]]], np.uint8)
+    assert flamby.shades_of_grey(dark).tolist() == dark.tolist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("train_0", "val_0", "line 2, cannot be read (a picture ISIC_0000 in val_0)"),
+        ("train_0", "train_6", "line 2, cannot be read (class 0 of centre 6)"),
+        ("fold2", "fold3", "line 2, cannot be read ('fold2')"),
+        ("ISIC_0000", "../x", "line 2, cannot be read (a picture ../x in"),
+        ("ISIC_0000", "ISIC_1", "1 of 24 pictures are missing, first"),
+    ],
+)
+def test_bad_isic_lists(tmp_path, old, new, words):
+    table = isic(tmp_path / "isic2019") / "train_test_split"
+    table.write_text(table.read_text().replace(old, new))
+    with pytest.raises(ValueError) as caught:
+        load_dataset("isic2019", str(tmp_path))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_missing_of_isic_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("SILOFL_DATA", raising=False)
+    with pytest.raises(ValueError, match="isic2019: there is no file train_test_split; put it from FLamby"):
+        load_dataset("isic2019", str(tmp_path))
+    root = isic(tmp_path / "isic2019")
+    pictures = root / "ISIC_2019_Training_Input_preprocessed"
+    Image.new("RGB", (300, 199)).save(pictures / "ISIC_0000.jpg")
+    with pytest.raises(ValueError, match=r"ISIC_0000\.jpg is 300 x 199, less than 200 pixels on a side"):
+        load_dataset("isic2019", str(tmp_path))
+    (pictures / "ISIC_0000.jpg").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"ISIC_0000\.jpg cannot be read"):
+        load_dataset("isic2019", str(tmp_path))
+    pictures.rename(root / "elsewhere")
+    with pytest.raises(ValueError, match=r"unpack the challenge's ISIC_2019_Training_Input.zip there"):
+        load_dataset("isic2019", str(tmp_path))
