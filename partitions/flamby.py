@@ -7,12 +7,12 @@ data; the partition ``natural`` keeps centres and test parts.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from partitions import heart
@@ -61,14 +61,21 @@ def heart_test(y: Array, centre: Array) -> Array:
 
 
 def by_centre(
-    name: str, x: Array, y: Array, centre: Array, n_train: int, names: Sequence[str], classes: int
+    name: str,
+    x: Array,
+    y: Array,
+    centre: Array,
+    n_train: int,
+    names: Sequence[str],
+    classes: int,
+    task: str = "multiclass",
 ) -> Dataset:
     """A data set that keeps its centres and their test parts. ``centre``: whose each sample is, text (n,); the first
     ``n_train`` samples are for training; ``names``: the centres in order.
     """
     groups = {one: np.flatnonzero(centre == one) for one in names}
     train, test = Split(x[:n_train], y[:n_train]), Split(x[n_train:], y[n_train:])
-    return Dataset(name, train, test, classes, groups, own_test=True)
+    return Dataset(name, train, test, classes, groups, task, own_test=True)
 
 
 # Skin lesions
@@ -148,6 +155,8 @@ def isic_rows(name: str, table: Path) -> list[IsicRow]:
 
 def read_isic(name: str, path: Path, prepared: bool) -> Array:
     """The middle of one picture, uint8 (200, 200, 3)."""
+    from PIL import Image
+
     try:
         with Image.open(path) as opened:
             picture = opened.convert("RGB")
@@ -177,3 +186,105 @@ def shades_of_grey(picture: Array, power: int = 6) -> Array:
         return picture
     whitened: Array = values * np.sqrt(np.mean(light**2)) / light
     return np.clip(whitened, 0, 255).astype(np.uint8)
+
+
+# Brains
+
+IXI_PLACES = ("ixi-tiny", "ixi", "fed_ixi", "IXI-Dataset")
+IXI_SIZES = {"HH": 181, "Guys": 311, "IOP": 74}  # subjects; in the order in which FLamby draws the test parts
+IXI_CENTRES = ("Guys", "HH", "IOP")
+IXI_SHAPE = (48, 60, 48)
+IXI_SUBJECT = re.compile(r"IXI(\d{3})-(HH|Guys|IOP)-\d+")
+IXI_TRAIN, IXI_SEED = 0.8, 10
+
+
+def load_ixi(name: str, data_dir: str) -> Dataset:
+    """Fed-IXI Tiny: T1 volumes of 566 brains from three hospitals in London, float32 48 x 60 x 48, and their masks.
+
+    Needs the folder ``IXI_sample`` of the archive that FLamby names, with ``SUBJECT/T1/*.nii.gz`` and
+    ``SUBJECT/label/*.nii.gz``. Volumes and masks are averaged into one shape, as PyTorch's adaptive pooling does; each
+    volume is then standardised, and a voxel is brain where all that is averaged in it is. Test parts are FLamby's, 62,
+    36 and 15 subjects: of the file ``metadata_tiny.csv`` where it lies beside ``IXI_sample``, else drawn as there. Read
+    once, then mapped from the cache.
+    """
+    folders = [*places(data_dir, IXI_PLACES)]
+    found = (one for folder in folders for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample"))))
+    root = next((one for one in found if one.is_dir()), None)
+    if root is None:
+        raise ValueError(
+            f"{name}: there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
+            f"{folders[0]}, or name its folder with data-dir or SILOFL_DATA"
+        )
+    subjects = sorted(path.name for path in root.iterdir() if IXI_SUBJECT.fullmatch(path.name))
+    tested = ixi_test(name, root, subjects)
+    subjects.sort(key=tested.__contains__)
+    files = [tuple(one_file(name, root / subject / kind) for kind in ("T1", "label")) for subject in subjects]
+
+    def decode() -> dict[str, Array]:
+        from partitions.nifti import read_stored
+
+        x = np.empty((len(files), *IXI_SHAPE, 1), np.float32)
+        y = np.empty((len(files), *IXI_SHAPE), np.uint8)
+        for i, (volume, mask) in enumerate(tqdm(files, desc=name, unit="")):
+            values, brain = (averaged(read_stored(path, f"{name}: {path}"), IXI_SHAPE) for path in (volume, mask))
+            x[i, ..., 0] = (values - values.mean()) / (values.std() or 1)
+            y[i] = brain > 1 - 1e-6
+        return {"x": x, "y": y}
+
+    arrays = decoded(name, [path for pair in files for path in pair], decode)
+    centre = np.array([centre_of(subject) for subject in subjects])
+    n_train = len(subjects) - len(tested)
+    return by_centre(name, arrays["x"], arrays["y"], centre, n_train, IXI_CENTRES, 2, "segmentation")
+
+
+def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
+    """The subjects that are for testing."""
+    table = root.parent / "metadata_tiny.csv"
+    if table.is_file():
+        with table.open(encoding="utf-8", newline="") as file:
+            parts = {row.get("Patient ID"): row.get("Split") for row in csv.DictReader(file)}
+        if strange := [s for s in subjects if parts.get(str(int(s[3:6]))) not in ("train", "test")]:
+            raise ValueError(f"{name}: {table} says neither train nor test of {strange[0]}; copy it again")
+        return {subject for subject in subjects if parts[str(int(subject[3:6]))] == "test"}
+    own = {centre: [subject for subject in subjects if centre_of(subject) == centre] for centre in IXI_SIZES}
+    for centre, number in IXI_SIZES.items():
+        if len(own[centre]) != number:
+            raise ValueError(
+                f"{name}: {root} has {len(own[centre])} of the {number} subjects of {centre}; unpack the whole "
+                f"archive, or put FLamby's metadata_tiny.csv, which has the test parts, into {root.parent}"
+            )
+    rng = np.random.RandomState(IXI_SEED)
+    tested = set()
+    for ours in own.values():
+        n_train = round(len(ours) * IXI_TRAIN)
+        drawn = ["train"] * n_train + ["test"] * (len(ours) - n_train)
+        rng.shuffle(drawn)
+        tested |= {subject for subject, part in zip(ours, drawn, strict=True) if part == "test"}
+    return tested
+
+
+def centre_of(subject: str) -> str:
+    """``Guys`` of ``IXI002-Guys-0828``."""
+    return subject.split("-")[1]
+
+
+def one_file(name: str, folder: Path) -> Path:
+    """The only volume in a folder."""
+    found = sorted(folder.glob("*.nii.gz"))
+    if len(found) != 1:
+        raise ValueError(f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again")
+    return found[0]
+
+
+def averaged(volume: Array, shape: Sequence[int]) -> Array:
+    """The volume in another shape: cell i of m along an axis of n is the mean of the cells floor(i n / m) to
+    ceil((i + 1) n / m), as in PyTorch's adaptive average pooling.
+    """
+    for axis, m in enumerate(shape):
+        n = volume.shape[axis]
+        weights = np.zeros((m, n), np.float64)
+        for i in range(m):
+            first, last = i * n // m, -(-(i + 1) * n // m)
+            weights[i, first:last] = 1 / (last - first)
+        volume = np.moveaxis(np.tensordot(weights, volume, axes=(1, axis)), 0, axis)
+    return volume

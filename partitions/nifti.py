@@ -21,6 +21,15 @@ from partitions.splits import Array
 PERCENTILES = (0.5, 99.5)
 
 
+def read_stored(path: Path, where: str) -> Array:
+    """A volume's values along the file's own axes, float32 (i, j, k)."""
+    with discreet(where, "NIfTI"):
+        image = _load(path)
+        if len(image.shape) != 3:
+            raise Plain("its file is a series in time")
+        return np.asarray(image.dataobj, np.float32)
+
+
 def parts(path: Path, where: str, wish: Wish) -> list[int]:
     """Which axial slices of a volume to take."""
     with discreet(where, "NIfTI"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from scans import write_nifti
 
-from partitions import datasets, flamby, heart
+from partitions import datasets, flamby, heart, nifti
 from partitions.datasets import load_dataset
 from partitions.partition import partition
 from partitions.splits import take
@@ -168,3 +171,95 @@ def test_what_is_missing_of_isic_is_one_line(tmp_path, monkeypatch):
     pictures.rename(root / "elsewhere")
     with pytest.raises(ValueError, match=r"unpack the challenge's ISIC_2019_Training_Input.zip there"):
         load_dataset("isic2019", str(tmp_path))
+
+
+# Brains
+
+
+def subject(number: int, centre: str) -> str:
+    return f"IXI{number:03d}-{centre}-{number + 700:04d}"
+
+
+def ixi(root: Path, n: int = 5) -> Path:
+    """n subjects of each centre, volumes of 8 x 6 x 4 whose mean says whose they are; the last one is for testing."""
+    lines = ["Patient ID,Manufacturer,Split"]
+    for k in range(3 * n):
+        centre = ("Guys", "HH", "IOP")[k % 3]
+        folder = root / "7kd5wj7v7p-3" / "IXI_sample" / subject(k + 2, centre)
+        values = np.zeros((8, 6, 4), np.float32)
+        values[0] = k + 1
+        write_nifti(folder / "T1" / f"{folder.name}_image.nii.gz", values)
+        write_nifti(folder / "label" / f"{folder.name}_label.nii.gz", (values > 0).astype(np.uint8))
+        write_nifti(folder / "T2" / f"{folder.name}_image.nii.gz", values)
+        lines.append(f"{k + 2},{k % 3},{'test' if k >= 3 * (n - 1) else 'train'}")
+    (root / "7kd5wj7v7p-3" / "metadata_tiny.csv").write_text("\n".join(lines) + "\n")
+    return root / "7kd5wj7v7p-3" / "IXI_sample"
+
+
+def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
+    """8 -> 48 along the first axis: the first sixth is the front plane, standardised; the mask is that sixth."""
+    ixi(tmp_path / "ixi-tiny")
+    for _ in range(2):
+        data = load_dataset("ixi-tiny", str(tmp_path))
+        assert (data.task, data.classes, data.own_test) == ("segmentation", 2, True)
+        assert data.train.x.shape == (12, 48, 60, 48, 1) and data.train.x.dtype == np.float32
+        assert data.test.y.shape == (3, 48, 60, 48) and data.test.y.dtype == np.uint8
+        assert data.groups is not None and list(data.groups) == ["Guys", "HH", "IOP"]
+        assert [(group >= 12).sum() for group in data.groups.values()] == [1, 1, 1]
+        for x, y in ((data.train.x, data.train.y), (data.test.x, data.test.y)):
+            assert (y[:, :6] == 1).all() and (y[:, 6:] == 0).all()
+            # Of two values in the shares 1/8 and 7/8 the standardised ones are sqrt(7) and -1 / sqrt(7).
+            np.testing.assert_allclose(x[:, :6], 7**0.5, rtol=1e-5)
+            np.testing.assert_allclose(x[:, 6:], -(7**-0.5), rtol=1e-5)
+        datasets._load.cache_clear()
+        monkeypatch.setattr(nifti, "read_stored", None)
+
+
+def test_averaging_is_pytorch_s_adaptive_pooling():
+    """Also where cells overlap (5 -> 3) and where there are more of them than before (4 -> 6)."""
+    volume = np.random.default_rng(0).normal(size=(5, 4, 7)).astype(np.float32)
+    expected = torch.nn.functional.adaptive_avg_pool3d(torch.from_numpy(volume)[None], (3, 6, 7))[0]
+    np.testing.assert_allclose(flamby.averaged(volume, (3, 6, 7)), expected, atol=1e-6)
+
+
+def test_ixi_test_parts_are_drawn_as_flamby_does(tmp_path):
+    """Of all 566 subjects, without the list. As FLamby's metadata_tiny.csv begins: of Guys the subjects 2, 17, 24 and
+    27 of the first twelve (2, 16, 17, 19 to 27), of HH 12, 15, 34, 49 (12 to 15, 33, 34, 39, 48, 49), of IOP 231, 238,
+    291 (35, 230 to 234, 238, 290, 291).
+    """
+    subjects = [subject(k, centre) for centre, n in flamby.IXI_SIZES.items() for k in range(n)]
+    tested = flamby.ixi_test("ixi-tiny", tmp_path / "IXI_sample", subjects)
+    places = {
+        centre: [int(s[3:6]) for s in sorted(tested) if flamby.centre_of(s) == centre] for centre in flamby.IXI_CENTRES
+    }
+    assert {centre: len(parts) for centre, parts in places.items()} == {"Guys": 62, "HH": 36, "IOP": 15}
+    assert [place for place in places["Guys"] if place < 12] == [0, 2, 8, 11]
+    assert [place for place in places["HH"] if place < 9] == [0, 3, 5, 8]
+    assert [place for place in places["IOP"] if place < 9] == [2, 6, 8]
+
+
+def test_what_is_missing_of_ixi_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("SILOFL_DATA", raising=False)
+    with pytest.raises(ValueError, match="ixi-tiny: there is no folder IXI_sample; unpack the archive"):
+        load_dataset("ixi-tiny", str(tmp_path))
+    root = ixi(tmp_path / "ixi-tiny", 2)
+    table = root.parent / "metadata_tiny.csv"
+    whole = table.read_text()
+    table.write_text(whole.replace("3,1,train", "3,1,"))
+    with pytest.raises(ValueError, match="says neither train nor test of IXI003-HH-0703"):
+        load_dataset("ixi-tiny", str(tmp_path))
+    table.unlink()
+    with pytest.raises(ValueError, match="has 2 of the 181 subjects of HH; unpack the whole archive, or put FLamby's"):
+        load_dataset("ixi-tiny", str(tmp_path))
+    table.write_text(whole)
+    volume = root / subject(2, "Guys") / "T1" / f"{subject(2, 'Guys')}_image.nii.gz"
+    volume.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"_image.nii.gz: its file cannot be read as NIfTI"):
+        load_dataset("ixi-tiny", str(tmp_path))
+    volume.unlink()
+    with pytest.raises(ValueError, match=r"T1 has 0 files \*.nii.gz, not one; unpack the archive again"):
+        load_dataset("ixi-tiny", str(tmp_path))
+    ixi(tmp_path / "ixi-tiny", 2)
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with pytest.raises(ValueError, match="NIfTI is read with nibabel, which is not installed here"):
+        load_dataset("ixi-tiny", str(tmp_path))
