@@ -207,11 +207,10 @@ def find_rows(source: Path, label: Label, table: Path | None, classes: Sequence[
 
 
 def is_joined(table: Path, source: Path) -> bool:
-    """Whether a folder's csv has labels of DICOM files that it does not name."""
-    from partitions.studies import holds_dicom, join_key
+    """Whether a folder's csv is of DICOM files there that it does not name one by one."""
+    from partitions.studies import holds_dicom
 
-    header, _ = read_lines(table)
-    return "file" not in header and bool(join_key(header)) and holds_dicom(source)
+    return holds_dicom(source) and "file" not in read_lines(table)[0]
 
 
 def numbered(rows: list[Row], source: Path) -> list[Row]:

@@ -23,6 +23,7 @@ from partitions.splits import Array
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
 NIFTI = (".nii", ".nii.gz")
+DICOM = (".dcm", ".dicom", ".ima")  # what is called so is never named, be it DICOM or not
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
 ORIENTATION = 0x0112  # of EXIF
 KEY = secrets.token_bytes(32)  # of this process; it is never written
@@ -80,10 +81,10 @@ class Form:
 
 
 def kind_of(path: Path) -> str:
-    """``dicom`` by what is in the file, ``nifti`` by its name; all else is a ``picture``."""
+    """``dicom`` by what is in the file (or by its name), ``nifti`` by its name; all else is a ``picture``."""
     if path.name.lower().endswith(NIFTI):
         return "nifti"
-    return "dicom" if is_dicom(path) else "picture"
+    return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
 
 
 def is_dicom(path: Path) -> bool:
@@ -97,7 +98,7 @@ def is_dicom(path: Path) -> bool:
 
 def pseudonym(name: str) -> str:
     """A keyed hash in a patient's name's place, another one in every process; "" stays ""."""
-    return hashlib.blake2b(name.encode(), key=KEY, digest_size=16).hexdigest() if name else ""
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if name else ""
 
 
 def look(row: Row, wish: Wish) -> Form:

@@ -6,7 +6,7 @@ A csv is joined by the first of these columns that it has: ``study`` (or StudyIn
 (AccessionNumber), ``patient`` (PatientID). Without a csv the folders of the first level are the classes, but only where
 the classes are named: elsewhere folders are called as patients are.
 
-Of each study the series with most slices is taken, or, of those whose description matches a pattern, that one.
+Of each study the series with most files is taken, or, of those whose description matches a pattern, that one.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def find_studies(source: Path, table: Path | None, label: Label, classes: Sequen
             Row(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
             for number, frame in _slices(study, wish.slices)
         ]
-    several = sum(max(map(len, study.series.values())) > 1 for study in studies)
+    several = sum(len(_all_slices(study)) > 1 for study in studies)
     if several and wish.slices == 1:
         notes.append(f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)")
     return Found(rows, columns, tuple(notes))
@@ -171,12 +171,21 @@ def _matches(header: Header, pattern: str) -> bool:
 
 
 def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
-    """(file, frame) of the slices to take: of the longest series, the first one where several are as long."""
+    """(file, frame) of the slices to take."""
+    slices = _all_slices(study)
+    return [slices[i] for i in parts_of(len(slices), count)]
+
+
+def _all_slices(study: Study) -> list[tuple[int, int | None]]:
+    """(file, frame) of the series with most files, the first one where several have as many. Frames are slices where it
+    is one file; of a series of files with frames the middle ones (None) are.
+    """
     most = max(map(len, study.series.values()))
-    series = sorted(next(slices for slices in study.series.values() if len(slices) == most))
-    if len(series) == 1 and series[0][3] > 1:  # one file of many frames
-        return [(series[0][2], frame) for frame in parts_of(series[0][3], count)]
-    return [(series[i][2], None) for i in parts_of(len(series), count)]
+    series = sorted(next(files for files in study.series.values() if len(files) == most))
+    if len(series) == 1:
+        _, _, file, frames = series[0]
+        return [(file, frame) for frame in range(frames)] if frames > 1 else [(file, None)]
+    return [(file, None) for _, _, file, _ in series]
 
 
 def _join(table: Path, studies: list[Study], label: Label) -> tuple[list[Answer | None], tuple[str, ...], list[str]]:

@@ -109,6 +109,16 @@ def test_no_error_names_anybody(tmp_path, capfd, caplog, damage, words):
     assert words in (printed.err if code else printed.out) and out.exists() == (code == 0)
 
 
+def test_a_csv_s_file_that_is_no_dicom_is_not_named_either(tmp_path):
+    """Its name says what it is meant to be, and may say more."""
+    (tmp_path / "Zarathustra.DCM").write_bytes(b"\0" * 200)
+    (tmp_path / "l.csv").write_text("file,label\nZarathustra.DCM,0\n")
+    with pytest.raises(ValueError) as caught:
+        import_source(tmp_path / "l.csv", tmp_path / "a.npz")
+    assert "l.csv, line 2: its file cannot be read as DICOM (InvalidDicomError)" in str(caught.value)
+    assert leaks(str(caught.value)) == []
+
+
 def test_cut_files_name_nobody(tmp_path, capfd):
     """A file that ends anywhere is one line at most, in which nobody is named."""
     source = ten_studies(tmp_path / "export")
@@ -189,7 +199,10 @@ def refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
 )
 def test_bad_labels(tmp_path, text, words):
     (tmp_path / "labels.csv").write_text(text)
-    refused(ten_studies(tmp_path / "export"), tmp_path, words, labels_from=tmp_path / "labels.csv")
+    source = ten_studies(tmp_path / "export")
+    refused(source, tmp_path, words, labels_from=tmp_path / "labels.csv")
+    (tmp_path / "labels.csv").rename(source / "labels.csv")
+    refused(source, tmp_path, words)
 
 
 def test_a_column_of_names_is_no_label(tmp_path):
@@ -287,6 +300,7 @@ def test_frames_of_one_file(tmp_path):
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
     made = import_source(tmp_path / "x", tmp_path / "a.npz", labels_from=table, window=(500, 1000))
     assert {value for _, value in samples(made)} == {200}
+    assert made.notes == ("5 of 5 studies have several slices: the middle one is taken (--slices)",)
     made = import_source(tmp_path / "x", tmp_path / "b.npz", labels_from=table, window=(500, 1000), slices=3)
     assert {value for _, value in samples(made)} == {0, 200, 400}
     assert [len(part) for part in (made.data.train, made.data.val, made.data.test)] == [9, 3, 3]
