@@ -85,9 +85,10 @@ def write_dicom(
         "PlanarConfiguration": 0 if colour else None,
         **attributes,
     }
-    for keyword, value in values.items():
-        if value is not None:
-            setattr(dataset, keyword, value)
+    with warnings.catch_warnings(action="ignore"):  # of values that are wrong on purpose
+        for keyword, value in values.items():
+            if value is not None:
+                setattr(dataset, keyword, value)
     block = dataset.private_block(0x0099, "UMPF PRIVATE", create=True)
     block.add_new(0x01, "LO", PRIVATE)
     block.add_new(0x02, "SQ", Sequence([named_item()]))
@@ -95,7 +96,7 @@ def write_dicom(
     dataset.PixelData = pixels.tobytes() + b"\0" * (pixels.nbytes % 2)
     dataset["PixelData"].VR = "OW" if bits > 8 else "OB"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings(action="ignore"):  # of values that are wrong on purpose
+    with warnings.catch_warnings(action="ignore"):
         dataset.save_as(path, enforce_file_format=True)
     return path
 

@@ -249,7 +249,7 @@ def test_a_patient_in_two_given_splits_is_refused(tmp_path):
 
 
 def test_files_named_in_a_csv(tmp_path):
-    """Beside pictures of 8 bits, which become float32 too; the mask of one is a PNG."""
+    """Beside a picture of 8 bits, which becomes float32 too."""
     lines = ["file,label"]
     for i in range(6):
         write_dicom(tmp_path / f"{i}.scan", np.full((4, 4), 100 * i, np.uint16), patient=f"P{i}")
@@ -258,6 +258,19 @@ def test_files_named_in_a_csv(tmp_path):
     (tmp_path / "list.csv").write_text("\n".join([*lines, "x.png,6"]))
     made = import_source(tmp_path / "list.csv", tmp_path / "a.npz", window=(500, 1000))
     assert samples(made) == [*((i, 100 * i) for i in range(6)), (6, 200)]
+
+
+def test_outlines_of_dicom_are_pictures(tmp_path):
+    lines = ["file,mask"]
+    for i in range(6):
+        write_dicom(tmp_path / f"{i}", np.full((4, 6), 100 * i, np.uint16), patient=f"P{i}")
+        Image.fromarray((np.indices((4, 6))[1] < i).astype(np.uint8)).save(tmp_path / f"{i}.png")
+        lines.append(f"{i},{i}.png")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    data = import_source(tmp_path / "list.csv", tmp_path / "a.npz", window=(500, 1000)).data
+    assert data.task == "segmentation"
+    for part in (data.train, data.val, data.test):
+        np.testing.assert_array_equal(part.y.sum(axis=(1, 2)), 4 * (part.x[:, 0, 0, 0] * 10).round())
 
 
 def series_of(root: Path, study: int, series: int, n: int, description: str) -> None:
