@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from client.store import RUN_FOLDER, silo_folder
-from models.architectures import MODELS, build, with_head
+from models.architectures import build, spec_of, with_head
 from models.flat import FlatModel
 from models.tasks import task_of
 from models.training import Samples
@@ -169,8 +169,8 @@ def matches(key: str, strategy: str | None, seed: int | None) -> bool:
 def network(card: Mapping[str, Any]) -> FlatModel:
     """The network that a card describes, not yet with its weights."""
     shape = tuple(card["input"]["shape"])
-    name, own = card["model"]["name"], MODELS.get(card["model"]["name"])
-    settings = own.settings(**card["model"]["settings"]) if own and own.settings else None
+    name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
+    settings = own(**card["model"]["settings"]) if own else None
     head = card["model"].get("head")
     plain = build(name, shape, card["classes"], settings)
     return FlatModel(with_head(plain, strategies()[head].head if head else None))

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from models.densenet import PUBLISHED as DENSENET_PUBLISHED
 from models.densenet import DenseNet
 from models.flat import block_names
+from models.own import OwnSettings, is_own, own_network
 from models.stem import Stem, StemSettings
 from models.unet import Unet, UnetSettings
 from models.vit import PUBLISHED as VIT_PUBLISHED
@@ -490,6 +491,17 @@ def model_settings() -> dict[str, type]:
     return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
 
 
+def spec_of(name: str) -> ModelSpec:
+    """The architecture of that name, which may be a network of one's own (models/own.py)."""
+    if not is_own(name):
+        return MODELS[name]
+
+    def make(shape: Shape, outputs: int, settings: OwnSettings) -> nn.Module:
+        return own_network(name, shape, outputs, settings)
+
+    return ModelSpec("a network of one's own", name, "what it can", make, rank=None, settings=OwnSettings)
+
+
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
@@ -501,8 +513,8 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     or a table.
     """
     names = ("auto", *MODELS)
-    if name not in names:
-        raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}")
+    if name not in names and not is_own(name):
+        raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory")
     if name != "auto":
         return name
     _check_shape(input_shape)
@@ -520,7 +532,7 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
 
 def our_name(model: str, published: str) -> str:
     """What a tensor is called here that a published file of this architecture (torchvision's, timm's) calls so."""
-    for pattern, replacement in MODELS[model].published:
+    for pattern, replacement in spec_of(model).published:
         published = re.sub(pattern, replacement, published)
     return published
 
@@ -536,7 +548,7 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     """
     input_shape = tuple(int(side) for side in input_shape)
     name = resolve(name, input_shape)
-    spec = MODELS[name]
+    spec = spec_of(name)
     _check_shape(input_shape)
     wrong_rank = spec.rank is not None and len(input_shape) != spec.rank
     if wrong_rank or (len(input_shape) == 3 and min(input_shape[1:]) < spec.smallest):
