@@ -13,6 +13,7 @@ from typing import Any, cast
 from models.architectures import MODELS, model_settings, resolve
 from models.own import OwnSettings, is_own
 from models.tasks import task_of
+from models.trainable import WHOLE, Part
 from partitions.datasets import DATASETS
 from partitions.names import nearest
 from partitions.partition import PARTITIONS, partition_settings
@@ -76,6 +77,12 @@ class RunSettings:
             values |= values_of(self.ala, adding("ala").name)
         values |= values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
+
+    @property
+    def part(self) -> Part:
+        """The part of the network that is trained."""
+        c = self.common
+        return WHOLE if c.trainable == "all" else Part(c.trainable, c.seed)
 
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.
