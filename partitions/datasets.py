@@ -24,6 +24,7 @@ import numpy as np
 from partitions import cifar, flamby, heart
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
 from partitions.labels import ONE_CLASS
+from partitions.medmnist import MEDMNIST, SIZES, load_medmnist, medmnist_name
 from partitions.names import unknown_name
 from partitions.splits import Array, Dataset, Split
 
@@ -234,63 +235,6 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
     return Dataset(name, splits[0], splits[1], classes)
 
 
-# MedMNIST
-
-# 2D sets of medmnist 3: title and number of classes. Kept here because importing medmnist costs seconds.
-MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}  # the others are multiclass
-MEDMNIST = {
-    "pathmnist": ("colon pathology", 9),
-    "chestmnist": ("chest X-ray, 14 findings", 14),
-    "dermamnist": ("dermatoscope", 7),
-    "octmnist": ("retinal OCT", 4),
-    "pneumoniamnist": ("chest X-ray, pneumonia", 2),
-    "retinamnist": ("fundus camera, diabetic retinopathy grade", 5),
-    "breastmnist": ("breast ultrasound", 2),
-    "bloodmnist": ("blood cell microscope", 8),
-    "tissuemnist": ("kidney cortex microscope", 8),
-    "organamnist": ("abdominal CT, axial", 11),
-    "organcmnist": ("abdominal CT, coronal", 11),
-    "organsmnist": ("abdominal CT, sagittal", 11),
-}
-
-
-def load_medmnist(name: str, data_dir: str) -> Dataset:
-    """A 2D MedMNIST set, 28 x 28, with its official task; its training and validation parts together are the training
-    samples.
-    """
-    path = find([f"{name}.npz"], places(data_dir, ("medmnist", "MedMNIST")))
-    home = Path.home() / ".medmnist" / f"{name}.npz"  # where the medmnist package itself keeps its files
-    if path is None and home.is_file():
-        path = home
-    if path is None:
-        from medmnist.info import INFO  # imports torch
-
-        file = RemoteFile(f"{name}.npz", INFO[name]["url"], INFO[name]["MD5"])
-        path = download(name, file, data_dir, "medmnist")
-    classes, task = MEDMNIST[name][1], MEDMNIST_TASKS.get(name, "multiclass")
-    splits = {}
-    try:
-        with np.load(path, allow_pickle=False) as npz:
-            for split in ("train", "val", "test"):
-                x, y = npz[f"{split}_images"], npz[f"{split}_labels"]
-                x = x[..., np.newaxis] if x.ndim == 3 else x
-                several = task == "multilabel"
-                y = y.astype(np.float32) if several else y.reshape(-1).astype(np.int64)
-                if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
-                    raise ValueError(f"{split}: pictures are {x.dtype} {x.shape} for {len(y)} labels")
-                if several and y.shape != (len(x), classes):
-                    raise ValueError(f"{split}: labels are {y.shape}, and not {classes} for each of {len(x)} pictures")
-                largest = 1 if several else classes - 1
-                if len(y) and not 0 <= y.min() <= y.max() <= largest:
-                    raise ValueError(f"{split}: labels are not all in 0..{largest}")
-                splits[split] = Split(x, y)
-    except (OSError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
-    train, val = splits["train"], splits["val"]
-    merged = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
-    return Dataset(name, merged, splits["test"], classes, task=task)
-
-
 # Heart disease
 
 
@@ -364,5 +308,9 @@ DATASETS: dict[str, DatasetInfo] = {
     "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
     "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
-    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in MEDMNIST.items()},
+    **{
+        medmnist_name(flag, size): DatasetInfo(f"{title}, {size}x{size}", classes, load_medmnist)
+        for size in SIZES
+        for flag, (title, classes) in MEDMNIST.items()
+    },
 }

@@ -60,6 +60,7 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ),
     ("fedapm/cifar10-dirichlet", {"learning-rate": 0.1, "fedapm.rho": 0.01, "fedapm.sigma": 0.01}),
     ("playerfl/fmnist-*", {"silos": 5, "rounds": 100, "batch-size": 128, "player-dirichlet.beta": 0.5}),
+    ("playerfl/fmnist-*", {"augment": "rotate:10,shift:2.8,scale:0.1,perspective:0.2"}),
     ("flamby/*", {"partition": "natural", "mlp.hidden": ""}),
     (
         "flamby/heart",

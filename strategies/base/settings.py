@@ -62,7 +62,12 @@ class Common:
         False, "silofl simulate: compute the gradients of all silos together, for many silos with small networks"
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
-    model: str = setting("auto", "architecture; auto chooses by the shape of the input")
+    model: str = setting(
+        "auto", "architecture, or package.module:factory for one of your own; auto chooses by the shape of the input"
+    )
+    trainable: str = setting(
+        "all", "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names"
+    )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
     task: str = setting(
@@ -78,6 +83,12 @@ class Common:
         "only the silo divides, 0 leaves the part for validation unused",
         minimum=-1,
         maximum=0.9,
+    )
+    augment: str = setting(
+        "",
+        "how training pictures are changed anew in every epoch, e.g. flip,shift:2,rotate:10,brightness:0.1; there are: "
+        "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
+        "contrast:SHARE, brightness:SHARE",
     )
     local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0)
     batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES)

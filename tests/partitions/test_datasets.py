@@ -12,14 +12,14 @@ import pickle
 import struct
 import tarfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from partitions import cifar, datasets, heart
-from partitions.datasets import DATASETS, MEDMNIST, MEDMNIST_TASKS, load_dataset, read_idx
+from partitions.datasets import DATASETS, load_dataset, read_idx
 from partitions.files import RemoteFile, download, places
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -93,18 +93,6 @@ def test_registry():
         load_dataset("minst")
 
 
-def test_medmnist_table_is_medmnists_own():
-    """All 2D sets of the package, with its numbers of classes and its tasks."""
-    info = pytest.importorskip("medmnist.info").INFO
-    own = {name: entry for name, entry in info.items() if "3d" not in name}
-    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {n: len(e["label"]) for n, e in own.items()}
-    assert set(MEDMNIST) <= set(DATASETS)
-    words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
-    told = {words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"] for name, entry in own.items()}
-    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(MEDMNIST_TASKS)
-    assert told == {"multi-class", "binary-class", *words.values()}
-
-
 # Finding and downloading
 
 
@@ -123,6 +111,7 @@ def test_places_in_order(tmp_path, monkeypatch):
         ("cifar10", "cifar-10-binary.tar.gz", "cifar10"),
         ("cifar100", "cifar-100-binary.tar.gz", "cifar100"),
         ("pathmnist", "pathmnist.npz", "medmnist"),
+        ("chestmnist-224", "chestmnist_224.npz", "medmnist"),
         ("heart-disease", "processed.cleveland.data", "heart_disease"),
     ],
 )
@@ -374,69 +363,6 @@ def test_cifar10_itself(monkeypatch):
     assert np.bincount(data.train.y).tolist() == [5000] * 10
     assert np.bincount(data.test.y).tolist() == [1000] * 10
     np.testing.assert_allclose(data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4)
-
-
-# MedMNIST
-
-
-def write_medmnist(path: Path, **changes: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {}
-    for split, n in (("train", 5), ("val", 3), ("test", 2)):
-        arrays[f"{split}_images"] = np.full((n, 28, 28), n, np.uint8)
-        arrays[f"{split}_labels"] = (np.arange(n) % 2)[:, np.newaxis].astype(np.uint8)
-    np.savez_compressed(path, **{**arrays, **changes})
-
-
-@pytest.mark.parametrize("where", ["breastmnist.npz", "medmnist/breastmnist.npz"])
-def test_medmnist_training_and_validation_are_one(tmp_path, where):
-    write_medmnist(tmp_path / where)
-    data = load_dataset("breastmnist", str(tmp_path))
-    assert data.train.x.shape == (8, 28, 28, 1) and data.test.x.shape == (2, 28, 28, 1)
-    assert data.train.x[:, 0, 0, 0].tolist() == [5] * 5 + [3] * 3
-    assert data.train.y.tolist() == [0, 1, 0, 1, 0, 0, 1, 0] and data.classes == 2
-
-
-def test_medmnists_own_folder_is_found(tmp_path):
-    write_medmnist(tmp_path / "home" / ".medmnist" / "breastmnist.npz")
-    assert len(load_dataset("breastmnist").test) == 2
-
-
-def test_chestmnist_has_fourteen_findings_or_any_or_none(tmp_path):
-    findings = {f"{split}_labels": np.zeros((n, 14), np.uint8) for split, n in (("train", 5), ("val", 3), ("test", 2))}
-    findings["train_labels"][1, [3, 7]] = 1
-    findings["test_labels"][0, 13] = 1
-    write_medmnist(tmp_path / "chestmnist.npz", **findings)
-    data = load_dataset("chestmnist", str(tmp_path))
-    assert (data.task, data.classes, data.train.y.dtype.name) == ("multilabel", 14, "float32")
-    assert np.flatnonzero(data.train.y[1]).tolist() == [3, 7] and data.train.y.sum() == 2 and data.test.y[0, 13] == 1
-    data = load_dataset("chestmnist", str(tmp_path), "multiclass")
-    assert data.train.y.tolist() == [0, 1, 0, 0, 0, 0, 0, 0] and data.test.y.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="task = survival: the labels of chestmnist are for multilabel; leave task"):
-        load_dataset("chestmnist", str(tmp_path), "survival")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train_labels": np.full((5, 1), 2)}, r"train: labels are not all in 0\.\.1"),
-        ({"test_images": np.zeros((2, 28, 28))}, "test: pictures are float64"),
-        ({"test_labels": np.zeros((3, 1))}, "for 3 labels"),
-    ],
-)
-def test_medmnist_files_are_checked(tmp_path, changes, words):
-    write_medmnist(tmp_path / "breastmnist.npz", **changes)
-    with pytest.raises(ValueError, match=rf"breastmnist: .* cannot be read .*{words}.*; replace or delete it"):
-        load_dataset("breastmnist", str(tmp_path))
-
-
-@needs("medmnist")
-def test_pneumoniamnist_itself(monkeypatch):
-    """Published counts: 1214 + 135 and 3494 + 389 in train and val, 234 and 390 in test."""
-    monkeypatch.setenv("SILOFL_DATA", str(DATA))
-    data = load_dataset("pneumoniamnist")
-    assert np.bincount(data.train.y).tolist() == [1349, 3883]
-    assert np.bincount(data.test.y).tolist() == [234, 390]
 
 
 # Heart disease
