@@ -24,7 +24,7 @@ import numpy as np
 from partitions import cifar
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
 from partitions.labels import ONE_CLASS
-from partitions.medmnist import MEDMNIST, SIZES, load_medmnist, medmnist_name
+from partitions.medmnist import load_medmnist, medmnist_sets
 from partitions.names import unknown_name
 from partitions.splits import Array, Dataset, Split
 
@@ -344,9 +344,5 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
     "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
-    **{
-        medmnist_name(flag, size): DatasetInfo(f"{title}, {size}x{size}", classes, load_medmnist)
-        for size in SIZES
-        for flag, (title, classes) in MEDMNIST.items()
-    },
+    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }
