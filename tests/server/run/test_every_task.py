@@ -203,6 +203,28 @@ def test_a_simulation_without_classes_says_how_to_divide(tmp_path: Path) -> None
     assert "Who holds what" not in (tmp_path / "run" / "report.html").read_text()
 
 
+BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits": ("ordinal", {"task": "ordinal", "learning-rate": 0.1}),
+    "digit-findings": ("multilabel", {"learning-rate": 0.2}),
+    "diabetes": ("regression", {"learning-rate": 0.05}),
+}
+
+
+@pytest.mark.parametrize("dataset", BUILT_IN)
+def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str) -> None:
+    """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
+    task, changes = BUILT_IN[dataset]
+    settings = {"dataset": dataset, "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "batch-size": 16}
+    methods = "local,fedavg,fedala,apple,ditto"
+    settings |= {"local-epochs": 5, "apple.common-init": True, "strategy": methods, "out": str(tmp_path / "run")}
+    run: dict[str, Any] = {**settings, **changes}
+    runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
+    assert [one["strategy"] for one in runs] == methods.split(",")
+    least = {"multilabel": 0.8, "ordinal": 0.6, "regression": 0.2}[task]
+    for one in runs:
+        assert one["task"] == task and one["final"][f"{one['score']}_mean"] > least
+
+
 def test_breast_cancer_in_six_regions(tmp_path: Path, data_dir: Path) -> None:
     """FLamby's Fed-TCGA-BRCA with its own centres and test parts. A linear Cox model on whole batches is far better
     than its published figures (pooled 0.68), which batches of eight have made (docs/tasks.md).
