@@ -130,7 +130,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument("--data", metavar="FILE", required=True, help="an .npz file; its test part, or all of x")
     p.add_argument("--out", metavar="CSV", help="where to write index,label,p_0,... (default: standard output)")
-    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks, (n, h, w)")
+    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks")
     p.set_defaults(run=predict)
 
 

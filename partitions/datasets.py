@@ -1,4 +1,4 @@
-"""Data sets by name: two that are built in, and public ones that are found on disk or downloaded.
+"""Data sets by name: four that are built in, and public ones that are found on disk or downloaded.
 
 Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
 our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
@@ -24,7 +24,7 @@ import numpy as np
 from partitions import cifar, flamby, heart
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
 from partitions.labels import ONE_CLASS
-from partitions.medmnist import MEDMNIST, SIZES, load_medmnist, medmnist_name
+from partitions.medmnist import load_medmnist, medmnist_sets
 from partitions.names import unknown_name
 from partitions.splits import Array, Dataset, Split
 
@@ -88,6 +88,33 @@ def load_digits(name: str, data_dir: str) -> Dataset:
     bunch = load()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
     return split_table(name, x, bunch.target.astype(np.int64), classes=10)
+
+
+def load_digit_findings(name: str, data_dir: str) -> Dataset:
+    """The pictures of `digits`, with three findings in each: is it even, at least five, has it a closed loop?
+
+    An example of several labels per sample, of real pictures; divided like `digits`.
+    """
+    digits = load_digits(name, data_dir)
+    train, test = (
+        Split(s.x, np.stack([s.y % 2 == 0, s.y >= 5, np.isin(s.y, (0, 6, 8, 9))], 1).astype(np.float32))
+        for s in (digits.train, digits.test)
+    )
+    return Dataset(name, train, test, 3, task="multilabel")
+
+
+def load_diabetes(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's diabetes: 442 patients, 10 features, how far the disease has come a year later (25 to 346).
+
+    20 % of the patients, chosen once and for all, are the test samples. Features are in their own units.
+    """
+    from sklearn.datasets import load_diabetes as load
+
+    bunch = load(scaled=False)
+    x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float32)[:, np.newaxis]
+    rows = split_table(name, np.arange(len(y)), np.zeros(len(y), np.int64), classes=1)
+    train, test = (Split(x[s.x], y[s.x]) for s in (rows.train, rows.test))
+    return Dataset(name, train, test, 1, task="regression")
 
 
 def load_breast_cancer(name: str, data_dir: str) -> Dataset:
@@ -299,6 +326,8 @@ def load_tcga_brca(name: str, data_dir: str) -> Dataset:
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
     "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
+    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings, built_in=True),
+    "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes, built_in=True),
     "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
     "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
@@ -308,9 +337,5 @@ DATASETS: dict[str, DatasetInfo] = {
     "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
     "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
-    **{
-        medmnist_name(flag, size): DatasetInfo(f"{title}, {size}x{size}", classes, load_medmnist)
-        for size in SIZES
-        for flag, (title, classes) in MEDMNIST.items()
-    },
+    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }

@@ -1,8 +1,9 @@
 """MedMNIST (Yang et al., Scientific Data 2023) with its official tasks: ``pathmnist``, and larger ``pathmnist-64``.
 
-Its files are read as they are published, ``pathmnist.npz`` (28 x 28) or ``pathmnist_64.npz``. The pictures of the
-largest take 15 GB, so that they never come into memory as a whole: a file is unpacked into our cache piece by piece,
-training and validation part one behind the other, and mapped from there, shared between processes.
+Its files are read as they are published, ``pathmnist.npz`` (28 x 28) or ``pathmnist_64.npz``; the 3D sets are volumes,
+``organmnist3d`` and ``organmnist3d-64``. The pictures of the largest take 16 GB, so that they never come into memory as
+a whole: a file is unpacked into our cache piece by piece, training and validation part one behind the other, and mapped
+from there, shared between processes.
 """
 
 from __future__ import annotations
@@ -35,15 +36,26 @@ MEDMNIST = {
     "organamnist": ("abdominal CT, axial", 11),
     "organcmnist": ("abdominal CT, coronal", 11),
     "organsmnist": ("abdominal CT, sagittal", 11),
+    "organmnist3d": ("abdominal CT, organs", 11),
+    "nodulemnist3d": ("chest CT, lung nodules", 2),
+    "adrenalmnist3d": ("abdominal CT, shape of adrenal glands", 2),
+    "fracturemnist3d": ("chest CT, rib fractures", 3),
+    "vesselmnist3d": ("brain MRA, shape of vessels, aneurysms", 2),
+    "synapsemnist3d": ("electron microscope, synapses", 2),
 }
 MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}  # the others are multiclass
-SIZES = (28, 64, 128, 224)
 TRAIN, TEST = ("train", "val"), ("test",)
 
 
-def medmnist_name(flag: str, size: int) -> str:
-    """``pathmnist`` for 28 x 28, ``pathmnist-64``, ..."""
-    return flag if size == 28 else f"{flag}-{size}"
+def medmnist_sets() -> dict[str, tuple[str, int]]:
+    """Every name, ``pathmnist`` for 28 pixels, ``pathmnist-64`` and so on, with its title and number of classes."""
+    found = {}
+    for size in (28, 64, 128, 224):
+        for flag, (title, classes) in MEDMNIST.items():
+            sides = [str(size)] * (3 if flag.endswith("3d") else 2)
+            if len(sides) == 2 or size <= 64:
+                found[flag if size == 28 else f"{flag}-{size}"] = (f"{title}, {'x'.join(sides)}", classes)
+    return found
 
 
 def load_medmnist(name: str, data_dir: str) -> Dataset:
@@ -63,7 +75,7 @@ def load_medmnist(name: str, data_dir: str) -> Dataset:
     classes, task = MEDMNIST[flag][1], MEDMNIST_TASKS.get(flag, "multiclass")
     try:
         y = {part: _labels(path, part, task, classes) for part in (*TRAIN, *TEST)}
-        x = _pictures(name, path, size)
+        x = _pictures(name, path, (size,) * (3 if flag.endswith("3d") else 2))
         for parts, pictures in zip((TRAIN, TEST), x, strict=True):
             labels = sum(len(y[part]) for part in parts)
             if len(pictures) != labels:
@@ -88,8 +100,8 @@ def _labels(path: Path, part: str, task: str, classes: int) -> Array:
     return y
 
 
-def _pictures(name: str, path: Path, size: int) -> tuple[Array, Array]:
-    """Pictures for training and for testing, uint8 (n, size, size, c), mapped; in memory where there is no cache."""
+def _pictures(name: str, path: Path, size: tuple[int, ...]) -> tuple[Array, Array]:
+    """Pictures for training and for testing, uint8 (n, *size, c), mapped; in memory where there is no cache."""
     parts = {"train": TRAIN, "test": TEST}
 
     def unpack(folder: Path) -> None:
@@ -110,7 +122,7 @@ def _pictures(name: str, path: Path, size: int) -> tuple[Array, Array]:
     return found[0], found[1]
 
 
-def _join(path: Path, parts: Sequence[str], size: int, out: IO[bytes]) -> None:
+def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes]) -> None:
     """Write the pictures of these parts, one behind the other, as one .npy file. Never more than a piece in memory."""
     with zipfile.ZipFile(path) as archive:
         shapes = []
@@ -131,12 +143,13 @@ def _join(path: Path, parts: Sequence[str], size: int, out: IO[bytes]) -> None:
                     raise ValueError(f"{part}: there are other pictures than the header says")
 
 
-def _shape(part: str, file: IO[bytes], size: int) -> tuple[int, ...]:
-    """The shape (n, size, size, c) of a part's pictures, by the header of its array, which is read."""
+def _shape(part: str, file: IO[bytes], size: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape (n, *size, c) of a part's pictures, by the header of its array, which is read."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
-    found = tuple(shape) if len(shape) == 4 else (*shape, 1)
-    if dtype != np.uint8 or fortran or found[1:3] != (size, size) or len(found) != 4:
-        raise ValueError(f"{part}: pictures are {dtype} {tuple(shape)}, and not uint8 of {size} x {size}")
+    found = tuple(shape) if len(shape) == len(size) + 2 else (*shape, 1)
+    if dtype != np.uint8 or fortran or found[1:-1] != size:
+        wanted = " x ".join(map(str, size))
+        raise ValueError(f"{part}: pictures are {dtype} {tuple(shape)}, and not uint8 of {wanted}")
     return found

@@ -9,8 +9,11 @@ Arrays, under one of three sets of names:
 and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
 one per class or output) and ``feature_names`` (text, one per column of a table).
 
-Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); tables are float32 (n, d); labels are what their
-task says (``labels.py``), classes 0, 1, 2, ... for example. float64 is read as float32. Anything else is refused. An
+Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); volumes have a depth before their height, uint8
+(n, d, h, w, c) or float32 (n, c, d, h, w), and always channels: an array of four dimensions is of pictures. But under
+MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures with more
+than 4 channels. Tables are float32 (n, columns); labels are what their task says (``labels.py``), classes 0, 1, 2, ...
+for example. float64 is read as float32. Anything else is refused. An
 ``x_val`` without samples says that no validation samples are wanted.
 """
 
@@ -91,8 +94,8 @@ def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
 def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
 
-    Pictures come as (n, h, w, c), labels as their task has them, which is ``task`` where the file does not say. Raises
-    ValueError with the first fault of the file.
+    Pictures come as (n, h, w, c), volumes as (n, d, h, w, c), labels as their task has them, which is ``task`` where
+    the file does not say. Raises ValueError with the first fault of the file.
     """
     contents = read_contents(Path(path), task)
     try:
@@ -142,8 +145,8 @@ def write_silo_file(
     arrays: dict[str, Array] = {}
     samples = dict(streams or {})
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        pictures = split.x.ndim == 4 and split.x.dtype != np.uint8
-        arrays[f"x_{name}"] = split.x.transpose(0, 3, 1, 2) if pictures else split.x
+        pictures = split.x.ndim > 2 and split.x.dtype != np.uint8
+        arrays[f"x_{name}"] = np.moveaxis(split.x, -1, 1) if pictures else split.x
         if pictures and f"x_{name}" in samples:
             samples[f"x_{name}"] = (np.moveaxis(sample, -1, 0) for sample in samples[f"x_{name}"])
         arrays |= written_labels(name, split.y, data.task)
@@ -355,28 +358,30 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
 
 
 def read_inputs(name: str, x: Array) -> Array:
-    """Check pictures or a table, and bring them to uint8 or float32 (n, h, w, c), or float32 (n, d)."""
-    forms = "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), tables float32 (n, d)"
+    """Check inputs, and bring them to uint8 or float32 (n, h, w, c) or (n, d, h, w, c), or float32 (n, columns)."""
+    forms = (
+        "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
+        "(n, c, d, h, w), tables float32 (n, d)"
+    )
     if x.dtype == np.float64:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     if x.dtype == np.uint8:
-        if x.ndim not in (3, 4):
+        if x.ndim not in (3, 4, 5):
             raise Fault(f"{name} is uint8 {x.shape}", f"{forms}; a table must be saved as float32")
-        x = x[..., np.newaxis] if x.ndim == 3 else x
-        if x.shape[3] > 4 >= x.shape[1]:
-            raise Fault(
-                f"{name} is {x.shape}, with its channels first", "uint8 pictures are (n, h, w, c): transpose them"
-            )
+        grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST_NAMES)
+        x = x[..., np.newaxis] if grey else x
+        if x.shape[-1] > 4 >= x.shape[1]:
+            last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
+            raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
     elif x.dtype == np.float32:
-        if x.ndim not in (2, 4):
+        if x.ndim not in (2, 4, 5):
             raise Fault(f"{name} is float32 {x.shape}", forms)
-        if x.ndim == 4:
-            if x.shape[1] > 4 >= x.shape[3]:
-                raise Fault(
-                    f"{name} is {x.shape}, with its channels last", "float32 pictures are (n, c, h, w): transpose them"
-                )
-            x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        if x.ndim > 2:
+            if x.shape[1] > 4 >= x.shape[-1]:
+                first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
+                raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
+            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
             raise Fault(
@@ -414,4 +419,9 @@ def describe_inputs(x: Array) -> str:
     """Say what the samples are."""
     if x.ndim == 2:
         return f"a table of {x.shape[1]} columns, {x.dtype}"
-    return f"pictures of {x.shape[1]} x {x.shape[2]}, {x.shape[3]} channel{'s' * (x.shape[3] > 1)}, {x.dtype}"
+    kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
+    size = " x ".join(map(str, x.shape[1:-1]))
+    hint = ""
+    if x.ndim == 4 and channels > 4:
+        hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+    return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"

@@ -17,6 +17,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_diabetes
 
 from partitions import cifar, datasets, heart
 from partitions.datasets import DATASETS, load_dataset, read_idx
@@ -75,7 +76,27 @@ def test_breast_cancer():
     assert len(data.test) == 113  # 42.4 and 71.4, rounded
 
 
-@pytest.mark.parametrize("name", ["digits", "breast-cancer"])
+def test_digit_findings():
+    """The pictures of digits, in the same parts; 8 is even, at least five and has a loop, 3 has none of it."""
+    digits, data = load_dataset("digits"), load_dataset("digit-findings")
+    assert (data.task, data.classes, data.input_shape) == ("multilabel", 3, (1, 8, 8))
+    for mine, theirs in ((data.train, digits.train), (data.test, digits.test)):
+        assert np.array_equal(mine.x, theirs.x)
+        assert (mine.y[theirs.y == 8] == 1).all() and (mine.y[theirs.y == 3] == 0).all()
+        assert (mine.y[theirs.y == 7] == [0, 1, 0]).all() and (mine.y[theirs.y == 0] == [1, 0, 1]).all()
+
+
+def test_diabetes():
+    data = load_dataset("diabetes")
+    assert (data.task, data.classes, data.input_shape) == ("regression", 1, (10,))
+    assert (len(data.train), len(data.test)) == (354, 88)
+    assert (data.labels.min(), data.labels.max(), data.labels.dtype.name) == (25, 346, "float32")
+    table = load_diabetes(scaled=False)
+    row = int(np.flatnonzero((table.data.astype(np.float32) == data.test.x[5]).all(1))[0])
+    assert table.target[row] == data.test.y[5, 0]
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "digit-findings", "diabetes"])
 def test_built_in_sets_do_not_change(name):
     first = load_dataset(name)
     assert load_dataset(name) is first
@@ -88,7 +109,12 @@ def test_built_in_sets_do_not_change(name):
 
 
 def test_registry():
-    assert {name for name, info in DATASETS.items() if info.built_in} == {"digits", "breast-cancer"}
+    assert {name for name, info in DATASETS.items() if info.built_in} == {
+        "digits",
+        "breast-cancer",
+        "digit-findings",
+        "diabetes",
+    }
     with pytest.raises(ValueError, match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits"):
         load_dataset("minst")
 

@@ -15,7 +15,7 @@ from models.tasks import task_of
 from models.training import Samples
 from partitions import medmnist
 from partitions.datasets import DATASETS, load_dataset
-from partitions.medmnist import MEDMNIST, MEDMNIST_TASKS, SIZES, medmnist_name
+from partitions.medmnist import MEDMNIST, MEDMNIST_TASKS, medmnist_sets
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -29,11 +29,13 @@ def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_medmnist_table_is_medmnists_own():
-    """All 2D sets of the package, with its numbers of classes and its tasks."""
+    """All sets of the package in all their sizes, with its numbers of classes and its tasks."""
     info = pytest.importorskip("medmnist.info").INFO
-    own = {name: entry for name, entry in info.items() if "3d" not in name}
+    own = dict(info)
+    sizes = {n: [28] + [int(key[4:]) for key in entry if key.startswith("url_")] for n, entry in own.items()}
+    assert set(medmnist_sets()) == {n if s == 28 else f"{n}-{s}" for n, known in sizes.items() for s in known}
     assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {n: len(e["label"]) for n, e in own.items()}
-    assert set(MEDMNIST) <= set(DATASETS)
+    assert set(medmnist_sets()) <= set(DATASETS)
     words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
     told = {words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"] for name, entry in own.items()}
     assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(MEDMNIST_TASKS)
@@ -103,26 +105,26 @@ def test_pneumoniamnist_itself(monkeypatch):
 
 # Every size, and the official evaluator
 
-CASES = [(flag, size) for size in SIZES for flag in MEDMNIST]
 
-
-@pytest.mark.parametrize(("flag", "size"), CASES, ids=[medmnist_name(*case) for case in CASES])
-def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, flag: str, size: int) -> None:
+@pytest.mark.parametrize("name", medmnist_sets())
+def test_metrics_are_those_of_the_official_evaluator(tmp_path: Path, name: str) -> None:
     """AUC and ACC of random predictions, on a file in the official layout of each set and size."""
+    flag, _, side = name.partition("-")
+    size = int(side or 28)
     official = pytest.importorskip("medmnist.evaluator")
     info = pytest.importorskip("medmnist.info").INFO[flag]
-    rng, classes = np.random.default_rng(size), len(info["label"])
+    rng, classes, sides = np.random.default_rng(size), len(info["label"]), 3 if flag.endswith("3d") else 2
     arrays: dict[str, Any] = {}
     for split, n in (("train", 2), ("val", 1), ("test", 44)):
-        shape = (n, size, size, 3) if info["n_channels"] == 3 else (n, size, size)
+        shape = (n, *[size] * sides, *([3] if info["n_channels"] == 3 else []))
         arrays[f"{split}_images"] = np.full(shape, n, np.uint8)
         several = info["task"] == "multi-label, binary-class"
         y = rng.integers(2, size=(n, classes)) if several else (np.arange(n) % classes)[:, np.newaxis]
         arrays[f"{split}_labels"] = y.astype(np.uint8)
-    name = medmnist_name(flag, size)
     np.savez(tmp_path / f"{name.replace('-', '_')}.npz", **arrays)
     data = load_dataset(name, str(tmp_path))
-    assert data.input_shape == (info["n_channels"], size, size) and data.classes == DATASETS[name].classes == classes
+    assert data.input_shape == (info["n_channels"], *[size] * sides)
+    assert data.classes == DATASETS[name].classes == classes
     task = task_of(data.task)
     logits = torch.from_numpy(rng.normal(size=(44, classes)).astype(np.float32))
     found = task.measure(logits, Samples(data.test.x, data.test.y).labels())
