@@ -16,8 +16,8 @@ Labels that are whole numbers stay as they are. Others are numbered in the order
 alphabetical order, on which hospitals agree only if each has every class: where they may not, name them.
 
 Without a ``split`` column 20 % of the samples are for testing and 20 % of the rest for validation, drawn by
-seed. With a ``patient`` column, or of DICOM files that say whose they are, all samples of a patient go to one side, so
-that nobody is tested on who was trained on; a split that is given and does otherwise is refused.
+seed. With a ``patient`` column, or else of DICOM files that say whose they are, all samples of a patient go to one
+side, so that nobody is tested on who was trained on; a split that is given and does otherwise is refused.
 
 Pictures are looked at first, all of them, and then read one by one into the file: memory does not grow with them.
 """
@@ -133,7 +133,9 @@ def import_source(
         data = SiloData(parts[0], parts[1], parts[2], outputs, task)
         for part, split in ((data.train, "training"), (data.test, "test")):
             if not len(part):
-                raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all")
+                patients = len({row.patient for row in rows if row.patient})
+                of = f", of {patients} patients" if patients else ""
+                raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all{of}")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read ({error})") from error
     streams: dict[str, Iterator[Array]] = {}

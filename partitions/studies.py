@@ -113,7 +113,7 @@ def find_studies(source: Path, table: Path | None, label: Label, classes: Sequen
         notes += unmatched
     rows = []
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
-        name = study.identity["patient"] or pseudonym(patient)
+        name = pseudonym(patient) or study.identity["patient"]
         rows += [
             Row(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
             for number, frame in _slices(study, wish.slices)

@@ -236,6 +236,20 @@ def test_a_patient_is_in_one_split_only(tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == again.file.read_bytes()  # whatever the pseudonyms' key
 
 
+def test_patients_without_names_need_a_column(tmp_path):
+    """One PatientID in all files: nobody could be tested. The csv's own column says who is who."""
+    source = tmp_path / "x"
+    for i in range(10):
+        write_dicom(source / f"{i}", np.full((4, 4), 100 * i, np.uint16), patient="ANONYMOUS", study=i)
+    table = labels(tmp_path / "l.csv")
+    refused(source, tmp_path, "no test samples; it has 10 samples in all, of 1 patients", labels_from=table)
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([lines[0] + ";patient", *(f"{line};P{i // 2}" for i, line in enumerate(lines[1:]))]))
+    data = import_source(source, tmp_path / "a.npz", labels_from=table, window=(500, 1000)).data
+    patients = [{round(float(x.flat[0]) * 10) // 2 for x in part.x} for part in (data.train, data.val, data.test)]
+    assert [len(p) for p in patients] == [3, 1, 1] and len(set.union(*patients)) == 5
+
+
 def test_a_patient_in_two_given_splits_is_refused(tmp_path):
     """Of DICOM files that a csv names, and by a csv's own column patient."""
     lines = ["file,label,split"]
