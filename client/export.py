@@ -22,9 +22,11 @@ import numpy as np
 import torch
 
 from client.store import RUN_FOLDER, silo_folder
-from models.architectures import MODELS, build, with_head
+from models.architectures import build, spec_of, with_head
 from models.flat import FlatModel
+from models.initial import Head, flat_model
 from models.tasks import task_of
+from models.trainable import Part
 from models.training import Samples
 from models.training import predict as logits_of
 from partitions.disk import write_atomically
@@ -93,7 +95,7 @@ def export_model(
         "labels": about.get("labels"),
         "silofl": version("silofl"),
     }
-    model = network(card)
+    model = trained_network(card)
     tensors = model.state_dict(state.arrays[arrays], state.arrays.get(f"{arrays}.buffers"))
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
@@ -166,14 +168,26 @@ def matches(key: str, strategy: str | None, seed: int | None) -> bool:
 # Predict
 
 
+def trained_network(card: Mapping[str, Any]) -> FlatModel:
+    """The network as the run trained it: with what was frozen, which a silo's state does not hold."""
+    name, shape, settings, head = described(card)
+    part = Part(**card["model"].get("part", {}))
+    return flat_model(name, shape, card["classes"], settings, "cpu", head, part)
+
+
 def network(card: Mapping[str, Any]) -> FlatModel:
     """The network that a card describes, not yet with its weights."""
+    name, shape, settings, head = described(card)
+    return FlatModel(with_head(build(name, shape, card["classes"], settings), head))
+
+
+def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]:
+    """Name, shape of an input, settings and a method's own head of the network that a card describes."""
     shape = tuple(card["input"]["shape"])
-    name, own = card["model"]["name"], MODELS.get(card["model"]["name"])
-    settings = own.settings(**card["model"]["settings"]) if own and own.settings else None
+    name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
+    settings = own(**card["model"]["settings"]) if own else None
     head = card["model"].get("head")
-    plain = build(name, shape, card["classes"], settings)
-    return FlatModel(with_head(plain, strategies()[head].head if head else None))
+    return name, shape, settings, strategies()[head].head if head else None
 
 
 def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:

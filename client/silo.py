@@ -197,8 +197,8 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
     task = task_of(data.task, *labels)
     name, options = settings.model_for(data.input_shape, data.task)
     head = settings.strategy.head
-    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head))
-    initial = initial_model(name, data.input_shape, classes, options, c.seed, head)
+    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head, settings.part))
+    initial = initial_model(name, data.input_shape, classes, options, c.seed, head, settings.part)
     augment = settings.augmentation_for(data.input_shape)
     return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task, known, augment)
 
@@ -214,14 +214,15 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
     scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
     if data.train.x.dtype == np.uint8:
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-    head = {"head": c.strategy} if settings.strategy.head else {}
+    more: dict[str, Any] = {"head": c.strategy} if settings.strategy.head else {}
+    more |= {} if settings.part.whole else {"part": asdict(settings.part)}
     return {
         "silo": silo_name(context),
         "method": c.strategy,
         "paper": settings.strategy.paper,
         "seed": c.seed,
         "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-        "model": {"name": name, "settings": {} if options is None else asdict(options), **head},
+        "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
         "input": {"shape": list(data.input_shape), "dtype": str(data.train.x.dtype)},
         "task": data.task,
         "classes": agreed_classes(config, data),

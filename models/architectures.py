@@ -23,6 +23,7 @@ Where the papers leave something open:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,9 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.densenet import PUBLISHED as DENSENET_PUBLISHED
+from models.densenet import DenseNet
 from models.dimensions import batch_norm, convolution, is_volume, max_pool, mean_over_places
 from models.flat import block_names
+from models.own import OwnSettings, is_own, own_network
+from models.stem import Stem, StemSettings
 from models.unet import Unet, UnetSettings
+from models.vit import PUBLISHED as VIT_PUBLISHED
+from models.vit import VisionTransformer, VitSettings
 
 Shape = tuple[int, ...]
 
@@ -185,6 +192,8 @@ def initialise_kaiming(module: nn.Module) -> None:
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch normalisation beside a shortcut (He et al. 2016, Figure 2)."""
 
+    expansion = 1
+
     def __init__(self, inputs: int, outputs: int, stride: int, volume: bool = False) -> None:
         super().__init__()
         conv, norm = convolution(volume), batch_norm(volume)
@@ -203,22 +212,33 @@ class BasicBlock(nn.Module):
         return x
 
 
-class Stem(nn.Module):
-    """Before the residual stages: a 7x7 convolution of stride 2 and max-pooling, or one 3x3 convolution."""
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2016, Figure 5); the 3x3 one has the stride.
 
-    def __init__(self, inputs: int, outputs: int, kind: str, volume: bool = False) -> None:
+    So torchvision has it (ResNet v1.5; in the paper the first one has it). The last widens fourfold.
+    """
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, volume: bool = False) -> None:
         super().__init__()
-        self.pooled = kind == "7x7"
-        conv = convolution(volume)
-        if self.pooled:
-            self.conv1 = conv(inputs, outputs, 7, stride=2, padding=3, bias=False)
-        else:
-            self.conv1 = conv(inputs, outputs, 3, padding=1, bias=False)
-        self.bn1 = batch_norm(volume)(outputs)
+        outputs, conv, norm = self.expansion * width, convolution(volume), batch_norm(volume)
+        self.conv1 = conv(inputs, width, 1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = conv(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3 = conv(width, outputs, 1, bias=False)
+        self.bn3 = norm(outputs)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
         x = self.bn1(self.conv1(x)).relu()
-        return max_pool(x, 3, stride=2, padding=1) if self.pooled else x
+        x = self.bn2(self.conv2(x)).relu()
+        x = (self.bn3(self.conv3(x)) + shortcut).relu()
+        return x
 
 
 class ResNet(nn.Module):
@@ -228,17 +248,24 @@ class ResNet(nn.Module):
     parameters are torchvision's. Convolutions start Kaiming-normal (fan-out), as in torchvision and Fling.
     """
 
-    def __init__(self, input_shape: Shape, classes: int, depths: tuple[int, ...], stem: str) -> None:
+    def __init__(
+        self,
+        input_shape: Shape,
+        classes: int,
+        depths: tuple[int, ...],
+        stem: str,
+        block: type[BasicBlock | Bottleneck] = BasicBlock,
+    ) -> None:
         super().__init__()
         width, volume = 64, is_volume(input_shape)
         self.stem = Stem(input_shape[0], width, stem, volume)
         self.stages = tuple(f"layer{index + 1}" for index in range(len(depths)))
         for index, (name, depth) in enumerate(zip(self.stages, depths, strict=True)):
-            outputs = 64 * 2**index
-            blocks = [BasicBlock(width, outputs, 1 if index == 0 else 2, volume)]
-            blocks += [BasicBlock(outputs, outputs, 1, volume) for _ in range(depth - 1)]
+            inner = 64 * 2**index
+            blocks = [block(width, inner, 1 if index == 0 else 2, volume)]
+            width = block.expansion * inner
+            blocks += [block(width, inner, 1, volume) for _ in range(depth - 1)]
             self.add_module(name, nn.Sequential(*blocks))
-            width = outputs
         self.fc = nn.Linear(width, classes)
         self.block_names = ("stem", *self.stages, "fc")
         for layer in self.modules():
@@ -294,22 +321,6 @@ class PlayerCnnSettings:
     )
 
 
-STEMS = ("7x7", "3x3")
-
-
-@dataclass(frozen=True)
-class ResNetSettings:
-    """What stands before the residual stages."""
-
-    stem: str = field(
-        default="7x7",
-        metadata={
-            "help": "7x7: stride 2 and max-pooling, the papers'; 3x3: keeps the size, for small pictures",
-            "choices": STEMS,
-        },
-    )
-
-
 # ---- Registry ----------------------------------------------------------------------------------------------
 
 Make = Callable[[Shape, int, Any], nn.Module]
@@ -333,6 +344,7 @@ class ModelSpec:
     settings: type | None = None
     volumes: bool = False
     per_pixel: bool = False  # outputs for every pixel of the picture
+    published: tuple[tuple[str, str], ...] = ()  # (pattern, replacement): names in published files, and ours
 
 
 def _conv_net(channels: tuple[int, ...], kernel: int, padding: int, hidden: tuple[int, ...]) -> Make:
@@ -353,6 +365,8 @@ def _player_heart(shape: Shape, classes: int, _: None) -> nn.Module:
     initialise_kaiming(network)
     return network
 
+
+RESNET_PUBLISHED = ((r"^(conv1|bn1)\.", r"stem.\1."),)  # torchvision's names, and ours
 
 # The smallest picture of a network with an unpadded 5x5 convolution and a 2x2 pooling twice is 16x16:
 # 16 -> 12 -> 6 -> 2 -> 1 leaves one pixel, 15 -> 11 -> 5 -> 1 -> 0 none.
@@ -408,6 +422,13 @@ MODELS: dict[str, ModelSpec] = {
         rank=None,
         settings=MlpSettings,
     ),
+    "linear": ModelSpec(
+        "multinomial logistic regression: one fully connected layer",
+        "as everywhere; `mlp` without hidden layers",
+        "tables (d,), and pictures (c, h, w), which are flattened",
+        lambda shape, classes, _: Mlp(shape, classes, ()),
+        rank=None,
+    ),
     "small-cnn": ModelSpec(
         "two padded 3x3 convolutions (32, 64), FC 128",
         "ours, for pictures too small for the papers' networks",
@@ -422,8 +443,9 @@ MODELS: dict[str, ModelSpec] = {
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 32x32",
         lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
         smallest=8,
-        settings=ResNetSettings,
+        settings=StemSettings,
         volumes=True,
+        published=RESNET_PUBLISHED,
     ),
     "resnet18": ModelSpec(
         "residual network, four stages of two blocks",
@@ -431,8 +453,37 @@ MODELS: dict[str, ModelSpec] = {
         "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the papers' are 32x32 and 64x64",
         lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
         smallest=8,
-        settings=ResNetSettings,
+        settings=StemSettings,
         volumes=True,
+        published=RESNET_PUBLISHED,
+    ),
+    "resnet50": ModelSpec(
+        "residual network, four stages of 3, 4, 6 and 3 bottlenecks",
+        "He et al. (CVPR 2016) as in torchvision",
+        "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 224x224",
+        lambda shape, classes, own: ResNet(shape, classes, (3, 4, 6, 3), own.stem, Bottleneck),
+        smallest=8,
+        settings=StemSettings,
+        volumes=True,
+        published=RESNET_PUBLISHED,
+    ),
+    "densenet121": ModelSpec(
+        "densely connected network, four stages of 6, 12, 24 and 16 layers",
+        "Huang et al. (CVPR 2017) as in torchvision",
+        "pictures (c, h, w) of at least 8x8; the paper's are 224x224",
+        lambda shape, classes, own: DenseNet(shape, classes, own.stem),
+        smallest=8,
+        settings=StemSettings,
+        published=DENSENET_PUBLISHED,
+    ),
+    "vit-s": ModelSpec(
+        "small vision transformer: width 384, 12 blocks, 6 heads",
+        "Dosovitskiy et al. (ICLR 2021), Touvron et al. (ICML 2021), as in torchvision",
+        "pictures (c, h, w) of at least 2x2 whose sides vit-s.patch divides; the papers' are 224x224",
+        VisionTransformer,
+        smallest=2,
+        settings=VitSettings,
+        published=VIT_PUBLISHED,
     ),
     "unet": ModelSpec(
         "U-Net with group normalisation, for outlines",
@@ -452,6 +503,17 @@ def model_settings() -> dict[str, type]:
     return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
 
 
+def spec_of(name: str) -> ModelSpec:
+    """The architecture of that name, which may be a network of one's own (models/own.py)."""
+    if not is_own(name):
+        return MODELS[name]
+
+    def make(shape: Shape, outputs: int, settings: OwnSettings) -> nn.Module:
+        return own_network(name, shape, outputs, settings)
+
+    return ModelSpec("a network of one's own", name, "what it can", make, rank=None, settings=OwnSettings)
+
+
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
@@ -463,8 +525,8 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     or a table.
     """
     names = ("auto", *MODELS)
-    if name not in names:
-        raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}")
+    if name not in names and not is_own(name):
+        raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory")
     if name != "auto":
         return name
     _check_shape(input_shape)
@@ -482,6 +544,13 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     return "resnet18" if shorter >= 64 else "player-cnn"
 
 
+def our_name(model: str, published: str) -> str:
+    """What a tensor is called here that a published file of this architecture (torchvision's, timm's) calls so."""
+    for pattern, replacement in spec_of(model).published:
+        published = re.sub(pattern, replacement, published)
+    return published
+
+
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:
     """A freshly initialised network.
 
@@ -494,7 +563,7 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     """
     input_shape = tuple(int(side) for side in input_shape)
     name = resolve(name, input_shape)
-    spec = MODELS[name]
+    spec = spec_of(name)
     _check_shape(input_shape)
     wrong_rank = spec.rank is not None and len(input_shape) not in (spec.rank, 4 if spec.volumes else spec.rank)
     if wrong_rank or (len(input_shape) > 1 and min(input_shape[1:]) < spec.smallest):

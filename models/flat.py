@@ -3,7 +3,8 @@
 All trainable parameters of a module live in one contiguous float32 tensor; every ``nn.Parameter`` is a view into
 it and every ``.grad`` a view into one gradient vector. Aggregation, distances, mixing, proximal terms and
 element-wise weights are then one or two vector operations, and a method never sees a dictionary of tensors.
-Floating-point buffers (BatchNorm statistics) are a second vector; integer buffers stay where they are.
+Floating-point buffers (BatchNorm statistics) are a second vector; integer buffers, and what is frozen
+(models/trainable.py), stay where they are.
 """
 
 from __future__ import annotations
@@ -154,12 +155,26 @@ def block_names(module: nn.Module) -> list[str]:
     return list(named or dict.fromkeys(owners))
 
 
+def frozen_modules(module: nn.Module) -> frozenset[str]:
+    """Names of the modules none of whose own parameters is trained; one without any goes with the module around it."""
+    if all(parameter.requires_grad for parameter in module.parameters()):
+        return frozenset()
+    found = set()
+    for name, inner in module.named_modules():
+        around = module.get_submodule(name.rpartition(".")[0])
+        parameters = list(inner.parameters(recurse=False)) or list(around.parameters())
+        if not any(parameter.requires_grad for parameter in parameters):
+            found.add(name)
+    return frozenset(found)
+
+
 def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
     names = block_names(module)
     blocks = []
     for name in names:
         inside = [e for e in parameters if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name]
-        blocks.append(Block(name, inside[0].start, inside[-1].stop))
+        if inside:
+            blocks.append(Block(name, inside[0].start, inside[-1].stop))
     stops = [0, *(b.stop for b in blocks)]
     if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
         raise ValueError(f"layer blocks {names} do not cover the parameters in order")
@@ -182,10 +197,13 @@ class FlatModel:
     ) -> None:
         self.module = module.to(device=device, dtype=torch.float32)
         parameters = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
-        buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        frozen = frozen_modules(module)
+        kept = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        buffers = [(n, b) for n, b in kept if n.rpartition(".")[0] not in frozen]
         entries = _entries(parameters)
         self.parameters = [p for _, p in parameters]
-        norms = tuple(n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        batch_norms = [n for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms = tuple(n for n in batch_norms if n not in frozen)
         self.layout = Layout(entries, _entries(buffers), _blocks(module, entries), norms)
         values = torch.cat([p.detach().reshape(-1) for _, p in parameters])
         if storage is None:
@@ -210,6 +228,7 @@ class FlatModel:
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
         )
         self.has_batch_norm = bool(norms)
+        self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
 
     @property
     def device(self) -> torch.device:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.architectures import build, with_head
 from models.flat import FlatModel
+from models.trainable import WHOLE, Part, freeze
 from models.training import generator
 
 Shape = tuple[int, ...]
@@ -22,27 +23,29 @@ network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_o
 
 
 @lru_cache(maxsize=4)
-def flat_model(name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None) -> FlatModel:
-    """The network all silos of this process work with, one after the other."""
-    return FlatModel(_seeded(name, shape, classes, options, 0, "", head), device)
+def flat_model(
+    name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None, part: Part = WHOLE
+) -> FlatModel:
+    """The network all silos of this process work with, one after the other; what is not in ``part`` is the run's."""
+    return FlatModel(_seeded(name, shape, classes, options, part.seed, "", head, part), device)
 
 
 @lru_cache(maxsize=4)
 def initial_model(
-    name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None
+    name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None, part: Part = WHOLE
 ) -> Callable[[str], Tensor]:
     """``initial(purpose)``: the initial vector (Σ,) that every process makes from (seed, purpose)."""
 
     @lru_cache(maxsize=2)
     def initial(purpose: str) -> Tensor:
-        return FlatModel(_seeded(name, shape, classes, options, seed, purpose, head)).vector
+        return FlatModel(_seeded(name, shape, classes, options, seed, purpose, head, part)).vector
 
     return initial
 
 
 def _seeded(
-    name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head
+    name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head, part: Part
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(seed, "model", purpose).initial_seed())
-        return with_head(build(name, shape, classes, options), head)
+        return freeze(with_head(build(name, shape, classes, options), head), part)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partitions import cifar
+from partitions import cifar, flamby, heart
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
 from partitions.labels import ONE_CLASS
 from partitions.medmnist import load_medmnist, medmnist_sets
@@ -264,15 +264,6 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
 
 # Heart disease
 
-HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
-HEART_MD5 = {
-    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
-    "hungarian": "22e96bee155b5973568101c93b3705f6",
-    "switzerland": "9a87f7577310b3917730d06ba9349e20",
-    "va": "4249d03ca7711e84f4444768c9426170",
-}
-HEART_FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
-
 
 def load_heart_disease(name: str, data_dir: str) -> Dataset:
     """UCI Heart Disease from four hospitals: 10 of its 13 features, 5 classes (0 = none, 1..4 = grade).
@@ -281,40 +272,10 @@ def load_heart_disease(name: str, data_dir: str) -> Dataset:
     PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
     partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
     """
-    folders = places(data_dir, ("heart_disease", "heart-disease", "fed_heart_disease"))
-    rows, origins = [], []
-    for hospital, md5 in HEART_MD5.items():
-        file_name = f"processed.{hospital}.data"
-        path = find([file_name], folders)
-        if path is None:
-            path = download(name, RemoteFile(file_name, HEART_URL + file_name, md5), data_dir, "heart_disease")
-        table = read_heart(path)
-        rows.append(table)
-        origins += [hospital] * len(table)
-    table = np.concatenate(rows)
-    x, y = table[:, : len(HEART_FEATURES)].astype(np.float32), table[:, -1].astype(np.int64)
-    return split_table(name, x, y, classes=5, groups=np.array(origins))
-
-
-def read_heart(path: Path) -> Array:
-    """Read one hospital's table: 10 features and the label, rows without a missing value, float64 (n, 11)."""
-    rows = []
-    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        cells = [cell.strip() for cell in line.split(",")]
-        if cells == [""]:
-            continue
-        kept = [*cells[: len(HEART_FEATURES)], cells[-1]]
-        if "?" in kept:
-            continue
-        try:
-            if len(cells) != 14:
-                raise ValueError(f"{len(cells)} columns instead of 14")
-            rows.append([float(cell) for cell in kept])
-            if rows[-1][-1] not in range(5):
-                raise ValueError(f"the label is {kept[-1]}, not 0..4")
-        except ValueError as error:
-            raise ValueError(f"heart-disease: {path}, line {number}: {error}; replace or delete the file") from error
-    return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
+    tables = heart.read_tables(name, data_dir)
+    origins = np.repeat(list(tables), [len(table) for table in tables.values()])
+    table = np.concatenate(list(tables.values()))
+    return split_table(name, table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), classes=5, groups=origins)
 
 
 # Breast cancer of The Cancer Genome Atlas
@@ -372,6 +333,9 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
     "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
     "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
+    "heart-flamby": DatasetInfo("heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart),
+    "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
+    "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
     **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }

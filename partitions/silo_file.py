@@ -24,9 +24,10 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -128,16 +129,26 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
 
 
 def write_silo_file(
-    path: str | Path, data: SiloData, *, label_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+    path: str | Path,
+    data: SiloData,
+    *,
+    label_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
+    streams: Mapping[str, Iterable[Array]] | None = None,
 ) -> None:
     """Write one silo's data, atomically and uncompressed; the same data give the same bytes.
 
-    ``val`` is always written, also without samples, so that what is read back is what was written.
+    ``val`` is always written, also without samples, so that what is read back is what was written. ``streams``: samples
+    that are not in memory, by the array's name (``x_train``), one after the other; of these ``data`` has shape and type
+    only.
     """
     arrays: dict[str, Array] = {}
+    samples = dict(streams or {})
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         pictures = split.x.ndim > 2 and split.x.dtype != np.uint8
         arrays[f"x_{name}"] = np.moveaxis(split.x, -1, 1) if pictures else split.x
+        if pictures and f"x_{name}" in samples:
+            samples[f"x_{name}"] = (np.moveaxis(sample, -1, 0) for sample in samples[f"x_{name}"])
         arrays |= written_labels(name, split.y, data.task)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)
@@ -146,7 +157,7 @@ def write_silo_file(
     for key, names in (("label_names", label_names), ("feature_names", feature_names)):
         if names:
             arrays[key] = np.array(names, dtype=np.str_)
-    write_npz(Path(path), arrays)
+    write_npz(Path(path), arrays, samples)
 
 
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
@@ -156,9 +167,11 @@ def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
     return {f"y_{part}": y.astype(np.int8) if task == "multilabel" else y}
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
     """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
     is in it.
+
+    ``samples``: what is written in an array's place, one sample after the other; no more than one is in memory.
     """
 
     def write(temporary: Path) -> None:
@@ -166,9 +179,21 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
             for name, array in arrays.items():
                 member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(member, "w", force_zip64=True) as out:
-                    np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
+                    if samples and name in samples:
+                        write_stream(out, array, samples[name])
+                    else:
+                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
 
     write_atomically(path, write)
+
+
+def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
+    """What write_array would write of an array with these samples, which has the shape and type of ``like``."""
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
+    )
+    for sample in samples:
+        out.write(sample.astype(like.dtype, copy=False).tobytes())
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:

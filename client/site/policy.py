@@ -18,6 +18,7 @@ Standard library only, and neighbours by relative imports: this runs in a proces
 import fcntl
 import math
 import os
+import re
 import time
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,8 @@ METRICS = (  # of all tasks; models/tasks.py has the same
     *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
 RUNS = "runs-by-day"  # in the state directory: a line per run, with its day
 
 
@@ -51,6 +54,11 @@ class Policy:
 
     methods: tuple[str, ...] = rule(("all",), ("all",), "methods that may run here; all: those the other rules allow")
     whole_model: bool = rule(True, True, "whether all layers of a model trained here may leave; false: some stay")
+    networks: tuple[str, ...] = rule(
+        ("app",),
+        ("all",),
+        "modules of which a run may name a network of its own; app: those in the app's models; all: any",
+    )
     peers: bool = rule(False, True, "whether the server may hand this silo's own model on to other hospitals by name")
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
@@ -130,6 +138,10 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
             return value
         raise ValueError(f"{path}: {key} = {shown(value)}: true or false is wanted here")
     if isinstance(f.default, tuple):
+        if key == "networks":
+            if isinstance(value, list) and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value):
+                return tuple(value)
+            raise ValueError(f'{path}: {key} = {shown(value)}: a list of modules, "app" or "all" is wanted here')
         allowed = METRICS if key == "metrics" else ("all", *METHODS)
         if not isinstance(value, list) or any(word not in allowed for word in value):
             raise ValueError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
@@ -184,11 +196,22 @@ def check_message(message: Any, context: Any) -> None:
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """What a run's settings ask for beyond the policy, rule and setting each."""
     faults = method_faults(policy, str(run.get("strategy")), run)
+    faults += filter(None, [network_fault(policy, run)])
     for name, key, sign in (("min_batch_size", "batch-size", 1), ("max_local_epochs", "local-epochs", -1)):
         given = number(run.get(key))
         if given is None or sign * given < sign * getattr(policy, name):
             faults.append(f"its policy has {policy.says(name)}, the run {key} = {run.get(key)}")
     return faults
+
+
+def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
+    """Why the network of its own that a run names may not be made here; empty: it may, or there is none."""
+    name = str(run.get("model", ""))
+    module, colon, _ = name.partition(":")
+    words = {"all", "app"} if module.startswith(APP_NETWORKS) else {"all"}
+    if not colon or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
+        return ""
+    return f"its policy has {policy.says('networks')}, the run model = {name[:80]}, which is not among them"
 
 
 def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:

@@ -297,6 +297,8 @@ class Lockstep:
 
 def hindrance(network: FlatModel) -> str:
     """Why silos with this network had better take turns; empty: they can train together."""
+    if not network.is_whole:
+        return "a part of the network is frozen"
     if network.has_batch_norm or network.buffers.numel():
         return "batch normalisation keeps statistics of each silo"
     if network.has_dropout:

@@ -105,9 +105,9 @@ class RoundLoop(Gathering):
         self.settings.augmentation_for(shape)
         name, options = self.settings.model_for(shape, self.task.name)
         head = self.settings.strategy.head
-        layout = flat_model(name, shape, classes, options, "cpu", head).layout
+        layout = flat_model(name, shape, classes, options, "cpu", head, self.settings.part).layout
         strategy = self.settings.strategy(c, self.settings.method, layout)
-        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head))
+        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head, self.settings.part))
         self._name_the_weighed(strategy)
         self.min_metric_samples = c.min_metric_samples or (10 if self.facts.own_file else 1)
         if not self.statistics:

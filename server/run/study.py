@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flwr.app import Context, RecordDict
 
 from client.silo import device_of
-from models.architectures import build
+from models.initial import flat_model
 from models.tasks import task_of
 from partitions.simulated import divide
 from strategies.base.run_settings import RunSettings, defaults, parse_settings
@@ -48,7 +48,7 @@ def check_run(run: RunSettings) -> None:
     check_task(run.strategy, task, whole.classes, run.common)
     run.augmentation_for(whole.input_shape)
     name, options = run.model_for(whole.input_shape, whole.task)
-    build(name, whole.input_shape, whole.classes, options)
+    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.strategy.head, run.part)
 
 
 def server_context(run: RunSettings) -> Context:

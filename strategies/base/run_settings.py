@@ -12,7 +12,9 @@ from typing import Any, cast
 
 from models.architectures import MODELS, model_settings, resolve
 from models.augment import Augmentation, read_augmentation
+from models.own import OwnSettings, is_own
 from models.tasks import task_of
+from models.trainable import WHOLE, Part
 from partitions.datasets import DATASETS
 from partitions.names import nearest
 from partitions.partition import PARTITIONS, partition_settings
@@ -77,6 +79,12 @@ class RunSettings:
         values |= values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
+    @property
+    def part(self) -> Part:
+        """The part of the network that is trained."""
+        c = self.common
+        return WHOLE if c.trainable == "all" else Part(c.trainable, c.seed)
+
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.
 
@@ -84,6 +92,8 @@ class RunSettings:
         """
         per_pixel = task_of(task).per_pixel
         name = resolve(self.common.model, shape, per_pixel=per_pixel)
+        if is_own(name):
+            return name, OwnSettings(per_pixel)
         if MODELS[name].per_pixel != per_pixel:
             fitting = ", ".join(n for n, spec in MODELS.items() if spec.per_pixel == per_pixel)
             raise ValueError(f"model {name!r} is not for {task}: take {fitting}, or auto")
@@ -135,7 +145,12 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     if not common.dataset.endswith(".npz"):
         choose("data set", common.dataset, DATASETS)
     choose("partition", common.partition, PARTITIONS)
-    choose("model", common.model, ["auto", *MODELS])
+    try:
+        own = is_own(common.model)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not own:
+        choose("model", common.model, ["auto", *MODELS])
     if -1 < common.validation < 0:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:

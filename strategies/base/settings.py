@@ -62,7 +62,12 @@ class Common:
         False, "silofl simulate: compute the gradients of all silos together, for many silos with small networks"
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
-    model: str = setting("auto", "architecture; auto chooses by the shape of the input")
+    model: str = setting(
+        "auto", "architecture, or package.module:factory for one of your own; auto chooses by the shape of the input"
+    )
+    trainable: str = setting(
+        "all", "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names"
+    )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
     task: str = setting(

@@ -16,7 +16,8 @@ from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, predict_file, read_model
-from models.architectures import ResNetSettings, build
+from models.architectures import build
+from models.stem import StemSettings
 from server.simulate import simulate
 from strategies.base.state import State
 
@@ -110,7 +111,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     assert card["input"] == {"shape": [3, 8, 8], "dtype": "uint8"}
     assert card["normalisation"] == {"mean": 127.5, "std": 127.5}
 
-    module = build("resnet8", (3, 8, 8), 3, ResNetSettings("3x3"))
+    module = build("resnet8", (3, 8, 8), 3, StemSettings("3x3"))
     module.load_state_dict(safetensors.torch.load_file(model))
     module.eval()
     inputs = torch.from_numpy(x[90:]).permute(0, 3, 1, 2).double() / 255
@@ -121,7 +122,7 @@ def test_pictures_and_batch_norm(tmp_path: Path) -> None:
     assert label == p.argmax(1).tolist()
 
     # Without the running statistics the same weights say something else.
-    fresh = build("resnet8", (3, 8, 8), 3, ResNetSettings("3x3")).eval().double()
+    fresh = build("resnet8", (3, 8, 8), 3, StemSettings("3x3")).eval().double()
     fresh.load_state_dict({**module.state_dict(), **dict(fresh.named_buffers())})
     with torch.no_grad():
         assert not np.allclose(given, fresh((inputs - 0.5) / 0.5).softmax(1).numpy(), atol=1e-2)

@@ -12,17 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from models.architectures import (
-    MODELS,
-    BasicBlock,
-    MlpSettings,
-    PlayerCnnSettings,
-    ResNetSettings,
-    build,
-    model_settings,
-    resolve,
-)
+from models.architectures import MODELS, BasicBlock, MlpSettings, PlayerCnnSettings, build, model_settings, resolve
+from models.stem import StemSettings
 from models.unet import UnetSettings
+from models.vit import VitSettings
 
 # One shape that each network is meant for.
 TYPICAL: dict[str, tuple[int, ...]] = {
@@ -36,9 +29,14 @@ TYPICAL: dict[str, tuple[int, ...]] = {
     "small-cnn": (1, 8, 8),
     "resnet8": (3, 32, 32),
     "resnet18": (3, 32, 32),
+    "linear": (30,),
+    "resnet50": (3, 32, 32),
+    "densenet121": (3, 32, 32),
+    "vit-s": (3, 32, 32),
     "unet": (3, 20, 28),
 }
-WITHOUT_BATCH_NORM = [name for name in TYPICAL if not name.startswith("resnet")]
+# Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly.
+JOINT = [name for name in TYPICAL if not name.startswith(("resnet", "densenet", "vit"))]
 CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
 
 
@@ -72,6 +70,13 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
         ("player-heart", (10,), 5, 2_095),
         ("resnet18", (3, 64, 64), 10, 11_181_642),  # Tiny-ImageNet
+        ("resnet50", (3, 224, 224), 1000, 25_557_032),  # torchvision's published counts
+        ("densenet121", (3, 224, 224), 1000, 7_978_856),
+        ("vit-s", (3, 224, 224), 1000, 22_050_664),
+        ("resnet50", (1, 28, 28), 1000, 25_557_032 - 2 * 64 * 49),  # two channels fewer
+        ("densenet121", (1, 28, 28), 9, 7_978_856 - 2 * 64 * 49 - 991 * 1025),  # 991 classes of 1024 features fewer
+        ("linear", (30,), 2, 62),
+        ("linear", (1, 28, 28), 10, 7_850),
         # 9 i o + 9 o o + 6 o a level of 16, 32, 64, 128 channels: 2,544 + 14,016 + 55,680 + 221,952 down, 147,840 +
         # 37,056 + 9,312 up, 16 * 2 + 2 out.
         ("unet", (1, 28, 28), 2, 488_434),
@@ -89,9 +94,12 @@ def test_settings_change_the_network() -> None:
     assert block_sizes(build("mlp", (30,), 2, MlpSettings("128, 64"))) == {"fc1": 3_968, "fc2": 8_256, "fc3": 130}
     assert block_sizes(build("mlp", (30,), 2, MlpSettings(""))) == {"fc1": 62}
     for name in ("resnet8", "resnet18"):
-        small, large = (block_sizes(build(name, (3, 32, 32), 10, ResNetSettings(stem))) for stem in ("3x3", "7x7"))
+        small, large = (block_sizes(build(name, (3, 32, 32), 10, StemSettings(stem))) for stem in ("3x3", "7x7"))
         assert large["stem"] - small["stem"] == 7_680
         assert {**large, "stem": 0} == {**small, "stem": 0}
+    # 8x8 patches of one channel: 64 of 192 numbers fewer into each of 384; 12 tokens, and the first one, more than 4.
+    patches = block_sizes(build("vit-s", (1, 32, 24), 10, VitSettings(8)))
+    assert patches["embed"] == 384 * (64 + 1) + 384 * (1 + 12) + 384
     # Grey layout on colour pictures: two more channels into 64 kernels of 5x5.
     assert size(build("player-cnn", (3, 28, 28), 10, PlayerCnnSettings("fmnist"))) == 1_052_758 + 2 * 64 * 25
 
@@ -118,6 +126,10 @@ def test_typical_covers_every_model() -> None:
         ("small-cnn", (1, 8, 8), "conv1 conv2 fc1 fc2"),
         ("resnet8", (3, 32, 32), "stem layer1 layer2 layer3 fc"),
         ("resnet18", (3, 32, 32), "stem layer1 layer2 layer3 layer4 fc"),
+        ("linear", (1, 8, 8), "fc1"),
+        ("resnet50", (3, 32, 32), "stem layer1 layer2 layer3 layer4 fc"),
+        ("densenet121", (3, 32, 32), "stem stage1 stage2 stage3 stage4 classifier"),
+        ("vit-s", (3, 32, 32), f"embed {' '.join(f'block{i}' for i in range(12))} norm head"),
         ("unet", (3, 20, 28), "down0 down1 down2 down3 up2 up1 up0 out"),
     ],
 )
@@ -281,7 +293,7 @@ def test_basic_block_by_hand() -> None:
 def test_residual_stages_halve_the_picture() -> None:
     """The papers' stem quarters the picture, the 3x3 one keeps it; every stage but the first halves it."""
     for stem, expected in (("7x7", [16, 16, 8, 4, 2]), ("3x3", [64, 64, 32, 16, 8])):
-        network = build("resnet18", (3, 64, 64), 10, ResNetSettings(stem)).eval()
+        network = build("resnet18", (3, 64, 64), 10, StemSettings(stem)).eval()
         x, sides = torch.randn(1, 3, 64, 64), []
         for name in network.block_names[:-1]:
             x = network.get_submodule(name)(x)
@@ -303,7 +315,7 @@ def test_networks_are_functions_of_their_tensors(name: str) -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in one.state_dict().items())
 
 
-@pytest.mark.parametrize("name", WITHOUT_BATCH_NORM)
+@pytest.mark.parametrize("name", JOINT)
 def test_networks_run_under_vmap(name: str) -> None:
     torch.manual_seed(6)
     shape = TYPICAL[name]
@@ -394,7 +406,8 @@ def test_auto_goes_by_the_shape(shape: tuple[int, ...], name: str) -> None:
 def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
     least = MODELS[name].smallest
     assert f"at least {least}x{least}" in MODELS[name].takes
-    assert build(name, (2, least, least), 3).eval()(torch.randn(1, 2, least, least)).shape[:2] == (1, 3)
+    settings = VitSettings(patch=1) if name == "vit-s" else None
+    assert build(name, (2, least, least), 3, settings).eval()(torch.randn(1, 2, least, least)).shape[:2] == (1, 3)
     for shape in ((2, least - 1, 64), (2, 64, least - 1)):
         with pytest.raises(ValueError, match=f"'{name}' cannot take .*at least {least}x{least}"):
             build(name, shape, 3)
@@ -414,6 +427,8 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
         (("mlp", (1, 2, 3, 4, 5), 2), r"not of shape \(1, 2, 3, 4, 5\)"),
         (("auto", (), 10), r"not of shape \(\)"),
         (("mlp", (0,), 10), r"not of shape \(0,\)"),
+        (("vit-s", (1, 28, 42), 2), r"vit-s.patch = 16 does not divide .* \(28, 42\); these do: 14, 7, 2, 1$"),
+        (("vit-s", (1, 66, 66), 2, VitSettings(1)), r"vit-s.patch = 1 cuts .*\(66, 66\) into 4356 patches: 4096 are"),
         (("unet", (1, 16, 60), 2, UnetSettings(levels=5)), r"unet.levels = 5 halves pictures of \(16, 60\) to nothing"),
     ],
 )

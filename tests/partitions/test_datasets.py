@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_diabetes
 
-from partitions import cifar, datasets
+from partitions import cifar, datasets, heart
 from partitions.datasets import DATASETS, load_dataset, read_idx
 from partitions.files import RemoteFile, download, places
 
@@ -398,7 +398,7 @@ ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,{grad},0.0,6.0,{label}"
 
 def write_heart(folder: Path, lines: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for hospital in datasets.HEART_MD5:
+    for hospital in heart.MD5:
         (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
 
 
@@ -410,7 +410,7 @@ def test_heart_disease_rows(tmp_path):
     assert data.classes == 5 and data.input_shape == (10,)
     np.testing.assert_allclose(data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6)
     assert data.groups is not None
-    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(datasets.HEART_MD5, 2)
+    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(heart.MD5, 2)
     assert sorted(np.concatenate(list(data.groups.values()))) == list(range(8))
 
 

@@ -55,7 +55,7 @@ def test_defaults_are_safe() -> None:
 
 
 BAD = {
-    "unknown": ("peer = true", r"'peer' is no rule; the rules are methods, whole-model, peers"),
+    "unknown": ("peer = true", r"'peer' is no rule; the rules are methods, whole-model, networks, peers"),
     "no toml": ("peers: true", r"is no TOML .* a rule is a line such as peers = false"),
     "a text for a truth": ('peers = "false"', r"peers = 'false': true or false is wanted here"),
     "a number for a truth": ("sums = 0", r"sums = 0: true or false is wanted here"),

@@ -1,0 +1,70 @@
+"""Which part of a network is trained: the model that methods see, send, mix and keep.
+
+The rest is frozen as every process makes it from the run's seed, and never sent. Batch normalisation that is frozen
+normalises by the statistics that it has, in training too, and keeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from models.flat import block_names, frozen_modules
+
+
+@dataclass(frozen=True)
+class Part:
+    """``trainable`` as in the settings: ``all``, or ``head`` and patterns of parameters' names with commas.
+
+    ``seed`` is that of the run, which makes what is frozen; where nothing is, it does not matter.
+    """
+
+    trainable: str = "all"
+    seed: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.trainable == "all"
+
+
+WHOLE = Part()
+
+
+def freeze(network: nn.Module, part: Part) -> nn.Module:
+    """The network with all frozen that is not in ``part``.
+
+    ValueError, one line, where a pattern matches nothing, or the last layer block is not trained.
+    """
+    if part.whole:
+        return network
+    head = getattr(network, "head_name", block_names(network)[-1])
+    names = [name for name, _ in network.named_parameters()]
+    trained: set[str] = set()
+    for word in filter(None, (word.strip() for word in part.trainable.split(","))):
+        pattern = f"{head}.*" if word == "head" else word
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            raise ValueError(
+                f"trainable = {part.trainable[:200]!r}: no parameter is called like {word[:80]!r}; they are called "
+                f"{names[0]}, ..., {names[-1]}, in the layer blocks {', '.join(block_names(network))}"
+            )
+        trained |= found
+    if left_out := [name for name in names if name.startswith(f"{head}.") and name not in trained]:
+        raise ValueError(
+            f"trainable = {part.trainable[:200]!r} leaves out {', '.join(left_out)}: add head, for the last layer is "
+            "always trained"
+        )
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trained)
+    for name in frozen_modules(network):
+        layer = network.get_submodule(name)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_pre_hook(_by_its_statistics)
+    return network
+
+
+def _by_its_statistics(layer: nn.Module, _: Any) -> None:
+    layer.training = False

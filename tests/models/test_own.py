@@ -1,0 +1,250 @@
+"""A network of one's own: what methods rely on is found out at once, in one line; the site's policy is asked first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Files, federate, simulated
+
+import models
+from client.export import export_model, predict_file
+from client.site.policy import Policy, network_fault, parse_policy, read_policy
+from models.architectures import build
+from models.flat import FlatModel
+from models.own import OwnSettings
+from strategies.base.run_settings import parse_settings
+from strategies.base.settings import UserError
+
+SOURCE = """
+import math, random, torch
+from math import prod
+from torch import nn
+
+def plain(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 5), nn.ReLU(), nn.Linear(5, outputs))
+
+class Dropping(nn.Module):
+    def __init__(self, columns, outputs):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(columns, 5), nn.BatchNorm1d(5), nn.Linear(5, outputs)
+        self.block_names = ("first", "norm", "last")
+    def forward(self, x):
+        return self.last(nn.functional.dropout(self.norm(self.first(x)), 0.5, self.training))
+
+def dropping(shape, outputs):
+    return Dropping(shape[0], outputs)
+
+def pixels(shape, outputs):
+    return nn.Sequential(nn.Conv2d(shape[0], outputs, 1))
+
+def nothing(shape, outputs):
+    return [shape, outputs]
+
+def breaks(shape, outputs):
+    raise RuntimeError("too\\nbad")
+
+def takes_none():
+    return nn.Linear(2, 2)
+
+def other_shape(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], outputs + 1))
+
+def empty(shape, outputs):
+    return nn.Sequential(nn.Flatten())
+
+def double(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], outputs)).double()
+
+def frozen(shape, outputs):
+    return nn.Sequential(nn.Linear(shape[0], 4).requires_grad_(False), nn.Linear(4, outputs))
+
+def random_start(shape, outputs):
+    network = nn.Sequential(nn.Linear(shape[0], outputs))
+    nn.init.constant_(network[0].bias, random.random())
+    return network
+
+KEPT = nn.Sequential(nn.Linear(3, 3))
+
+def kept(shape, outputs):
+    return KEPT
+
+def always_drops(shape, outputs):
+    class Always(nn.Sequential):
+        def forward(self, x):
+            return nn.functional.dropout(super().forward(x), 0.5, True)
+    return Always(nn.Linear(shape[0], outputs))
+
+def deaf(shape, outputs):
+    class Deaf(nn.Sequential):
+        def forward(self, x):
+            return x[:, :1].expand(-1, outputs)
+    return Deaf(nn.Linear(shape[0], outputs))
+
+def bare(shape, outputs):
+    return nn.Linear(shape[0], outputs)
+
+def misnamed(shape, outputs):
+    network = nn.Sequential(nn.Linear(shape[0], outputs))
+    network.block_names = ("fc",)
+    return network
+
+def incomplete(shape, outputs):
+    network = nn.Sequential(nn.Linear(shape[0], 4), nn.Linear(4, outputs))
+    network.block_names = ("1",)
+    return network
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module ``mine`` that can be imported, and the same in the app's folder ``models``."""
+    for folder in ("path", "models"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"mine_{folder}.py").write_text(SOURCE)
+    (tmp_path / "path" / "broken_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path / "models")])
+
+
+def test_blocks_are_the_children_and_weights_the_seeds() -> None:
+    torch.manual_seed(3)
+    network = build("mine_path:plain", (3,), 2)
+    torch.manual_seed(3)
+    by_hand = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    assert [(b.name, b.start, b.stop) for b in FlatModel(network).layout.blocks] == [("1", 0, 20), ("3", 20, 32)]
+    assert all(torch.equal(p, q) for p, q in zip(network.parameters(), by_hand.parameters(), strict=True))
+    assert not FlatModel(network).has_dropout
+
+
+def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
+    flat = FlatModel(build("mine_path:dropping", (3,), 2))
+    assert [b.name for b in flat.layout.blocks] == ["first", "norm", "last"]
+    assert flat.has_dropout and flat.has_batch_norm
+    assert flat.layout.buffer_size == 10  # two statistics of five units; what counts batches is not among them
+
+
+def test_an_answer_for_every_pixel() -> None:
+    network = build("mine_path:pixels", (3, 4, 5), 2, OwnSettings(per_pixel=True))
+    assert network(torch.zeros(1, 3, 4, 5)).shape == (1, 2, 4, 5)
+    with pytest.raises(ValueError, match=r"it makes \(2, 2, 4, 5\), where outputs of shape \(2, 2\) are wanted"):
+        build("mine_path:pixels", (3, 4, 5), 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", r"no_such_module cannot be imported: ModuleNotFoundError: .*PYTHONPATH says where it is"),
+        ("broken_module:f", r"broken_module cannot be imported: ZeroDivisionError: division by zero$"),
+        ("mine_path:absent", r"mine_path defines no function absent\(input_shape, outputs\)"),
+        ("mine_path:number", r"mine_path defines no function number"),
+        ("mine_path:prod", r"mine_path defines no function prod"),  # which it imports from another
+        ("mine_path:nothing", r"for inputs of shape \(3,\): it gives list, not an nn.Module"),
+        ("mine_path:breaks", r"RuntimeError: too bad$"),
+        ("mine_path:takes_none", r"TypeError: takes_none\(\) takes 0 positional arguments"),
+        ("mine_path:other_shape", r"of two inputs it makes \(2, 4\), where outputs of shape \(2, 3\) are wanted"),
+        ("mine_path:empty", r"it has no parameters"),
+        ("mine_path:double", r"its parameter 0.weight is torch.float64, not float32"),
+        ("mine_path:frozen", r"its parameter 0.weight is frozen, which is the setting trainable's"),
+        ("mine_path:random_start", r"made twice under one seed it differs"),
+        ("mine_path:kept", r"it gives the same module twice"),
+        ("mine_path:always_drops", r"in evaluation it says two things of the same input"),
+        ("mine_path:deaf", r"its outputs stay the same whatever its parameters are"),
+        ("mine_path:bare", r"its parameter weight is in no child module"),
+        ("mine_path:misnamed", r"its layer blocks cannot be used"),
+        ("mine_path:incomplete", r"its layer blocks cannot be used: ValueError: layer blocks \['1'\] do not cover"),
+        ("mine_path:plain:more", r"package.module:factory is wanted here"),
+        ("../mine:plain", r"package.module:factory is wanted here"),
+    ],
+)
+def test_what_is_wrong_is_one_line(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^model = '{name}'.*{message}") as error:
+        build(name, (3,), 3)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=rf"^model = '{name}'"):
+        simulated(dataset="breast-cancer", model=name, rounds=1)
+
+
+def test_a_name_that_is_none_is_the_users_error() -> None:
+    with pytest.raises(UserError, match=r"package\.module:factory is wanted here"):
+        parse_settings({"model": "a.b:"})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "apple", "fedrep"])
+def test_a_run_with_the_same_layers_has_the_same_numbers(three: Files, method: str) -> None:
+    """Linear, ReLU, linear: an mlp of five hidden units, under another name."""
+    settings = {"strategy": method, "rounds": 2, "learning_rate": 0.1}
+    own = federate(three, model="mine_path:plain", **settings)
+    mlp = federate(three, model="mlp", mlp__hidden="5", **settings)
+    for silo in three:
+        assert torch.equal(own.personal(silo), mlp.personal(silo))
+
+
+def test_export_and_predict(two: Files, tmp_path: Path) -> None:
+    federate(two, model="mine_path:plain", rounds=1, state_dir=tmp_path / "state", directory=tmp_path / "run")
+    card = export_model(tmp_path / "state", "a", "last", tmp_path / "a.safetensors")
+    assert card["model"] == {"name": "mine_path:plain", "settings": {"per_pixel": False}}
+    assert len(predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()) == 7
+
+
+# ---- The site's policy -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "allowed"),
+    [
+        (None, "models.mine:f", True),
+        (None, "auto", True),
+        (None, "mine:f", False),
+        (None, "modelsx:f", False),
+        (None, "app:f", False),  # a module that is called as the word is
+        (None, "server.app:main", False),
+        ('["app"]', "all:f", False),
+        ('["mine"]', "mine:f", True),
+        ('["mine"]', "mine.deeper:f", False),
+        ('["mine"]', "models.mine:f", False),
+        ('["app", "a.b"]', "a.b:f", True),
+        ("[]", "models.mine:f", False),
+        ('["all"]', "anything.there:is", True),
+    ],
+)
+def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> None:
+    policy = parse_policy("" if rule is None else f"networks = {rule}", "f")
+    fault = network_fault(policy, {"model": name})
+    assert (fault == "") == allowed
+    assert (
+        allowed or fault == f"its policy has {policy.says('networks')}, the run model = {name}, which is not among them"
+    )
+
+
+@pytest.mark.parametrize("value", ['"mine"', "[1]", '["../mine"]', '["a b"]', "true"])
+def test_what_is_no_list_of_modules(value: str) -> None:
+    with pytest.raises(ValueError, match=r'networks = .*: a list of modules, "app" or "all" is wanted here'):
+        parse_policy(f"networks = {value}", "f")
+
+
+def test_public_data_take_any() -> None:
+    assert not network_fault(read_policy("public"), {"model": "mine:f"}) and Policy().networks == ("app",)
+
+
+def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
+    """Two silos allow the module; the third has the default and is left out with its reason, which the run names."""
+    files = {name: tmp_path / f"{name}.toml" for name in three}
+    for name, file in files.items():
+        networks = "" if name == "c" else 'networks = ["mine_path"]\n'
+        file.write_text(f"{networks}min-silos = 1\nfloor = 1\nmin-batch-size = 1\nruns-per-day = 0\n")
+
+    def policies(grid: Any) -> None:
+        for context in grid.contexts.values():
+            context.node_config["policy"] = str(files[str(context.node_config["name"])])
+
+    run = federate(three, model="mine_path:plain", rounds=1, min_silos=2, prepare=policies)
+    assert sorted(run.strategy.silos) == ["a", "b"]
+    refusals = [str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()]
+    assert refusals and all("c refuses: its policy has networks = " in refusal for refusal in refusals)
+    everyone = federate(three, model="models.mine_models:plain", rounds=1, prepare=policies, min_silos=1)
+    assert sorted(everyone.strategy.silos) == ["c"]  # which alone takes what is in the app

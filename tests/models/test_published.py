@@ -1,0 +1,94 @@
+# mypy: disable-error-code="no-untyped-call,no-untyped-def"
+"""The networks that torchvision has: on the same weights ours say the same, and its names are known."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models.architectures import build, our_name
+from models.vit import VitSettings
+
+# What torchvision registers for its compiled operators, whose libraries are not always there beside torch's CPU wheel.
+# The networks use none of them.
+COMPILED = ("nms", "qnms")
+
+
+@pytest.fixture(scope="module")
+def torchvision_models() -> Any:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in COMPILED:
+        with contextlib.suppress(RuntimeError):  # it is there
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import torchvision.models
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchvision cannot be imported here: {error}")
+    return torchvision.models
+
+
+def small_vit(models: Any) -> nn.Module:
+    return models.VisionTransformer(32, 8, num_layers=12, num_heads=6, hidden_dim=384, mlp_dim=1536, num_classes=5)
+
+
+THEIRS: dict[str, tuple[Callable[[Any], nn.Module], Any]] = {
+    "resnet18": (lambda models: models.resnet18(num_classes=5), None),
+    "resnet50": (lambda models: models.resnet50(num_classes=5), None),
+    "densenet121": (lambda models: models.densenet121(num_classes=5), None),
+    "vit-s": (small_vit, VitSettings(8)),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
+    """Every tensor finds its place by its name; then outputs are equal, and after a step in training they still are.
+
+    Weights are drawn anew, for torchvision's transformer starts with a head of zeros, and normalisations with ones.
+    """
+    make, settings = THEIRS[name]
+    torch.manual_seed(1)
+    theirs, ours = make(torchvision_models), build(name, (3, 32, 32), 5, settings)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    renamed = {our_name(name, key): tensor for key, tensor in theirs.state_dict().items()}
+    ours.load_state_dict(renamed)  # strict: the same names and shapes, none missing, none too many
+    x = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
+    losses = [network.train()(x).square().mean() for network in (ours, theirs)]
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-5)
+    gradients: list[dict[str, Tensor]] = []
+    for network, loss in zip((ours, theirs), losses, strict=True):
+        loss.backward()
+        gradients.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
+    named = {our_name(name, key): gradient for key, gradient in gradients[1].items()}
+    assert named.keys() == gradients[0].keys() == dict(ours.named_parameters()).keys()
+    for key, gradient in gradients[0].items():
+        assert (gradient - named[key]).norm() <= 1e-3 * named[key].norm() + 1e-6, key
+
+
+@pytest.mark.parametrize("name", ["resnet50", "densenet121"])
+def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> None:
+    """The standard deviation of every convolution with over 30,000 weights is torchvision's within 2 %."""
+    torch.manual_seed(2)
+    theirs, ours = THEIRS[name][0](torchvision_models), build(name, (3, 32, 32), 5)
+    own, seen = dict(ours.named_parameters()), 0
+    for key, tensor in theirs.named_parameters():
+        if tensor.dim() == 4 and tensor.numel() > 30_000:
+            assert own[our_name(name, key)].std().item() == pytest.approx(tensor.std().item(), rel=0.02)
+            seen += 1
+    assert seen > 20
+
+
+def test_the_transformers_names_in_timms_files() -> None:
+    """DeiT's and DINO's ViT-S/16 are published with these names (timm's)."""
+    timm = ["cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.11.attn.qkv.bias", "blocks.0.mlp.fc2.weight"]
+    ours = ["embed.cls_token", "embed.pos_embed", "embed.proj.weight", "block11.attn.qkv.bias", "block0.mlp.fc2.weight"]
+    assert [our_name("vit-s", name) for name in timm] == ours
+    same = [*ours, "norm.weight", "head.bias"]
+    assert [our_name("vit-s", name) for name in same] == same

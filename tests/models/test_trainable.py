@@ -1,0 +1,221 @@
+"""A part of a network is trained: it is the model, for every method; the rest stays as the seed made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tiny import Files, Numbers, federate, gradient, random_silos, rows_of
+from torch import Tensor
+
+from client.export import export_model, predict_file
+from models.architectures import MlpSettings, build
+from models.flat import FlatModel
+from models.initial import flat_model, initial_model
+from models.trainable import Part, freeze
+from server.run.lockstep import hindrance
+from strategies import strategies
+
+DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 16, fc2 25, fc3 18 scalars
+
+
+def deep(trainable: str = "head", seed: int = 7, head: Any = None) -> FlatModel:
+    return flat_model("mlp", (3,), 3, DEEP, "cpu", head, Part(trainable, seed))
+
+
+def seeded(purpose: str = "", part: Part | None = None) -> Tensor:
+    options: dict[str, Any] = {} if part is None else {"part": part}
+    return initial_model("mlp", (3,), 3, DEEP, 7, None, **options)(purpose)
+
+
+# ---- The layout ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trainable", "blocks"),
+    [
+        ("all", {"fc1": (0, 16), "fc2": (16, 41), "fc3": (41, 59)}),
+        ("head", {"fc3": (0, 18)}),
+        (" head , ", {"fc3": (0, 18)}),
+        ("head,fc1.*", {"fc1": (0, 16), "fc3": (16, 34)}),
+        ("head,*.bias", {"fc1": (0, 4), "fc2": (4, 9), "fc3": (9, 27)}),
+        ("fc3.weight,fc3.b*", {"fc3": (0, 18)}),
+        ("*", {"fc1": (0, 16), "fc2": (16, 41), "fc3": (41, 59)}),
+    ],
+)
+def test_the_vector_is_what_is_trained(trainable: str, blocks: dict[str, tuple[int, int]]) -> None:
+    layout = deep(trainable).layout
+    assert {b.name: (b.start, b.stop) for b in layout.blocks} == blocks
+    assert layout.size == layout.blocks[-1].stop == len(deep(trainable).vector)
+
+
+def test_the_rest_is_the_runs_first_model_whatever_the_purpose() -> None:
+    """APPLE starts silos from models of their own: their heads differ, the body below is one."""
+    whole, part = seeded(), Part("head", 7)
+    assert torch.equal(seeded("", part), whole[41:]) and torch.equal(seeded("b", part), seeded("b")[41:])
+    assert not torch.equal(seeded("b", part), seeded("", part))
+    model = deep()
+    assert torch.equal(model.vector, whole[41:])
+    model.load(seeded("b", part))
+    own = model.state_dict()
+    frozen = torch.cat([own[f"fc{i}.{kind}"].flatten() for i in (1, 2) for kind in ("weight", "bias")])
+    assert torch.equal(frozen, whole[:41])
+    assert torch.equal(torch.cat([own["fc3.weight"].flatten(), own["fc3.bias"]]), seeded("b")[41:])
+    assert not torch.equal(deep(seed=8).state_dict()["fc1.weight"], own["fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        (
+            "fc4.*",
+            r"no parameter is called like 'fc4.\*'; they are called fc1.weight, ..., fc3.bias, in .* fc1, fc2, fc3$",
+        ),
+        ("head,layer", r"no parameter is called like 'layer'"),
+        ("fc1.*", r"leaves out fc3.weight, fc3.bias: add head"),
+        ("fc3.weight", r"leaves out fc3.bias: add head"),
+        ("", r"leaves out fc3.weight, fc3.bias"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(trainable: str, message: str, three: Files) -> None:
+    with pytest.raises(ValueError, match=f"^trainable = '{trainable.replace('*', '[*]')}'.*{message}") as error:
+        deep(trainable)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"^trainable = "):
+        federate(three, mlp__hidden="4,5", trainable=trainable)
+
+
+# ---- Batch normalisation ---------------------------------------------------------------------------------------------
+
+
+def test_frozen_statistics_are_used_in_training_and_kept(tiny_bn: None) -> None:
+    """Linear, BatchNorm, linear with the head trained: no buffer is the method's, and training is evaluation."""
+    torch.manual_seed(1)
+    network = build("tiny-bn", (3,), 2)
+    torch.nn.init.uniform_(network.get_buffer("norm.running_mean"), 0.5, 1.0)
+    model = FlatModel(freeze(network, Part("head")))
+    x = torch.randn(6, 3) + 2
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    expected = model.module.eval()(x)
+    assert torch.equal(model.module.train()(x), expected)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in network.named_buffers())
+    assert not model.has_batch_norm and model.layout.norms == () and model.layout.buffer_size == 0
+    assert set(model.state_dict()) == set(network.state_dict())
+    assert torch.equal(model.state_dict()["norm.running_mean"], before["norm.running_mean"])
+
+
+def test_trained_normalisation_follows_its_batches(tiny_bn: None) -> None:
+    torch.manual_seed(1)
+    network = build("tiny-bn", (3,), 2)
+    model = FlatModel(freeze(network, Part("head,norm.*")))
+    assert model.has_batch_norm and model.layout.norms == ("norm",) and model.layout.buffer_size == 8
+    network.train()(torch.randn(6, 3) + 2)
+    assert network.get_buffer("norm.running_mean").any()
+
+
+def test_statistics_without_weights_go_with_the_module_around_them() -> None:
+    def network() -> torch.nn.Module:
+        inner = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, affine=False))
+        return torch.nn.Sequential(inner, torch.nn.Linear(4, 2))
+
+    assert FlatModel(freeze(network(), Part("0.*,head"))).layout.norms == ("0.1",)
+    assert FlatModel(freeze(network(), Part("head"))).layout.norms == ()
+
+
+def test_large_networks_freeze_their_stages() -> None:
+    """ResNet-18 with its last stage: 20 layers of normalisation, of which the last stage has five."""
+    torch.manual_seed(2)
+    network = build("resnet18", (3, 16, 16), 5)
+    model = FlatModel(freeze(network, Part("head,layer4.*")))
+    assert [b.name for b in model.layout.blocks] == ["layer4", "fc"]
+    assert len(model.layout.norms) == 5 and all(name.startswith("layer4.") for name in model.layout.norms)
+    assert model.layout.buffer_size == 5 * 2 * 512
+    before = network.get_buffer("stem.bn1.running_mean").clone()
+    model.module.train()(torch.randn(4, 3, 16, 16)).square().mean().backward()
+    assert torch.equal(network.get_buffer("stem.bn1.running_mean"), before)
+    assert network.get_parameter("stem.conv1.weight").grad is None and model.gradient.any()
+
+
+# ---- Runs ------------------------------------------------------------------------------------------------------------
+
+
+def features(x: Numbers, state: dict[str, Tensor]) -> Numbers:
+    w = {name: tensor.double().numpy() for name, tensor in state.items()}
+    hidden = np.maximum(x @ w["fc1.weight"].T + w["fc1.bias"], 0)
+    return np.asarray(np.maximum(hidden @ w["fc2.weight"].T + w["fc2.bias"], 0))
+
+
+def test_a_trained_head_is_regression_on_fixed_features(three: Files) -> None:
+    """Three full batches: w <- w - g(w) by numpy, on what the frozen layers make of the columns."""
+    run = federate(three, strategy="local", mlp__hidden="4,5", trainable="head", rounds=3, learning_rate=0.5)
+    body = deep().state_dict()
+    for silo, file in three.items():
+        x, y = rows_of(file)
+        w = seeded()[41:].double().numpy()
+        for _ in range(3):
+            w = w - 0.5 * gradient(w, features(x, body), y)
+        assert np.allclose(run.personal(silo).numpy(), w, atol=1e-5)
+
+
+def test_what_is_sent_is_what_is_trained(three: Files) -> None:
+    """Four bytes a scalar, three silos; an APPLE silo gets the two others' models."""
+    settings = {"mlp__hidden": "4,5", "rounds": 2}
+    for trainable, size in (("all", 59), ("head", 18), ("head,fc1.*", 34)):
+        for method, down in (("fedavg", 1), ("scaffold", 2), ("apple", 2)):
+            run = federate(three, strategy=method, trainable=trainable, **settings)
+            up = 2 if method == "scaffold" else 1
+            assert run.values("bytes_up")[:2] == [4 * 3 * up * size] * 2
+            assert run.values("bytes_down")[1] == 4 * 3 * down * size
+            for silo in three:  # nothing else is kept, either
+                arrays = run.grid.state(silo).arrays
+                assert all(len(tensor) in (size, 1, 3) or tensor.dim() > 1 for tensor in arrays.values()), arrays.keys()
+
+
+@pytest.mark.parametrize("trainable", ["head", "head,fc1.*"])
+@pytest.mark.parametrize("method", [name for name, s in strategies().items() if not s.pooled and name != "fedbn"])
+def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
+    """Two rounds; all models have the part's size, and the frozen layers are what they were."""
+    run = federate(three, strategy=method, mlp__hidden="4,5", trainable=trainable, rounds=2, learning_rate=0.1)
+    size = run.strategy.layout.size
+    assert all(len(run.personal(silo)) == size for silo in three)
+    assert all(torch.isfinite(run.personal(silo)).all() for silo in three)
+    after = deep(trainable, head=run.settings.strategy.head).state_dict()
+    fresh = build_seeded()
+    assert torch.equal(after["fc2.weight"], fresh["fc2.weight"])
+
+
+def build_seeded() -> dict[str, Tensor]:
+    model = flat_model("mlp", (3,), 3, DEEP, "cpu")
+    return model.state_dict(seeded())
+
+
+def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
+    """It has every tensor, the frozen ones from the seed, and says what the silo's own model said."""
+    run = federate(two, strategy="fedavg", mlp__hidden="4,5", trainable="head", rounds=3, directory=tmp_path / "run")
+    card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
+    assert card["model"]["part"] == {"trainable": "head", "seed": 7}
+    tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    whole = seeded()
+    assert torch.equal(tensors["fc1.weight"].flatten(), whole[:12])
+    assert torch.equal(torch.cat([tensors["fc3.weight"].flatten(), tensors["fc3.bias"]]), run.personal("a"))
+    module = build("mlp", (3,), 3, DEEP)
+    module.load_state_dict(tensors)
+    x, y = rows_of(two["a"])
+    with torch.no_grad():
+        label = module(torch.from_numpy(x).float()).argmax(1).numpy()
+    assert card["metrics"]["test.accuracy"] == np.mean(label == y)
+    lines = predict_file(tmp_path / "a.safetensors", two["a"]).splitlines()[1:]
+    assert [int(line.split(",")[1]) for line in lines] == label.tolist()
+
+
+def test_silos_with_a_frozen_part_take_turns(tmp_path: Path) -> None:
+    """`vectorize` says so in one line, and the numbers are those of silos that take turns."""
+    assert hindrance(deep()) == "a part of the network is frozen" and not hindrance(deep("all"))
+    files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
+    settings = {"strategy": "fedavg", "mlp__hidden": "4", "trainable": "head", "rounds": 2}
+    plain, asked = (federate(files, **settings, vectorize=vectorize) for vectorize in (False, True))
+    assert all(torch.equal(plain.personal(silo), asked.personal(silo)) for silo in files)
