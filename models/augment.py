@@ -20,8 +20,9 @@ What is drawn hangs on seed, silo, round, purpose and epoch only, and comes from
 order of the samples and dropout stay what they are without, and CPU, GPU and deployed silos draw the same.
 
 Changed are the batches that a method trains a model on (``SiloClient.batches``). Never changed: what is evaluated, and
-what is measured on training samples: ALA's weights, PLayer-FL's sensitivity, FedFomo's losses, prototypes and class
-statistics, full gradients (SCAFFOLD's option I, FedAPM's accuracy).
+what is measured besides: ALA's weights, PLayer-FL's sensitivity, FedFomo's losses, FedPAC's prototypes and statistics,
+full gradients (SCAFFOLD's option I, FedAPM's accuracy). FedProto's prototypes are means of what its training saw, with
+``features = "trained"`` of the samples as they are.
 """
 
 from __future__ import annotations

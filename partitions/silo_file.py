@@ -13,8 +13,8 @@ Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); volumes h
 (n, d, h, w, c) or float32 (n, c, d, h, w), and always channels: an array of four dimensions is of pictures. But under
 MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures with more
 than 4 channels. Tables are float32 (n, columns); labels are what their task says (``labels.py``), classes 0, 1, 2, ...
-for example. float64 is read as float32. Anything else is refused. An
-``x_val`` without samples says that no validation samples are wanted.
+for example. float64 is read as float32. Anything else is refused. An ``x_val`` without samples says that no validation
+samples are wanted.
 """
 
 from __future__ import annotations
