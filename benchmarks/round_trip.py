@@ -1,11 +1,13 @@
 """A round without training over gRPC: silofl's against that of a plain Flower app with a `NumPyClient`.
 
     python -m benchmarks.round_trip [--silos 12] [--rounds 8] [--plain-rounds 3] [--repeats 2]
+    python -m benchmarks.round_trip stays [--local-epochs 0] [--dataset mnist]
 
 Both have 12 silos on this machine, 580 k parameters that go down and come back, and no evaluation. Ours is
 `silofl up` and `silofl run --strategy fedavg --set local-epochs=0 evaluate-every=0`, with TLS, node keys, and states
 kept on disk; theirs is Flower's own SuperLink and SuperNodes with Flower's settings, FedAvg, and a client that gives
-back what it got. In turns; the first round of each run, which fetches the app, is not counted.
+back what it got. In turns; the first round of each run, which fetches the app, is not counted. ``stays`` compares ours
+with ours without a process that stays (`SILOFL_RESIDENT_MINUTES=0`), and counts what the machine's cores did.
 """
 
 from __future__ import annotations
@@ -91,15 +93,15 @@ server = ServerApp(server_fn=components)
 '''
 
 
-def ours(silos: int, rounds: int) -> list[float]:
+def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0) -> list[float]:
     """Seconds of the rounds after the first."""
     with homes() as folder:
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
-        demo = "demo: {dataset: mnist, partition: iid, seed: 42}"
+        demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
         (folder / "federation.yaml").write_text("\n".join(["name: round-trip", demo, "silos:", *lines, ""]))
         federation = local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
         try:
-            values = {"strategy": "fedavg", "model": "fedala-cnn", "rounds": rounds, "local-epochs": 0}
+            values = {"strategy": "fedavg", "model": "fedala-cnn", "rounds": rounds, "local-epochs": local_epochs}
             out = submit.run({**values, "evaluate-every": 0, "out": str(folder / "out")})
         finally:
             processes.end(processes.find(federation.directory), grace=5.0)
@@ -172,13 +174,49 @@ def homes() -> Iterator[Path]:
             os.environ.update(before)
 
 
+def cores() -> float:
+    """Seconds that this machine's cores have worked, for whomever."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def compare_stays(given: argparse.Namespace) -> None:
+    """With and without a process that stays, in turns: seconds and core seconds of a round after the first."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    before = os.environ.get("SILOFL_RESIDENT_MINUTES")
+    for _ in range(given.repeats):
+        for name, minutes in (("one per message", "0"), ("stays", "10")):
+            os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
+            worked = []
+            for rounds in (2, given.rounds):  # the difference is that of whole rounds
+                start = cores()
+                seconds = ours(given.silos, rounds, given.dataset, given.local_epochs)
+                worked.append(cores() - start)
+            each = (worked[1] - worked[0]) / (given.rounds - 2)
+            found.setdefault(name, []).append((statistics.mean(seconds), each))
+    os.environ["SILOFL_RESIDENT_MINUTES"] = before or ""
+    rows = [
+        [
+            name,
+            *(f"{statistics.median(part):.2f} ({min(part):.2f} to {max(part):.2f})" for part in zip(*of, strict=True)),
+        ]
+        for name, of in found.items()
+    ]
+    print(table(rows, ["the app's process", "s per round", "core seconds per round"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("plain", "stays"), default="plain")
     parser.add_argument("--silos", type=int, default=12)
+    parser.add_argument("--dataset", default="mnist")
+    parser.add_argument("--local-epochs", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--plain-rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     given = parser.parse_args()
+    if given.what == "stays":
+        return compare_stays(given)
     rows, ratios = [], []
     for turn in range(given.repeats):
         seconds = {"plain": plain(given.silos, given.plain_rounds), "silofl": ours(given.silos, given.rounds)}
