@@ -85,6 +85,8 @@ def test_silos_that_train_together_get_the_same_numbers() -> None:
     settings: dict[str, Any] = {"strategy": "local", "rounds": 2, "augment": AUGMENT, "batch_size": 8}
     turns, together = (simulated(**settings, vectorize=v) for v in (False, True))
     values = [[r.value for r in run.history.rows if r.metric == "loss"] for run in (turns, together)]
+    grid: Any = together.grid
+    assert grid.lockstep.joint > 100
     assert values[0] == pytest.approx(values[1], rel=1e-4) and len(values[0]) > 10
 
 
