@@ -102,7 +102,7 @@ def algebra(given: Values, repeats: int) -> str:
     return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
 
 
-# What is trained together, by name; and what server/lockstep.py does not, with its limits lifted.
+# What is trained together, by name; and what server/run/lockstep.py does not, with its limits lifted.
 TOGETHER: dict[str, Values] = {
     "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
@@ -141,7 +141,7 @@ def vectorize(given: Values, repeats: int) -> str:
             values = values_of({**given, "dataset": str(file)}, silos)
             for name, own in TOGETHER.items():
                 rows.append([name, *turns_and_together({**values, **own}, repeats)])
-            with patch.multiple("server.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
+            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
                 for name, own in LIFTED.items():
                     cells = turns_and_together({**values, **own}, repeats)
                     rows.append([f"{name} (limits lifted)", *cells])
