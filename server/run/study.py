@@ -47,7 +47,7 @@ def check_run(run: RunSettings) -> None:
     task = task_of(whole.task)
     check_task(run.strategy, task, whole.classes, run.common)
     name, options = run.model_for(whole.input_shape, whole.task)
-    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.strategy.head, run.part)
+    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.strategy.head, run.part())
 
 
 def server_context(run: RunSettings) -> Context:

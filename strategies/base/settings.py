@@ -68,6 +68,9 @@ class Common:
     trainable: str = setting(
         "all", "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names"
     )
+    init_weights: str = setting(
+        "", "a safetensors file that the network starts from; a deployed silo has one of the same name, and SHA-256"
+    )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
     task: str = setting(
