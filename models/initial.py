@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.architectures import build, resolve, spec_of, with_head
 from models.flat import FlatModel
+from models.lora import adapt
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator
 from models.weights import start_from
@@ -52,4 +53,5 @@ def _seeded(
         network = build(name, shape, classes, options)
         if part.weights is not None:
             start_from(network, part.weights, spec_of(resolve(name, shape)).published)
-        return freeze(with_head(network, head), part)
+        network = freeze(with_head(network, head), part)
+        return adapt(network, part.lora_rank, part.lora_alpha) if part.lora_rank else network

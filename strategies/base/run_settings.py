@@ -86,7 +86,9 @@ class RunSettings:
         """
         c = self.common
         weights = weights_of(file or Path(c.init_weights)) if c.init_weights else None
-        return Part(c.trainable, 0 if c.trainable == "all" else c.seed, weights)
+        trainable = "head" if c.lora_rank and c.trainable == "all" else c.trainable
+        lora = (c.lora_rank, c.lora_alpha) if c.lora_rank else ()
+        return Part(trainable, 0 if trainable == "all" else c.seed, weights, *lora)
 
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.

@@ -207,6 +207,15 @@ def test_a_silo_without_the_file_is_left_out_and_named(three: Files, sites: dict
     ]
 
 
+def test_the_sites_environment_names_the_folder(
+    three: Files, sites: dict[str, Path], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SILOFL_WEIGHTS", str(sites["a"]))
+    run = federate(three, init_weights=str(file), rounds=1, **RUN)
+    assert sorted(run.strategy.silos) == ["a", "b", "c"]
+    assert all(torch.equal(model.vector, vector(trained())) for model in run.sent_to("b", 1).values())
+
+
 def test_a_silo_with_another_file_refuses(three: Files, sites: dict[str, Path], file: Path) -> None:
     saved(sites["b"] / file.name, trained(100))
     run = federate(three, init_weights=str(file), rounds=1, **RUN, prepare=at(sites))
