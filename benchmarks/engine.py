@@ -1,7 +1,7 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [--dataset mnist]
-                                [--device cuda] [--repeats 5]
+    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [augment]
+                                [--dataset mnist] [--device cuda] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
 float tensors loaded beforehand, torch's own autograd and an in-place SGD step); without evaluation, with checkpoints on
@@ -181,14 +181,33 @@ def evaluation(given: Values, repeats: int) -> str:
     return table(rows, ["method", "data", "share of a round that is evaluation"])
 
 
-WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation)}
+AUGMENTED = {
+    "flip,shift:2": ("flip,shift:2", (28, 28, 1)),
+    "flip,shift:2,rotate:10,brightness:0.1": ("flip,shift:2,rotate:10,brightness:0.1", (28, 28, 1)),
+    "PLayer-FL's": ("rotate:10,shift:2.8,scale:0.1,perspective:0.2", (28, 28, 1)),
+    "flip,shift:2,rotate:10,brightness:0.1, colour": ("flip,shift:2,rotate:10,brightness:0.1", (32, 32, 3)),
+}
+
+
+def augment(given: Values, repeats: int) -> str:
+    rows = []
+    for name, (text, shape) in AUGMENTED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "random.npz"
+            random_pictures(file, shape, 4, 256)
+            values = {**values_of({**given, "dataset": str(file)}, 4), "threads": 1, "model": "fedala-cnn"}
+            kinds = {"plain": Prepared(values), "changed": Prepared({**values, "augment": text})}
+            times = interleaved({kind: one.round for kind, one in kinds.items()}, repeats)
+        rows.append([name, "x".join(map(str, shape)), f"{ratios(times, 'plain')['changed']:.2f}"])
+    return table(rows, ["augment", "pictures", "round over one without"])
+
+
+WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation, augment)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="*", default=["floor", "methods"], help="floor, methods, algebra, vectorize, evaluation"
-    )
+    parser.add_argument("what", nargs="*", default=["floor", "methods"], help=", ".join(WORKS))
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--repeats", type=int, default=5)

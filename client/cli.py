@@ -14,8 +14,14 @@ def add_commands(commands: Any) -> None:
     p.add_argument("file", metavar="FILE", help="the .npz file")
     p.set_defaults(run=check_data)
 
-    p = commands.add_parser("import", help="make a silo's data file from pictures or a table")
-    p.add_argument("source", metavar="SOURCE", help="a folder of pictures, or a csv table")
+    p = commands.add_parser(
+        "import",
+        help="make a silo's data file from pictures, scans or a table",
+        description="Read a folder of pictures or of DICOM files, a csv that names pictures, DICOM or NIfTI files, or "
+        "a table, and write one data file. Nothing of a scan's header is written or shown; one that cannot be read is "
+        "called by its place among all files of the folder: find SOURCE -xtype f | LC_ALL=C sort | sed -n 17p",
+    )
+    p.add_argument("source", metavar="SOURCE", help="a folder, or a csv")
     p.add_argument("--out", metavar="FILE.npz", required=True, help="the file to write")
     p.add_argument(
         "--label", metavar="COLUMN", help="the label's column, or several: A,B (default: label, or the last one)"
@@ -26,7 +32,29 @@ def add_commands(commands: Any) -> None:
         "--task", metavar="TASK", default="auto", help="what there is to learn, where the labels do not tell"
     )
     p.add_argument("--labels", metavar="A,B...", help="all classes in order, the same in every hospital")
+    p.add_argument(
+        "--labels-from",
+        metavar="FILE.csv",
+        help="DICOM: a csv with labels and a column study (StudyInstanceUID), accession (AccessionNumber) or patient "
+        "(PatientID); default: the csv in the folder",
+    )
     p.add_argument("--size", metavar="PIXELS", type=int, help="resize pictures to PIXELS x PIXELS")
+    p.add_argument(
+        "--window",
+        metavar="CENTRE,WIDTH",
+        help="scans: from CENTRE - WIDTH/2, black, to CENTRE + WIDTH/2, white, in Hounsfield units of a CT; "
+        "--window=-600,1500 (default: the file's own)",
+    )
+    p.add_argument(
+        "--spacing", metavar="MM", type=float, help="scans: a pixel is MM wide and high; --size then cuts, or widens"
+    )
+    p.add_argument("--slices", metavar="N", type=int, default=1, help="scans: slices of each volume (default: 1)")
+    p.add_argument(
+        "--series",
+        metavar="PATTERN",
+        default="",
+        help="DICOM: part of a series' description, or with * and ? all of it",
+    )
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
     p.set_defaults(run=import_data)
 
@@ -102,7 +130,7 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument("--data", metavar="FILE", required=True, help="an .npz file; its test part, or all of x")
     p.add_argument("--out", metavar="CSV", help="where to write index,label,p_0,... (default: standard output)")
-    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks, (n, h, w)")
+    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks")
     p.set_defaults(run=predict)
 
 
@@ -143,13 +171,30 @@ def import_data(given: argparse.Namespace) -> None:
         size=given.size,
         label=given.label,
         labels=labels,
+        labels_from=given.labels_from,
         seed=given.seed,
         survival=(given.time, given.event) if given.time else None,
         task=given.task,
+        window=parse_window(given.window) if given.window else None,
+        spacing=given.spacing,
+        slices=given.slices,
+        series=given.series,
     )
     print(made)
+    for note in made.notes:
+        print(f"note: {note}")
     print("the split is written into the file: no run can change it")
     print(given.out)
+
+
+def parse_window(text: str) -> tuple[float, float]:
+    """CENTRE,WIDTH as two numbers."""
+    from partitions.tables import is_number
+
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(map(is_number, parts)):
+        raise ValueError(f"--window is {text[:40]!r}; it is a centre and a width, for example --window=40,400")
+    return float(parts[0]), float(parts[1])
 
 
 def request(given: argparse.Namespace) -> None:

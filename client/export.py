@@ -195,7 +195,7 @@ def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]
 
 
 def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
-    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, h, w).
+    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w).
 
     Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, of other tasks what
     ``Task.answers`` says. Of the file's test part or, where it has none, of all of ``x``; labels are not needed.
@@ -256,7 +256,7 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
 
 
 def read_x(file: Path) -> Array:
-    """The samples to predict: pictures (n, h, w, c) or a table (n, d)."""
+    """The samples to predict: pictures (n, h, w, c), volumes (n, d, h, w, c) or a table (n, columns)."""
     try:
         arrays = read_arrays(file)
         name = next((name for name in TO_PREDICT if name in arrays), None)

@@ -202,7 +202,8 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
     head, part = settings.strategy.head, trained_part(settings, context, config)
     model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head, part))
     initial = initial_model(name, data.input_shape, classes, options, c.seed, head, part)
-    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task, known)
+    augment = settings.augmentation_for(data.input_shape)
+    return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task, known, augment)
 
 
 def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,9 @@ Each state carries the id of the run that made it; another run's is not taken up
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
+A process that stays for the run's next message (``client/site/warm/resident.py``) keeps the last state in memory beside
+the file, and does not read it again as long as the file is the one it wrote.
+
 The server chooses a run's name, and may choose one that it had before. The folder of its id keeps the runs apart, so
 that no run deletes or overwrites what another one left here. (Versions before had no such folder: what lies directly in
 SILO's is still read, and left alone. In the run directory of a simulation there is one run.)
@@ -33,6 +36,7 @@ from strategies.base.state import State
 KEPT_ROUNDS = 2
 BETWEEN = "between"  # begins the name of a state that no server checkpoint belongs to
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
+_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}  # the file written last, as it then was, and what is in it
 
 
 class StateStore:
@@ -81,6 +85,9 @@ class StateStore:
             kind = "round" if to_disk else BETWEEN
             file = self.folder / f"{kind}-{server_round:06d}.safetensors"
             state.save(file)
+            if not self.in_memory:
+                _WRITTEN.clear()
+                _WRITTEN[file] = _stamp(file), _copy(state)
             for left in self.folder.glob(".*.tmp"):  # by a process that was killed as it wrote
                 left.unlink(missing_ok=True)
             files = states_in(self.folder)
@@ -98,12 +105,24 @@ class StateStore:
             damaged: Exception | None = None
             for file in states_in(self.folder) + (states_in(self.older) if self.older else []):
                 try:
-                    yield State.load(file)
+                    stamp, written = _WRITTEN.get(file, ((), State()))
+                    yield _copy(written) if stamp == _stamp(file) else State.load(file)
                 except (OSError, ValueError) as error:
                     log(WARNING, "%s, the one before it is taken", error)
                     damaged = error
             if damaged is not None:
                 raise damaged
+
+
+def _copy(state: State) -> State:
+    """As it would be read from its file, but where its tensors are."""
+    return State({name: t.detach().clone() for name, t in state.arrays.items()}, json.loads(json.dumps(state.numbers)))
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What changes when a file does."""
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def run_folder(run_id: str) -> str:

@@ -1,7 +1,8 @@
 """The networks the papers use, built by name from an input shape and a number of classes.
 
 ``build("fedala-cnn", (1, 28, 28), 10)`` gives an ``nn.Module`` that maps float32 inputs (batch, channels,
-height, width) or (batch, features) to logits (batch, classes). Weights come from torch's global generator.
+height, width) or (batch, features) to logits (batch, classes). Some take volumes, too: (batch, channels, depth,
+height, width). Weights come from torch's global generator.
 
 Every network has ``block_names``, its layer blocks from input to output. Each names a child module; every
 parameter and buffer belongs to exactly one block and ``parameters()`` runs in block order. Layer-wise methods
@@ -21,6 +22,7 @@ Where the papers leave something open:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,7 @@ from torch import Tensor, nn
 
 from models.densenet import PUBLISHED as DENSENET_PUBLISHED
 from models.densenet import DenseNet
+from models.dimensions import batch_norm, convolution, is_volume, max_pool, mean_over_places
 from models.flat import block_names
 from models.own import OwnSettings, is_own, own_network
 from models.stem import Stem, StemSettings
@@ -48,6 +51,8 @@ Shape = tuple[int, ...]
 class ConvNet(nn.Module):
     """Convolution, ReLU and 2x2 max-pooling for each of ``channels``, then fully connected layers with ReLU.
 
+    Volumes are convolved and pooled in three dimensions.
+
     Blocks: conv1, conv2, ..., fc1, fc2, ...
     """
 
@@ -62,14 +67,14 @@ class ConvNet(nn.Module):
         hidden: tuple[int, ...],
     ) -> None:
         super().__init__()
-        width, height_px, width_px = input_shape
+        width, *sides = input_shape
         convolutions, layers = [], []
         for index, out in enumerate(channels, start=1):
             convolutions.append(f"conv{index}")
-            self.add_module(convolutions[-1], nn.Conv2d(width, out, kernel, padding=padding))
+            self.add_module(convolutions[-1], convolution(is_volume(input_shape))(width, out, kernel, padding=padding))
             width = out
-            height_px, width_px = ((side + 2 * padding - kernel + 1) // 2 for side in (height_px, width_px))
-        features = width * height_px * width_px
+            sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+        features = width * math.prod(sides)
         for index, out in enumerate((*hidden, classes), start=1):
             layers.append(f"fc{index}")
             self.add_module(layers[-1], nn.Linear(features, out))
@@ -80,7 +85,7 @@ class ConvNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for name in self.convolutions:
             # Equal to pooling behind the ReLU (both are monotone), at a quarter of the ReLU's work.
-            x = F.max_pool2d(self.get_submodule(name)(x), 2).relu()
+            x = max_pool(self.get_submodule(name)(x), 2).relu()
         x = x.flatten(1)
         for name in self.layers[:-1]:
             x = self.get_submodule(name)(x).relu()
@@ -189,15 +194,16 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, volume: bool = False) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        conv, norm = convolution(volume), batch_norm(volume)
+        self.conv1 = conv(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = norm(outputs)
+        self.conv2 = conv(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = norm(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -214,18 +220,18 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, volume: bool = False) -> None:
         super().__init__()
-        outputs = self.expansion * width
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
+        outputs, conv, norm = self.expansion * width, convolution(volume), batch_norm(volume)
+        self.conv1 = conv(inputs, width, 1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = conv(width, width, 3, stride, padding=1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3 = conv(width, outputs, 1, bias=False)
+        self.bn3 = norm(outputs)
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(conv(inputs, outputs, 1, stride, bias=False), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -251,26 +257,26 @@ class ResNet(nn.Module):
         block: type[BasicBlock | Bottleneck] = BasicBlock,
     ) -> None:
         super().__init__()
-        width = 64
-        self.stem = Stem(input_shape[0], width, stem)
+        width, volume = 64, is_volume(input_shape)
+        self.stem = Stem(input_shape[0], width, stem, volume)
         self.stages = tuple(f"layer{index + 1}" for index in range(len(depths)))
         for index, (name, depth) in enumerate(zip(self.stages, depths, strict=True)):
             inner = 64 * 2**index
-            blocks = [block(width, inner, stride=1 if index == 0 else 2)]
+            blocks = [block(width, inner, 1 if index == 0 else 2, volume)]
             width = block.expansion * inner
-            blocks += [block(width, inner, stride=1) for _ in range(depth - 1)]
+            blocks += [block(width, inner, 1, volume) for _ in range(depth - 1)]
             self.add_module(name, nn.Sequential(*blocks))
         self.fc = nn.Linear(width, classes)
         self.block_names = ("stem", *self.stages, "fc")
         for layer in self.modules():
-            if isinstance(layer, nn.Conv2d):
+            if isinstance(layer, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for name in self.stages:
             x = self.get_submodule(name)(x)
-        x = self.fc(x.mean((-2, -1)))
+        x = self.fc(mean_over_places(x))
         return x
 
 
@@ -325,8 +331,8 @@ class ModelSpec:
     """One architecture: what it is, where it comes from, what it takes and how it is made.
 
     ``rank`` is the length of the input shapes it takes: 3 for pictures (c, h, w), 1 for tables (d,), None for
-    both; ``smallest`` the least height and width of a picture. ``settings`` is the dataclass of its own
-    settings, if it has any, which ``make(input_shape, classes, settings)`` receives.
+    all; ``volumes``: also volumes (c, d, h, w); ``smallest`` the least side of a picture. ``settings`` is the
+    dataclass of its own settings, if it has any, which ``make(input_shape, classes, settings)`` receives.
     """
 
     title: str
@@ -336,6 +342,7 @@ class ModelSpec:
     rank: int | None = 3
     smallest: int = 1
     settings: type | None = None
+    volumes: bool = False
     per_pixel: bool = False  # outputs for every pixel of the picture
     published: tuple[tuple[str, str], ...] = ()  # (pattern, replacement): names in published files, and ours
 
@@ -410,7 +417,7 @@ MODELS: dict[str, ModelSpec] = {
     "mlp": ModelSpec(
         "fully connected layers",
         "DiversiFed (arXiv 2407.15464), FMNIST: one hidden layer of 64",
-        "tables (d,), and pictures (c, h, w), which are flattened",
+        "tables (d,), and pictures (c, h, w) and volumes (c, d, h, w), which are flattened",
         lambda shape, classes, own: Mlp(shape, classes, own.widths(), own.dropout),
         rank=None,
         settings=MlpSettings,
@@ -425,35 +432,39 @@ MODELS: dict[str, ModelSpec] = {
     "small-cnn": ModelSpec(
         "two padded 3x3 convolutions (32, 64), FC 128",
         "ours, for pictures too small for the papers' networks",
-        "pictures (c, h, w) of at least 4x4",
+        "pictures (c, h, w) of at least 4x4, volumes (c, d, h, w) of at least 4x4x4",
         _conv_net((32, 64), kernel=3, padding=1, hidden=(128,)),
         smallest=4,
+        volumes=True,
     ),
     "resnet8": ModelSpec(
         "residual network, three stages of one block",
         "Fling's ResNet-8; DiversiFed (arXiv 2407.15464), CIFAR-100, gives no details of its own",
-        "pictures (c, h, w) of at least 8x8; the paper's are 32x32",
+        "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 32x32",
         lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
         smallest=8,
         settings=StemSettings,
+        volumes=True,
         published=RESNET_PUBLISHED,
     ),
     "resnet18": ModelSpec(
         "residual network, four stages of two blocks",
         "He et al. (CVPR 2016) as in torchvision; FedALA (Tiny-ImageNet), FedAPM (CIFAR-100)",
-        "pictures (c, h, w) of at least 8x8; the papers' are 32x32 and 64x64",
+        "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the papers' are 32x32 and 64x64",
         lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
         smallest=8,
         settings=StemSettings,
+        volumes=True,
         published=RESNET_PUBLISHED,
     ),
     "resnet50": ModelSpec(
         "residual network, four stages of 3, 4, 6 and 3 bottlenecks",
         "He et al. (CVPR 2016) as in torchvision",
-        "pictures (c, h, w) of at least 8x8; the paper's are 224x224",
+        "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8; the paper's are 224x224",
         lambda shape, classes, own: ResNet(shape, classes, (3, 4, 6, 3), own.stem, Bottleneck),
         smallest=8,
         settings=StemSettings,
+        volumes=True,
         published=RESNET_PUBLISHED,
     ),
     "densenet121": ModelSpec(
@@ -477,10 +488,11 @@ MODELS: dict[str, ModelSpec] = {
     "unet": ModelSpec(
         "U-Net with group normalisation, for outlines",
         "Ronneberger et al. (MICCAI 2015)",
-        "pictures (c, h, w) of at least 8x8",
+        "pictures (c, h, w) of at least 8x8, volumes (c, d, h, w) of at least 8x8x8",
         Unet,
         smallest=8,
         settings=UnetSettings,
+        volumes=True,
         per_pixel=True,
     ),
 }
@@ -506,7 +518,7 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
     "auto" is ``unet`` where every pixel has an answer; else ``mlp`` for tables and for pictures under 4 pixels,
-    ``small-cnn`` up to 16 (the shorter side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on,
+    ``small-cnn`` up to 16 (the shortest side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on,
     otherwise ``player-cnn``.
 
     Raises ValueError where no architecture has that name, or for "auto" where the shape is none of a picture
@@ -525,6 +537,8 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     shorter = min(input_shape[1:])
     if shorter <= 16:
         return "mlp" if shorter < 4 else "small-cnn"
+    if len(input_shape) == 4:
+        return "small-cnn" if shorter <= 32 else "resnet18"
     if input_shape[1:] in ((28, 28), (32, 32)):
         return "fedala-cnn"
     return "resnet18" if shorter >= 64 else "player-cnn"
@@ -538,8 +552,9 @@ def our_name(model: str, published: str) -> str:
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:
     """A freshly initialised network.
 
-    ``input_shape`` is (channels, height, width) or (columns,), without the batch; ``settings`` is an instance of the
-    architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None: its defaults.
+    ``input_shape`` is (channels, height, width), (channels, depth, height, width) or (columns,), without the batch;
+    ``settings`` is an instance of the architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None:
+    its defaults.
 
     ``classes`` is the number of outputs. Raises ValueError, in one line, for an unknown name, or a shape that the
     architecture cannot take.
@@ -548,8 +563,8 @@ def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> 
     name = resolve(name, input_shape)
     spec = spec_of(name)
     _check_shape(input_shape)
-    wrong_rank = spec.rank is not None and len(input_shape) != spec.rank
-    if wrong_rank or (len(input_shape) == 3 and min(input_shape[1:]) < spec.smallest):
+    wrong_rank = spec.rank is not None and len(input_shape) not in (spec.rank, 4 if spec.volumes else spec.rank)
+    if wrong_rank or (len(input_shape) > 1 and min(input_shape[1:]) < spec.smallest):
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
     own = spec.settings() if settings is None and spec.settings is not None else settings
     return spec.make(input_shape, classes, own)
@@ -592,5 +607,6 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
 
 
 def _check_shape(shape: Shape) -> None:
-    if len(shape) not in (1, 3) or min(shape) < 1:
-        raise ValueError(f"an input must be a picture (c, h, w) or a table's row (d,), not of shape {shape}")
+    if len(shape) not in (1, 3, 4) or min(shape) < 1:
+        kinds = "a picture (c, h, w), a volume (c, d, h, w) or a table's row (d,)"
+        raise ValueError(f"an input must be {kinds}, not of shape {shape}")

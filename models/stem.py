@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from models.dimensions import batch_norm, convolution, max_pool
 
 STEMS = ("7x7", "3x3")
 
@@ -26,15 +27,16 @@ class StemSettings:
 class Stem(nn.Module):
     """A 7x7 convolution of stride 2 and max-pooling, or one 3x3 convolution."""
 
-    def __init__(self, inputs: int, outputs: int, kind: str) -> None:
+    def __init__(self, inputs: int, outputs: int, kind: str, volume: bool = False) -> None:
         super().__init__()
         self.pooled = kind == "7x7"
+        conv = convolution(volume)
         if self.pooled:
-            self.conv1 = nn.Conv2d(inputs, outputs, 7, stride=2, padding=3, bias=False)
+            self.conv1 = conv(inputs, outputs, 7, stride=2, padding=3, bias=False)
         else:
-            self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
+            self.conv1 = conv(inputs, outputs, 3, padding=1, bias=False)
+        self.bn1 = batch_norm(volume)(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.bn1(self.conv1(x)).relu()
-        return F.max_pool2d(x, 3, stride=2, padding=1) if self.pooled else x
+        return max_pool(x, 3, stride=2, padding=1) if self.pooled else x

@@ -8,6 +8,7 @@ hold them equal to ``torch.optim``.
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from models.flat import FlatModel
 Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
+VOLUME_VALUES = 2**21  # of the volumes that are evaluated at once
 BYTE_MEAN = BYTE_STD = 127.5  # of pictures of bytes: (x / 255 - 0.5) / 0.5
 
 
@@ -47,11 +49,11 @@ def seed_dropout(rng: torch.Generator) -> None:
 class Samples:
     """One split of a silo's data on its device, ready for batches.
 
-    ``x`` is uint8 or float32, pictures (n, h, w, c) or tables (n, d); ``y`` what the task has (models/tasks.py): int64
-    (n,) of classes, float32 (n, k) of numbers, uint8 (n, h, w) of masks, which become int64 per batch. Pictures of
-    bytes become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which keeps them at a quarter of the memory;
-    float values are taken as they are, or standardised with ``mean`` and ``std`` (d,), and labels with those in
-    ``labels``.
+    ``x`` is uint8 or float32, pictures (n, h, w, c), volumes (n, d, h, w, c) or tables (n, columns); ``y`` what the
+    task has (models/tasks.py): int64 (n,) of classes, float32 (n, k) of numbers, uint8 (n, [d,] h, w) of masks, which
+    become int64 per batch. Pictures of bytes become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which
+    keeps them at a quarter of the memory; float values are taken as they are, or standardised with ``mean`` and ``std``
+    (columns,), and labels with those in ``labels``.
     """
 
     def __init__(
@@ -76,12 +78,20 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def at_once(self) -> int:
+        """How many samples an evaluation takes at once: of volumes few, for what networks make of them is larger."""
+        return max(1, VOLUME_VALUES // math.prod(self.x.shape[1:])) if self.x.dim() == 5 else 512
+
     def take(self, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """A batch: x float32 (b, c, h, w) in channels-last memory, or (b, d); y (b, ...); ``index`` on the device."""
+        """A batch: x float32 (b, c, [d,] h, w) in channels-last memory, or (b, columns); y (b, ...).
+
+        ``index`` is on the device.
+        """
         x = self.x[index]
         if x.dtype == torch.uint8:
             x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
-        return (x.permute(0, 3, 1, 2) if x.dim() == 4 else x), self.labels(index)
+        return (x.movedim(-1, 1) if x.dim() > 2 else x), self.labels(index)
 
     def labels(self, index: Tensor | slice = slice(None)) -> Tensor:
         """Labels as losses take them."""
@@ -181,10 +191,10 @@ def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def features(model: FlatModel, samples: Samples, index: Tensor, batch_size: int = 512) -> Tensor:
+def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
     """What the last layer block gets for these samples, one row each. Only for networks without randomness."""
     with seen_features(model) as found:
-        for part in torch.split(index, batch_size):
+        for part in torch.split(index, samples.at_once):
             model.module(samples.take(part)[0])
     return torch.cat(found)
 
@@ -200,7 +210,8 @@ def all_features(model: FlatModel, samples: Samples) -> Tensor:
 @torch.no_grad()
 def by_batch(model: FlatModel, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]) -> list[T]:
     """What ``of`` makes of the outputs and the labels of each batch of a split, in evaluation mode."""
-    parts = (samples.take(slice(i, i + batch_size)) for i in range(0, len(samples), batch_size))
+    size = min(batch_size, samples.at_once)
+    parts = (samples.take(slice(i, i + size)) for i in range(0, len(samples), size))
     model.module.eval()
     found = [of(model.module(x), y) for x, y in parts]
     model.module.train()

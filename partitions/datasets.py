@@ -1,4 +1,4 @@
-"""Data sets by name: two that are built in, and public ones that are found on disk or downloaded.
+"""Data sets by name: four that are built in, and public ones that are found on disk or downloaded.
 
 Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
 our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
@@ -21,9 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from partitions import cifar
+from partitions import cifar, flamby, heart
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
 from partitions.labels import ONE_CLASS
+from partitions.medmnist import load_medmnist, medmnist_sets
 from partitions.names import unknown_name
 from partitions.splits import Array, Dataset, Split
 
@@ -87,6 +88,33 @@ def load_digits(name: str, data_dir: str) -> Dataset:
     bunch = load()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
     return split_table(name, x, bunch.target.astype(np.int64), classes=10)
+
+
+def load_digit_findings(name: str, data_dir: str) -> Dataset:
+    """The pictures of `digits`, with three findings in each: is it even, at least five, has it a closed loop?
+
+    An example of several labels per sample, of real pictures; divided like `digits`.
+    """
+    digits = load_digits(name, data_dir)
+    train, test = (
+        Split(s.x, np.stack([s.y % 2 == 0, s.y >= 5, np.isin(s.y, (0, 6, 8, 9))], 1).astype(np.float32))
+        for s in (digits.train, digits.test)
+    )
+    return Dataset(name, train, test, 3, task="multilabel")
+
+
+def load_diabetes(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's diabetes: 442 patients, 10 features, how far the disease has come a year later (25 to 346).
+
+    20 % of the patients, chosen once and for all, are the test samples. Features are in their own units.
+    """
+    from sklearn.datasets import load_diabetes as load
+
+    bunch = load(scaled=False)
+    x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float32)[:, np.newaxis]
+    rows = split_table(name, np.arange(len(y)), np.zeros(len(y), np.int64), classes=1)
+    train, test = (Split(x[s.x], y[s.x]) for s in (rows.train, rows.test))
+    return Dataset(name, train, test, 1, task="regression")
 
 
 def load_breast_cancer(name: str, data_dir: str) -> Dataset:
@@ -234,73 +262,7 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
     return Dataset(name, splits[0], splits[1], classes)
 
 
-# MedMNIST
-
-# 2D sets of medmnist 3: title and number of classes. Kept here because importing medmnist costs seconds.
-MEDMNIST_TASKS = {"chestmnist": "multilabel", "retinamnist": "ordinal"}  # the others are multiclass
-MEDMNIST = {
-    "pathmnist": ("colon pathology", 9),
-    "chestmnist": ("chest X-ray, 14 findings", 14),
-    "dermamnist": ("dermatoscope", 7),
-    "octmnist": ("retinal OCT", 4),
-    "pneumoniamnist": ("chest X-ray, pneumonia", 2),
-    "retinamnist": ("fundus camera, diabetic retinopathy grade", 5),
-    "breastmnist": ("breast ultrasound", 2),
-    "bloodmnist": ("blood cell microscope", 8),
-    "tissuemnist": ("kidney cortex microscope", 8),
-    "organamnist": ("abdominal CT, axial", 11),
-    "organcmnist": ("abdominal CT, coronal", 11),
-    "organsmnist": ("abdominal CT, sagittal", 11),
-}
-
-
-def load_medmnist(name: str, data_dir: str) -> Dataset:
-    """A 2D MedMNIST set, 28 x 28, with its official task; its training and validation parts together are the training
-    samples.
-    """
-    path = find([f"{name}.npz"], places(data_dir, ("medmnist", "MedMNIST")))
-    home = Path.home() / ".medmnist" / f"{name}.npz"  # where the medmnist package itself keeps its files
-    if path is None and home.is_file():
-        path = home
-    if path is None:
-        from medmnist.info import INFO  # imports torch
-
-        file = RemoteFile(f"{name}.npz", INFO[name]["url"], INFO[name]["MD5"])
-        path = download(name, file, data_dir, "medmnist")
-    classes, task = MEDMNIST[name][1], MEDMNIST_TASKS.get(name, "multiclass")
-    splits = {}
-    try:
-        with np.load(path, allow_pickle=False) as npz:
-            for split in ("train", "val", "test"):
-                x, y = npz[f"{split}_images"], npz[f"{split}_labels"]
-                x = x[..., np.newaxis] if x.ndim == 3 else x
-                several = task == "multilabel"
-                y = y.astype(np.float32) if several else y.reshape(-1).astype(np.int64)
-                if x.dtype != np.uint8 or x.ndim != 4 or len(x) != len(y):
-                    raise ValueError(f"{split}: pictures are {x.dtype} {x.shape} for {len(y)} labels")
-                if several and y.shape != (len(x), classes):
-                    raise ValueError(f"{split}: labels are {y.shape}, and not {classes} for each of {len(x)} pictures")
-                largest = 1 if several else classes - 1
-                if len(y) and not 0 <= y.min() <= y.max() <= largest:
-                    raise ValueError(f"{split}: labels are not all in 0..{largest}")
-                splits[split] = Split(x, y)
-    except (OSError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
-    train, val = splits["train"], splits["val"]
-    merged = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
-    return Dataset(name, merged, splits["test"], classes, task=task)
-
-
 # Heart disease
-
-HEART_URL = "https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/"
-HEART_MD5 = {
-    "cleveland": "2d91a8ff69cfd9616aa47b59d6f843db",
-    "hungarian": "22e96bee155b5973568101c93b3705f6",
-    "switzerland": "9a87f7577310b3917730d06ba9349e20",
-    "va": "4249d03ca7711e84f4444768c9426170",
-}
-HEART_FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
 
 
 def load_heart_disease(name: str, data_dir: str) -> Dataset:
@@ -310,40 +272,10 @@ def load_heart_disease(name: str, data_dir: str) -> Dataset:
     PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
     partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
     """
-    folders = places(data_dir, ("heart_disease", "heart-disease", "fed_heart_disease"))
-    rows, origins = [], []
-    for hospital, md5 in HEART_MD5.items():
-        file_name = f"processed.{hospital}.data"
-        path = find([file_name], folders)
-        if path is None:
-            path = download(name, RemoteFile(file_name, HEART_URL + file_name, md5), data_dir, "heart_disease")
-        table = read_heart(path)
-        rows.append(table)
-        origins += [hospital] * len(table)
-    table = np.concatenate(rows)
-    x, y = table[:, : len(HEART_FEATURES)].astype(np.float32), table[:, -1].astype(np.int64)
-    return split_table(name, x, y, classes=5, groups=np.array(origins))
-
-
-def read_heart(path: Path) -> Array:
-    """Read one hospital's table: 10 features and the label, rows without a missing value, float64 (n, 11)."""
-    rows = []
-    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        cells = [cell.strip() for cell in line.split(",")]
-        if cells == [""]:
-            continue
-        kept = [*cells[: len(HEART_FEATURES)], cells[-1]]
-        if "?" in kept:
-            continue
-        try:
-            if len(cells) != 14:
-                raise ValueError(f"{len(cells)} columns instead of 14")
-            rows.append([float(cell) for cell in kept])
-            if rows[-1][-1] not in range(5):
-                raise ValueError(f"the label is {kept[-1]}, not 0..4")
-        except ValueError as error:
-            raise ValueError(f"heart-disease: {path}, line {number}: {error}; replace or delete the file") from error
-    return np.array(rows).reshape(-1, len(HEART_FEATURES) + 1)
+    tables = heart.read_tables(name, data_dir)
+    origins = np.repeat(list(tables), [len(table) for table in tables.values()])
+    table = np.concatenate(list(tables.values()))
+    return split_table(name, table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), classes=5, groups=origins)
 
 
 # Breast cancer of The Cancer Genome Atlas
@@ -394,11 +326,16 @@ def load_tcga_brca(name: str, data_dir: str) -> Dataset:
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
     "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
+    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings, built_in=True),
+    "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes, built_in=True),
     "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
     "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
     "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
     "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
+    "heart-flamby": DatasetInfo("heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart),
+    "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
+    "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
-    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in MEDMNIST.items()},
+    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }

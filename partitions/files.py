@@ -93,25 +93,43 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
 def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
     """Decode slow files once: later calls map the decoded arrays from our cache, shared between processes.
 
-    The cache entry is keyed by the names and sizes of the source files. Where the cache cannot be written the
-    arrays stay in memory.
+    Where the cache cannot be written the arrays stay in memory.
     """
-    key = hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()).hexdigest()[:16]
-    folder = cache_dir() / "decoded" / f"{name}-{key}"
-    if not folder.is_dir():
-        arrays = dict(decode())
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(dir=folder.parent))
-        except OSError:
-            return arrays
-        try:
-            for array_name, array in arrays.items():
-                np.save(temporary / f"{array_name}.npy", array, allow_pickle=False)
-            temporary.rename(folder)
-        except OSError:  # no space, or another process was first
-            if not folder.is_dir():
-                return arrays
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    arrays: dict[str, Array] = {}
+
+    def fill(folder: Path) -> None:
+        for array_name, array in arrays.items():
+            np.save(folder / f"{array_name}.npy", array, allow_pickle=False)
+
+    if not cache_entry(name, sources).is_dir():
+        arrays.update(decode())
+    folder = cached_folder(name, sources, fill)
+    if folder is None:
+        return arrays
     return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
+
+
+def cache_entry(name: str, sources: Sequence[Path]) -> Path:
+    """The folder of our cache for what is made of these files; it is keyed by their names and sizes."""
+    key = hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()).hexdigest()[:16]
+    return cache_dir() / "decoded" / f"{name}-{key}"
+
+
+def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], object]) -> Path | None:
+    """:func:`cache_entry`, which ``fill`` writes where it is not there yet; None where it cannot be written."""
+    folder = cache_entry(name, sources)
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    except OSError:
+        return None
+    try:
+        fill(temporary)
+        temporary.rename(folder)
+    except OSError:  # no space, or another process was first
+        return folder if folder.is_dir() else None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder

@@ -2,8 +2,10 @@
 
 Sources:
 
-* a folder with one csv of columns ``file, label`` (and ``split``, ``patient``), or that csv itself
+* a folder with one csv of columns ``file, label`` (and ``split``, ``patient``), or that csv itself; files are pictures,
+  DICOM or NIfTI
 * a folder with one folder of pictures per class; or ``train``, ``val`` and ``test`` folders of such
+* a folder of DICOM files as a hospital exports them, with a csv of labels by study or patient (``studies.py``)
 * a csv table: the column ``label`` (or the one named, or the last) is the label, all others are numbers
 
 Several label columns of 0, 1 or -1 (not known) are findings, of other numbers measurements; one column of numbers that
@@ -14,67 +16,69 @@ Labels that are whole numbers stay as they are. Others are numbered in the order
 alphabetical order, on which hospitals agree only if each has every class: where they may not, name them.
 
 Without a ``split`` column 20 % of the samples are for testing and 20 % of the rest for validation, drawn by
-seed. With a ``patient`` column all samples of a patient go to one side, so that nobody is tested on who was
-trained on.
+seed. With a ``patient`` column, or of DICOM files that say whose they are, all samples of a patient go to one side, so
+that nobody is tested on who was trained on; a split that is given and does otherwise is refused.
+
+Pictures are looked at first, all of them, and then read one by one into the file: memory does not grow with them.
 """
 
 from __future__ import annotations
 
 import csv
-import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, describe_labels, join_survival, read_count, read_labels
 from partitions.names import unknown_name
+from partitions.pictures import (
+    NIFTI,
+    PICTURES,
+    Form,
+    Row,
+    Wish,
+    is_dicom,
+    kind_of,
+    look,
+    name_of,
+    pseudonym,
+    read,
+    read_mask,
+)
 from partitions.pool import hold_out
-from partitions.silo_file import describe_inputs, write_silo_file
+from partitions.silo_file import describe_inputs, read_silo_file, write_silo_file
 from partitions.splits import Array, SiloData, Split
+from partitions.tables import SPLIT_NAMES, Label, is_number, label_columns, labels_of, read_lines, split_of
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
-SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
 
 @dataclass(frozen=True)
-class Row:
-    """One sample before it is read: where it was found, and what is said of it."""
-
-    where: str  # for messages: "table.csv, line 7"
-    labels: tuple[str, ...]  # or none, where there is a mask
-    split: str  # "" = not given
-    patient: str  # "" = not given
-    file: Path | None = None
-    mask: Path | None = None
-    values: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
 class Imported:
-    """What an import made. ``label_names``: of classes that had to be numbered, of findings, of measurements."""
+    """What an import made. ``label_names``: of classes that had to be numbered, of findings, of measurements;
+    ``notes``: what was left out, and what the hospital must look at.
+    """
 
-    data: SiloData
+    file: Path
+    description: str
     label_names: tuple[str, ...]
     feature_names: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> SiloData:
+        """The samples, read from the file."""
+        return read_silo_file(self.file)
 
     def __str__(self) -> str:
         """Samples per split, what they are, and the number of each named class."""
-        d = self.data
-        lines = [f"train {len(d.train)}, val {len(d.val)}, test {len(d.test)} samples: {describe_inputs(d.train.x)}"]
-        what = (
-            f"{d.classes} classes"
-            if d.task == "multiclass"
-            else describe_labels(d.task, {"train": d.train.y}, d.classes)
-        )
-        lines.append(what + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names)))
-        return "\n".join(lines)
+        return self.description + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names))
 
 
 def import_source(
@@ -84,68 +88,159 @@ def import_source(
     size: int | None = None,
     label: str | None = None,
     labels: Sequence[str] = (),
+    labels_from: str | Path | None = None,
     seed: int = 42,
     survival: tuple[str, str] | None = None,
     task: str = "auto",
+    window: tuple[float, float] | None = None,
+    spacing: float | None = None,
+    slices: int = 1,
+    series: str = "",
 ) -> Imported:
-    """Read pictures or a table, and write them as a silo data file.
+    """Read pictures, scans or a table, and write them as a silo data file; one picture at a time is in memory.
 
     ``size``: pictures are resized to size x size (None: as they are, all alike); ``label``: the label column of
     a csv, or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names
-    of all classes, in order. Pictures become uint8, 16-bit grey ones float32 in 0..1; if any is in colour all are.
+    of all classes, in order; ``labels_from``: a csv of labels by study or patient. Pictures become uint8, those of more
+    than 8 bits float32 in 0..1; if any is in colour all are. ``window``, ``spacing``, ``slices``, ``series``: of scans
+    (``pictures.Wish``).
 
     Raises ValueError, naming file and line, for anything that cannot be read; nothing is written then.
     """
-    source, out = Path(source), Path(out)
+    source, out, wish = Path(source), Path(out), Wish(size, window, spacing, slices, series)
     if out.suffix != ".npz":
         raise ValueError(f"{out} does not end in .npz")
-    if size is not None and size < 1:
-        raise ValueError(f"size is {size}; it must be 1 or more")
     if not source.exists():
         raise ValueError(f"there is no {source}; name a folder of pictures or a csv file")
     try:
-        rows, feature_names, columns = find_rows(source, survival or label)
+        table = Path(labels_from) if labels_from else None
+        rows, feature_names, columns, notes = find_rows(source, survival or label, table, labels, wish)
+        if (window or slices > 1 or series) and all(row.file is None or kind_of(row.file) == "picture" for row in rows):
+            raise ValueError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
         task = find_import_task(rows, task, labels, survival is not None)
-        y, names = read_answers(rows, columns, labels, task, size)
-        split_of = assign_splits(rows, seed)
-        x = read_pictures(rows, size) if rows[0].file else np.array([row.values for row in rows], np.float32)
+        forms = look_at(rows, wish) if rows[0].file else []
+        if forms:
+            rows = [replace(row, patient=row.patient or form.patient) for row, form in zip(rows, forms, strict=True)]
+            x, notes = describe(rows, forms), (*notes, *count_notes(forms))
+        else:
+            x = np.array([row.values for row in rows], np.float32)
+        y, names, outputs = read_answers(rows, columns, labels, task, wish)
         if task == "segmentation" and y.shape != x.shape[:3]:
             raise ValueError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
+        places = assign_splits(rows, seed)
+        order = {split: np.flatnonzero(places == split) for split in ("train", "val", "test")}
+        parts = [Split(rows_of(x, chosen), rows_of(y, chosen)) for chosen in order.values()]
+        data = SiloData(parts[0], parts[1], parts[2], outputs, task)
+        for part, split in ((data.train, "training"), (data.test, "test")):
+            if not len(part):
+                raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read ({error})") from error
-    parts = [Split(x[split_of == split], y[split_of == split]) for split in ("train", "val", "test")]
-    for part, split in ((parts[0], "training"), (parts[2], "test")):
-        if not len(part):
-            raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all")
-    data = SiloData(parts[0], parts[1], parts[2], outputs_of(task, y, names), task)
-    write_silo_file(out, data, label_names=names, feature_names=feature_names)
-    return Imported(data, names, feature_names)
+    streams: dict[str, Iterator[Array]] = {}
+    with tqdm(total=len(rows), desc="pictures", unit="", disable=not forms) as progress:
+        for split, chosen in order.items() if forms else ():
+            streams[f"x_{split}"] = read_pictures([rows[i] for i in chosen], wish, x, progress)
+            if task == "segmentation":
+                streams[f"y_{split}"] = (read_mask(rows[i], wish) for i in chosen)
+        write_silo_file(out, data, label_names=names, feature_names=feature_names, streams=streams)
+    return Imported(out, say(data), names, feature_names, notes)
+
+
+def blank(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
+    """Shape and type of pictures or masks that are not in memory."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def rows_of(array: Array, chosen: Array) -> Array:
+    """These rows; of pictures and masks, which are blank, as many blank ones."""
+    return array[chosen] if array.ndim <= 2 else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
+
+
+def say(data: SiloData) -> str:
+    """Samples per split, and what they are."""
+    counts = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)} samples"
+    if data.task == "multiclass":
+        what = f"{data.classes} classes"
+    else:
+        what = describe_labels(data.task, {"train": data.train.y}, data.classes)
+    return f"{counts}: {describe_inputs(data.train.x)}\n{what}"
 
 
 # Where samples are found, and what is said of them
 
 
-Found = tuple[list[Row], tuple[str, ...], tuple[str, ...]]
-Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
+Found = tuple[list[Row], tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # as find_rows says
 
 
-def find_rows(source: Path, label: Label) -> Found:
-    """All samples of a source, the names of a table's features (none for pictures), and the label columns."""
+def find_rows(source: Path, label: Label, table: Path | None, classes: Sequence[str], wish: Wish) -> Found:
+    """All samples of a source, the names of a table's features (none for pictures), the label columns, and notes."""
     if source.is_file():
-        if source.suffix.lower() == ".dcm":
-            raise ValueError(f"{source} is DICOM, which is not read yet; export its pictures as PNG")
-        return read_csv(source, label)
-    if any(path.suffix.lower() == ".dcm" for path in source.rglob("*")):
-        raise ValueError(f"{source} holds DICOM files, which are not read yet; export their pictures as PNG")
+        if is_dicom(source) or source.name.lower().endswith(NIFTI):
+            raise ValueError(f"{source} is one scan; name the folder that it lies in, or a csv with a column file")
+        if table:
+            raise ValueError("--labels-from goes with a folder of DICOM files")
+        return sliced(read_csv(source, label), wish)
     tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
-    if len(tables) > 1:
+    if not table and len(tables) > 1:
         raise ValueError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
-    if tables:
-        return read_csv(tables[0], label)
+    if not table and tables and not is_joined(tables[0], source):
+        return sliced(read_csv(tables[0], label), wish)
+    table = table or next(iter(tables), None)
+    from partitions.studies import find_studies, holds_dicom
+
+    if table or holds_dicom(source):
+        studies = find_studies(source, table, label, classes, wish)
+        return studies.rows, (), studies.columns, studies.notes
     rows = list(folder_rows(source))
     if not rows:
         raise ValueError(f"{source} has no csv file and no folders of pictures, one per class")
-    return rows, (), ()
+    if any(is_nifti(row) for row in rows):
+        if not classes:
+            raise ValueError(
+                f"{source} holds NIfTI files and no csv: name them and their labels in a csv with columns file, label "
+                "or, where its folders are the classes, these folders with --labels A,B"
+            )
+        if strange := {row.labels[0] for row in rows} - set(classes):
+            raise ValueError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
+        rows = numbered(rows, source)
+    return sliced((rows, (), (), ()), wish)
+
+
+def is_joined(table: Path, source: Path) -> bool:
+    """Whether a folder's csv is of DICOM files there that it does not name one by one."""
+    from partitions.studies import holds_dicom
+
+    return holds_dicom(source) and "file" not in read_lines(table)[0]
+
+
+def numbered(rows: list[Row], source: Path) -> list[Row]:
+    """The rows with volumes called by their place among all files of the source, as DICOM files are."""
+    from partitions.studies import files_below, place_of
+
+    files = list(files_below(source))
+    place = {path: place_of(source, number, len(files)) for number, path in enumerate(files)}
+    return [replace(row, where=place[row.file]) if row.file and is_nifti(row) else row for row in rows]
+
+
+def is_nifti(row: Row) -> bool:
+    """Whether a row's picture is a volume of NIfTI."""
+    return row.file is not None and row.file.name.lower().endswith(NIFTI)
+
+
+def sliced(found: Found, wish: Wish) -> Found:
+    """The rows with one for each slice of a NIfTI volume that is wanted."""
+    rows, features, columns, notes = found
+    if not any(map(is_nifti, rows)):
+        return found
+    from partitions import nifti
+
+    made = []
+    for row in tqdm(rows, desc="headers", unit=""):
+        if row.file and is_nifti(row):
+            made += [replace(row, part=part) for part in nifti.parts(row.file, row.where, wish)]
+        else:
+            made.append(row)
+    return made, features, columns, notes
 
 
 def folder_rows(source: Path) -> Iterator[Row]:
@@ -162,55 +257,24 @@ def folder_rows(source: Path) -> Iterator[Row]:
         classes = [("", folder) for folder in folders]
     for split, folder in classes:
         for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in PICTURES and not path.name.startswith("."):
+            if path.name.lower().endswith((*PICTURES, *NIFTI)) and not path.name.startswith("."):
                 yield Row(str(path), (folder.name,), split, "", file=path)
 
 
 def read_csv(path: Path, label: Label) -> Found:
     """Read a csv: a list of pictures if it has a column ``file``, else a table. Comma, semicolon or tab."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        file.seek(0)
-        reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
-        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader if any(cells)]
-    if not lines:
-        raise ValueError(f"{path} is empty")
-    header = lines[0][1]
-    if all(is_number(cell) for cell in header):
-        header = [f"column{i}" for i in range(1, len(header) + 1)]
-    elif any(cell.lower() in ("", "?", "nan", "na") for cell in header):
-        raise ValueError(f"{path}: a column has no name in the first line; write a header that names each")
-    else:
-        lines = lines[1:]
-    if not lines:
-        raise ValueError(f"{path} has a header but no rows")
-    if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise ValueError(f"{path} has two columns named {twice[0]!r}")
+    header, lines = read_lines(path)
     pictures = "file" in header
     masks = pictures and "mask" in header and not label
-    if isinstance(label, str):  # a column's own name may have commas
-        columns = (label,) if label in header else tuple(filter(None, map(str.strip, label.split(","))))
-    else:
-        columns = label or (() if masks else ("label" if pictures or "label" in header else header[-1],))
-    for column in columns:
-        if column not in header:
-            raise unknown_name(f"column of {path}", column, header)
+    usual = () if masks else ("label" if pictures or "label" in header else header[-1],)
+    columns = label_columns(path, header, label, usual)
     features = [name for name in header if name not in (*columns, "split", "patient")]
     if not features:
         raise ValueError(f"{path} has no column besides the label; is it separated by commas?")
     rows = []
-    for number, cells in lines:
-        where = f"{path}, line {number}"
-        if len(cells) != len(header):
-            raise ValueError(f"{where} has {len(cells)} cells, the header {len(header)}")
-        row = dict(zip(header, cells, strict=True))
-        if missing := [column for column in columns if not row[column]]:
-            raise ValueError(f"{where} has no {missing[0] if len(columns) > 1 else 'label'}")
-        split = row.get("split", "")
-        if split and split.lower() not in SPLIT_NAMES:
-            raise ValueError(f"{where}: split is {split!r}; it must be train, val or test")
-        labels = tuple(row[column] for column in columns)
-        common = (where, labels, SPLIT_NAMES.get(split.lower(), ""), row.get("patient", ""))
+    for line in lines:
+        where, row = line
+        common = (where, labels_of(line, columns), split_of(line), pseudonym(row.get("patient", "")))
         if pictures:
             if not row["file"] or (masks and not row["mask"]):
                 raise ValueError(f"{where} names no {'mask' if row['file'] else 'file'}")
@@ -221,12 +285,7 @@ def read_csv(path: Path, label: Label) -> Found:
             if not is_number(row[name]):
                 raise ValueError(f"{where}: {name} is {row[name]!r}, no number; fill or drop such rows")
         rows.append(Row(*common, values=tuple(float(row[name]) for name in features)))
-    return rows, () if pictures else tuple(features), columns
-
-
-def is_number(text: str) -> bool:
-    """Whether the text is a finite number that float32 can hold, as other programs write it: not 1_000, as Python."""
-    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)
+    return rows, () if pictures else tuple(features), columns, ()
 
 
 def find_import_task(rows: Sequence[Row], task: str, classes: Sequence[str], survival: bool) -> str:
@@ -243,19 +302,20 @@ def find_import_task(rows: Sequence[Row], task: str, classes: Sequence[str], sur
 
 
 def read_answers(
-    rows: Sequence[Row], columns: Sequence[str], classes: Sequence[str], task: str, size: int | None
-) -> tuple[Array, tuple[str, ...]]:
-    """The labels as a data file keeps them (``labels.py``), and the names of classes that had to be numbered, of
-    findings, or of measurements.
+    rows: Sequence[Row], columns: Sequence[str], classes: Sequence[str], task: str, wish: Wish
+) -> tuple[Array, tuple[str, ...], int]:
+    """The labels as a data file keeps them (``labels.py``; masks blank), the names of classes that had to be numbered,
+    of findings or of measurements, and how many there are of them.
     """
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(rows[0].labels))
     if len(rows[0].labels) != wanted or bool(rows[0].mask) != (task == "segmentation"):
         needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
         raise ValueError(f"task = {task} needs {needs}")
     if task == "segmentation":
-        return read_masks(rows, size), ()
+        return look_at_masks(rows, wish)
     if task in ONE_CLASS:
-        return number_labels(rows, classes)
+        y, names = number_labels(rows, classes)
+        return y, names, len(names) or read_count(task, {}, {"all": y})
     for row in rows:
         for column, text in zip(columns, row.labels, strict=True):
             if not is_number(text):
@@ -263,16 +323,11 @@ def read_answers(
     values = np.array([[float(text) for text in row.labels] for row in rows])
     try:
         if task == "survival":
-            return join_survival({"time": values[:, 0], "event": values[:, 1]})["y"], ()
+            return join_survival({"time": values[:, 0], "event": values[:, 1]})["y"], (), 1
         y = read_labels(task, "the label", values, values)
     except Fault as fault:
         raise ValueError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
-    return y, tuple(columns)
-
-
-def outputs_of(task: str, y: Array, names: Sequence[str]) -> int:
-    """The number of classes; of findings, of measurements; 1 of survival."""
-    return len(names) if names else read_count(task, {}, {"all": y})
+    return y, tuple(columns), len(columns)
 
 
 def number_labels(rows: Sequence[Row], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
@@ -306,6 +361,8 @@ def assign_splits(rows: Sequence[Row], seed: int) -> Array:
     patient = [row.patient or f"\0{i}" for i, row in enumerate(rows)]
     number = {name: i for i, name in enumerate(dict.fromkeys(patient))}
     patients = np.array([number[name] for name in patient])
+    if twice := len({*zip(patients.tolist(), given.tolist(), strict=True)}) - len(number):
+        raise ValueError(f"{twice} patients are in more than one split; put all of a patient's samples into one")
     rng = np.random.default_rng(seed)
     splits = given.astype("<U5") if given.any() else np.full(len(rows), "train", "<U5")
     if not given.any():
@@ -321,59 +378,55 @@ def assign_splits(rows: Sequence[Row], seed: int) -> Array:
 # Pictures
 
 
-def read_pictures(rows: Sequence[Row], size: int | None) -> Array:
-    """Read all pictures, uint8 or float32 (n, h, w, c) with c = 1, or 3 if any is in colour."""
-    pictures: list[Array] = []
-    for row in tqdm(rows, desc="pictures", unit=""):
+def look_at(rows: Sequence[Row], wish: Wish) -> list[Form]:
+    """What each picture will be like, by its header."""
+    return [look(row, wish) for row in tqdm(rows, desc="looking", unit="")]
+
+
+def describe(rows: Sequence[Row], forms: Sequence[Form]) -> Array:
+    """Blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour."""
+    first, plain = forms[0], None  # the first one that is no scan, whose depth is what its maker chose
+    for row, form in zip(rows, forms, strict=True):
         assert row.file is not None
-        picture = read_picture(row.file, row.where, size)
-        if pictures and picture.shape[:2] != pictures[0].shape[:2]:
-            (h, w), (h0, w0) = picture.shape[:2], pictures[0].shape[:2]
-            raise ValueError(f"{row.where}: {row.file.name} is {w} x {h}, those before it {w0} x {h0}; use --size")
-        if pictures and picture.dtype != pictures[0].dtype:
-            raise ValueError(f"{row.where}: {row.file.name} mixes 8-bit and 16-bit pictures; convert them alike")
-        pictures.append(picture)
-    channels = max(picture.shape[2] for picture in pictures)
-    return np.stack([np.broadcast_to(picture, (*picture.shape[:2], channels)) for picture in pictures])
+        what = f"{row.where}: {name_of(row.file)}"
+        if (form.height, form.width) != (first.height, first.width):
+            sizes = f"{form.width} x {form.height}, those before it {first.width} x {first.height}"
+            raise ValueError(f"{what} is {sizes}; use --size")
+        if kind_of(row.file) == "picture":
+            plain = plain or form
+            if form.deep != plain.deep:
+                raise ValueError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")
+    deep, channels = any(form.deep for form in forms), max(form.channels for form in forms)
+    return blank((len(rows), first.height, first.width, channels), np.float32 if deep else np.uint8)
 
 
-def read_picture(path: Path, where: str, size: int | None) -> Array:
-    """Read one picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is 16-bit grey."""
-    try:
-        with Image.open(path) as opened:
-            picture: Image.Image = ImageOps.exif_transpose(opened)
-            deep = picture.mode.startswith("I;16")
-            if picture.mode in ("I", "F"):
-                raise ValueError(f"its pixels are 32-bit ({picture.mode}); convert it to 8 or 16 bit")
-            if deep:
-                picture = Image.fromarray(np.asarray(picture).astype(np.float32) / 65535)
-            else:
-                picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
-            if size:
-                picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-            array = np.asarray(picture)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
-        raise ValueError(f"{where}: {path.name} cannot be read ({reason})") from error
-    return array[..., np.newaxis] if array.ndim == 2 else array
+def count_notes(forms: Sequence[Form]) -> list[str]:
+    """What the hospital must know, with how many pictures it is about."""
+    return [
+        f"{count} of {len(forms)} pictures {note}" for note, count in Counter(n for f in forms for n in f.notes).items()
+    ]
 
 
-def read_masks(rows: Sequence[Row], size: int | None) -> Array:
-    """Read all masks, uint8 (n, h, w): a grey (or palette) picture whose values are the classes, 0 the background."""
-    masks = []
+def read_pictures(rows: Sequence[Row], wish: Wish, like: Array, progress: tqdm[NoReturn]) -> Iterator[Array]:
+    """One picture after the other, in the shape and type of ``like``."""
     for row in rows:
-        assert row.file is not None and row.mask is not None
-        try:
-            with Image.open(row.mask) as opened:
-                mask: Image.Image = ImageOps.exif_transpose(opened)
-                if mask.mode not in ("1", "L", "P"):
-                    raise ValueError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")
-                if size:
-                    mask = mask.resize((size, size), Image.Resampling.NEAREST)
-                masks.append(np.asarray(mask).astype(np.uint8))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else error
-            raise ValueError(f"{row.where}: {row.mask.name} cannot be read ({reason})") from error
-        if masks[-1].shape != masks[0].shape:
-            raise ValueError(f"{row.where}: {row.mask.name} has another size than those before it; use --size")
-    return np.stack(masks)
+        picture = read(row, wish)
+        if like.dtype == np.float32 and picture.dtype == np.uint8:
+            picture = picture.astype(np.float32) / 255
+        yield np.broadcast_to(picture, like.shape[1:])
+        progress.update()
+
+
+def look_at_masks(rows: Sequence[Row], wish: Wish) -> tuple[Array, tuple[str, ...], int]:
+    """Blank masks uint8 (n, h, w), no names, and the number of classes: each is read here, and again to be written."""
+    first, seen = None, np.zeros(256, bool)
+    for row in tqdm(rows, desc="masks", unit=""):
+        assert row.mask is not None
+        mask = read_mask(row, wish)
+        first = mask if first is None else first
+        if mask.shape != first.shape:
+            raise ValueError(f"{row.where}: {name_of(row.mask)} has another size than those before it; use --size")
+        seen[np.unique(mask)] = True
+    assert first is not None
+    y = blank((len(rows), *first.shape), np.uint8)
+    return y, (), read_count("segmentation", {}, {"all": np.flatnonzero(seen)})

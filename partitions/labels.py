@@ -6,7 +6,7 @@
 | multilabel | 0, 1 or -1 (not known), (n, L) | float32 (n, L) |
 | regression | numbers (n,) or (n, k) | float32 (n, k) |
 | survival | ``time_*`` (n,) and ``event_*`` (n,), 1 or 0 (censored), in place of ``y_*`` | float32 (n, 2) |
-| segmentation | whole numbers (n, h, w) beside pictures of that size, 255: does not count | uint8 (n, h, w) |
+| segmentation | whole numbers (n, [d,] h, w) beside pictures or volumes of that size, 255: does not count | uint8 |
 
 A file may say its ``task`` (a text). Where it does not, whoever reads it may; and where nobody does, times and events
 mean survival, masks of the pictures' size segmentation, one number per sample classes where all are whole and else
@@ -81,7 +81,7 @@ def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) 
     if survival:
         return "survival"
     parts, x = list(ys.values()), next(iter(xs.values()))
-    if all(y.ndim == 3 for y in parts) and x.ndim == 4:
+    if all(y.ndim > 2 for y in parts) and x.ndim > 2:
         return "segmentation"
     if all(y.ndim == 2 and y.shape[1] > 1 for y in parts):
         return "multilabel" if all(np.isin(y, (-1, 0, 1)).all() for y in parts) else "regression"
@@ -141,8 +141,12 @@ def read_classes(name: str, y: Array) -> Array:
 
 
 def _read_masks(name: str, y: Array, x: Array) -> Array:
-    if x.ndim != 4 or y.shape != x.shape[:3]:
-        raise Fault(f"{name} is {y.shape}", f"a mask has a class for each pixel of its picture: {x.shape[:3]} here")
+    if x.ndim == 2:
+        raise Fault(f"{name} is {y.shape}", "the samples are a table, which has no outlines: save one label for each")
+    if y.shape != x.shape[:-1]:
+        wanted = f"a mask has a class for each pixel of its picture: {x.shape[:-1]} here"
+        hint = "; volumes have channels, too: save x as (n, d, h, w, 1)" if y.ndim == x.ndim == 4 else ""
+        raise Fault(f"{name} is {y.shape}", wanted + hint)
     if y.dtype.kind not in "iub" or (y.size and (y.min() < 0 or y.max() > VOID)):
         raise Fault(
             f"{name} is {y.dtype}, or has values that are no classes",

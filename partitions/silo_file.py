@@ -9,8 +9,11 @@ Arrays, under one of three sets of names:
 and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
 one per class or output) and ``feature_names`` (text, one per column of a table).
 
-Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); tables are float32 (n, d); labels are what their
-task says (``labels.py``), classes 0, 1, 2, ... for example. float64 is read as float32. Anything else is refused. An
+Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); volumes have a depth before their height, uint8
+(n, d, h, w, c) or float32 (n, c, d, h, w), and always channels: an array of four dimensions is of pictures. But under
+MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures with more
+than 4 channels. Tables are float32 (n, columns); labels are what their task says (``labels.py``), classes 0, 1, 2, ...
+for example. float64 is read as float32. Anything else is refused. An
 ``x_val`` without samples says that no validation samples are wanted.
 """
 
@@ -21,9 +24,10 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -90,8 +94,8 @@ def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
 def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
 
-    Pictures come as (n, h, w, c), labels as their task has them, which is ``task`` where the file does not say. Raises
-    ValueError with the first fault of the file.
+    Pictures come as (n, h, w, c), volumes as (n, d, h, w, c), labels as their task has them, which is ``task`` where
+    the file does not say. Raises ValueError with the first fault of the file.
     """
     contents = read_contents(Path(path), task)
     try:
@@ -125,16 +129,26 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
 
 
 def write_silo_file(
-    path: str | Path, data: SiloData, *, label_names: Sequence[str] = (), feature_names: Sequence[str] = ()
+    path: str | Path,
+    data: SiloData,
+    *,
+    label_names: Sequence[str] = (),
+    feature_names: Sequence[str] = (),
+    streams: Mapping[str, Iterable[Array]] | None = None,
 ) -> None:
     """Write one silo's data, atomically and uncompressed; the same data give the same bytes.
 
-    ``val`` is always written, also without samples, so that what is read back is what was written.
+    ``val`` is always written, also without samples, so that what is read back is what was written. ``streams``: samples
+    that are not in memory, by the array's name (``x_train``), one after the other; of these ``data`` has shape and type
+    only.
     """
     arrays: dict[str, Array] = {}
+    samples = dict(streams or {})
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        pictures = split.x.ndim == 4 and split.x.dtype != np.uint8
-        arrays[f"x_{name}"] = split.x.transpose(0, 3, 1, 2) if pictures else split.x
+        pictures = split.x.ndim > 2 and split.x.dtype != np.uint8
+        arrays[f"x_{name}"] = np.moveaxis(split.x, -1, 1) if pictures else split.x
+        if pictures and f"x_{name}" in samples:
+            samples[f"x_{name}"] = (np.moveaxis(sample, -1, 0) for sample in samples[f"x_{name}"])
         arrays |= written_labels(name, split.y, data.task)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)
@@ -143,7 +157,7 @@ def write_silo_file(
     for key, names in (("label_names", label_names), ("feature_names", feature_names)):
         if names:
             arrays[key] = np.array(names, dtype=np.str_)
-    write_npz(Path(path), arrays)
+    write_npz(Path(path), arrays, samples)
 
 
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
@@ -153,9 +167,11 @@ def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
     return {f"y_{part}": y.astype(np.int8) if task == "multilabel" else y}
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
     """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
     is in it.
+
+    ``samples``: what is written in an array's place, one sample after the other; no more than one is in memory.
     """
 
     def write(temporary: Path) -> None:
@@ -163,9 +179,21 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
             for name, array in arrays.items():
                 member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
                 with archive.open(member, "w", force_zip64=True) as out:
-                    np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
+                    if samples and name in samples:
+                        write_stream(out, array, samples[name])
+                    else:
+                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
 
     write_atomically(path, write)
+
+
+def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
+    """What write_array would write of an array with these samples, which has the shape and type of ``like``."""
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
+    )
+    for sample in samples:
+        out.write(sample.astype(like.dtype, copy=False).tobytes())
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:
@@ -330,28 +358,30 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
 
 
 def read_inputs(name: str, x: Array) -> Array:
-    """Check pictures or a table, and bring them to uint8 or float32 (n, h, w, c), or float32 (n, d)."""
-    forms = "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), tables float32 (n, d)"
+    """Check inputs, and bring them to uint8 or float32 (n, h, w, c) or (n, d, h, w, c), or float32 (n, columns)."""
+    forms = (
+        "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
+        "(n, c, d, h, w), tables float32 (n, d)"
+    )
     if x.dtype == np.float64:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     if x.dtype == np.uint8:
-        if x.ndim not in (3, 4):
+        if x.ndim not in (3, 4, 5):
             raise Fault(f"{name} is uint8 {x.shape}", f"{forms}; a table must be saved as float32")
-        x = x[..., np.newaxis] if x.ndim == 3 else x
-        if x.shape[3] > 4 >= x.shape[1]:
-            raise Fault(
-                f"{name} is {x.shape}, with its channels first", "uint8 pictures are (n, h, w, c): transpose them"
-            )
+        grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST_NAMES)
+        x = x[..., np.newaxis] if grey else x
+        if x.shape[-1] > 4 >= x.shape[1]:
+            last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
+            raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
     elif x.dtype == np.float32:
-        if x.ndim not in (2, 4):
+        if x.ndim not in (2, 4, 5):
             raise Fault(f"{name} is float32 {x.shape}", forms)
-        if x.ndim == 4:
-            if x.shape[1] > 4 >= x.shape[3]:
-                raise Fault(
-                    f"{name} is {x.shape}, with its channels last", "float32 pictures are (n, c, h, w): transpose them"
-                )
-            x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+        if x.ndim > 2:
+            if x.shape[1] > 4 >= x.shape[-1]:
+                first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
+                raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
+            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
         if not np.isfinite(x).all():
             row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
             raise Fault(
@@ -389,4 +419,9 @@ def describe_inputs(x: Array) -> str:
     """Say what the samples are."""
     if x.ndim == 2:
         return f"a table of {x.shape[1]} columns, {x.dtype}"
-    return f"pictures of {x.shape[1]} x {x.shape[2]}, {x.shape[3]} channel{'s' * (x.shape[3] > 1)}, {x.dtype}"
+    kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
+    size = " x ".join(map(str, x.shape[1:-1]))
+    hint = ""
+    if x.ndim == 4 and channels > 4:
+        hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+    return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"

@@ -15,8 +15,8 @@ Array = npt.NDArray[Any]
 class Split:
     """Samples of one kind (train, val or test), preloaded.
 
-    ``x``: pictures uint8 or float32 (n, h, w, c), or a table float32 (n, d); ``y``: labels (n, ...) as ``labels.py``
-    has them, classes int64 (n,).
+    ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), or a table float32 (n, columns); ``y``:
+    labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
     """
 
     x: Array
@@ -41,7 +41,7 @@ class SiloData:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it: (c, h, w) for pictures, (d,) for tables."""
+        """Shape of one sample as a model sees it: (c, h, w) of pictures, (c, d, h, w) of volumes, (d,) of tables."""
         return input_shape(self.train.x)
 
 
@@ -63,7 +63,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it: (c, h, w) for pictures, (d,) for tables."""
+        """Shape of one sample as a model sees it: (c, h, w) of pictures, (c, d, h, w) of volumes, (d,) of tables."""
         return input_shape(self.train.x)
 
     @property
@@ -73,8 +73,8 @@ class Dataset:
 
 
 def input_shape(x: Array) -> tuple[int, ...]:
-    """(n, h, w, c) -> (c, h, w); (n, d) -> (d,)."""
-    return (x.shape[3], x.shape[1], x.shape[2]) if x.ndim == 4 else tuple(x.shape[1:])
+    """(n, h, w, c) -> (c, h, w); (n, d, h, w, c) -> (c, d, h, w); (n, d) -> (d,)."""
+    return (x.shape[-1], *x.shape[1:-1]) if x.ndim > 2 else tuple(x.shape[1:])
 
 
 def take(dataset: Dataset, indices: Array) -> Split:

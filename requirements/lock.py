@@ -47,7 +47,8 @@ def requirements(part: str, pyproject: str) -> list[str]:
         if name_of(plain) not in LEFT_OUT.get(part, ()):
             kept.append(plain)
     if part == "dev":
-        kept += content["project"]["optional-dependencies"]["dev"]
+        extras = content["project"]["optional-dependencies"]
+        kept += extras["imaging"] + extras["dev"]
     return [*kept, *content["build-system"]["requires"]]
 
 

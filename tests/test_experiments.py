@@ -60,6 +60,12 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ),
     ("fedapm/cifar10-dirichlet", {"learning-rate": 0.1, "fedapm.rho": 0.01, "fedapm.sigma": 0.01}),
     ("playerfl/fmnist-*", {"silos": 5, "rounds": 100, "batch-size": 128, "player-dirichlet.beta": 0.5}),
+    ("playerfl/fmnist-*", {"augment": "rotate:10,shift:2.8,scale:0.1,perspective:0.2"}),
+    ("flamby/*", {"partition": "natural", "mlp.hidden": ""}),
+    (
+        "flamby/heart",
+        {"dataset": "heart-flamby", "silos": 4, "batch-size": 4, "optimizer": "adam", "learning-rate": 1e-3},
+    ),
     ("playerfl/heart-*", {"silos": 4, "rounds": 20, "batch-size": 32, "loss": "focal", "focal-gamma": 3.0}),
     ("playerfl/heart-local", {"learning-rate": 0.05, "weight-decay": 1e-4, "amsgrad": True}),
     ("playerfl/heart-fedavg", {"learning-rate": 0.1, "weight-decay": 1e-4, "amsgrad": True}),

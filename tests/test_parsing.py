@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fuzz import EDITS, FEW, NUMBERS, PLAIN, VALUES, WORDS, Edits, edited, one_line
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scans import leaks, write_dicom, write_nifti
 
 from client.site.audit import Log, files_of, verify
 from client.site.bundle import read_bundle, site_of
 from client.site.policy import Policy, default_file, parse_policy, rules
 from client.site.request import make_request, read_request
+from partitions import dicom, nifti
+from partitions.pictures import Wish
 from partitions.silo_file import read_silo_file, write_npz
 from server.deploy.federation import Federation, read_federation
 from server.run.engine import flower_identity
@@ -381,3 +385,36 @@ def test_a_card(changes: dict[str, Any], left_out: set[str]) -> None:
         assert read_card(ConfigRecord(card))["name"]
     except ValueError as error:
         one_line(error)
+
+
+# ---- Scans -----------------------------------------------------------------------------------------------------------
+
+
+def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
+    """And says nothing of what is in the file, whose every text field names somebody."""
+    try:
+        picture = reading()
+        assert picture.dtype in (np.uint8, np.float32) and picture.ndim == 3 and np.isfinite(picture).all()
+    except ValueError as error:
+        one_line(error, 200)
+        assert leaks(str(error)) == [] and str(file) not in str(error) and error.__cause__ is None
+
+
+@FEW
+@given(edits=EDITS)
+def test_dicom(place: Path, edits: Edits) -> None:
+    write_dicom(place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9)
+    place.write_bytes(edited(place.read_bytes(), edits))
+    wish = Wish(size=4)
+    reads_or_says_one_line(place, lambda: (dicom.look(place, "here", wish), dicom.read(place, "here", wish))[1])
+    with contextlib.suppress(ValueError):
+        assert isinstance(dicom.read_header(place, "here"), dicom.Header | None)
+
+
+@FEW
+@given(edits=EDITS, suffix=st.sampled_from([".nii", ".nii.gz"]))
+def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
+    file = write_nifti(place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4))
+    file.write_bytes(edited(file.read_bytes(), edits))
+    wish = Wish(size=4)
+    reads_or_says_one_line(file, lambda: (nifti.look(file, "here", wish), nifti.read(file, "here", wish, None))[1])

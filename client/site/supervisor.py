@@ -32,7 +32,7 @@ from client.site.doctor import (
 from client.site.flower import BACK, LOST, REFUSED, REGISTERED
 from client.site.node import Site
 from client.site.warm.install import parent_command
-from client.site.warm.parent import parent_pid
+from client.site.warm.sockets import parent_pid
 from partitions.silo_file import Check
 
 WAIT_SECONDS = 5.0

@@ -70,6 +70,7 @@ services:
       SILOFL_FLWR: ${{SILOFL_FLWR}}
       SILOFL_ALLOWED_APPS: /site/allowed-apps
       SILOFL_POLICY: /site/policy.toml
+      SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES}}
     volumes:
       - site:/site:ro
       - state:/state
@@ -92,6 +93,8 @@ SILOFL_SERVER={server}
 SILOFL_DATA=./data.npz
 SILOFL_USER=10001:10001
 SILOFL_DEVICE={device}
+# How long the app stays in memory for a run's next message; 0: not at all.
+SILOFL_RESIDENT_MINUTES=10
 SILOFL_IMAGE={image}
 SILOFL_FLWR={flwr}
 """

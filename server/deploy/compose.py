@@ -62,6 +62,8 @@ x-silo-environment: &silo-environment
   SILOFL_SERVER: {silo_server}
   SILOFL_FLWR: {flwr}
   SILOFL_SHARING: {count}  # silos that share this machine's cores
+  # How long a silo's process stays for a run's next message, with data, network and state in place; 0: none stays
+  SILOFL_RESIDENT_MINUTES: ${{SILOFL_RESIDENT_MINUTES:-10}}
   # SHA-256 sums of the apps that silos may run; unset: the one of the images' checkout; empty: all
   SILOFL_ALLOWED_APPS: ${{SILOFL_ALLOWED_APPS-{pinned}}}
 

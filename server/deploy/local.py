@@ -38,7 +38,7 @@ from client.site.launch import (
 )
 from client.site.node import Site
 from client.site.warm.install import install_shim, parent_command
-from client.site.warm.parent import lock_path, parent_pid
+from client.site.warm.sockets import parent_pid
 from partitions.disk import locked, write_atomically
 from server.deploy import processes
 from server.deploy.control import Connection, Control, remove_connection, write_connection
@@ -575,7 +575,8 @@ def clear(name: str) -> int:
         silos = [process for part, process in _main_processes(directory).items() if part not in (SUPERLINK, WARM)]
         processes.end(silos, grace=GRACE_SECONDS)
         everything += [process for process in _sweep(directory, keep=set()) if process not in everything]
-        for leftover in (directory / "warm.sock", lock_path(directory / "warm.sock")):
-            leftover.unlink(missing_ok=True)
+        for leftover in directory.glob("warm.sock*"):  # the parent's, its lock, and those of processes that stay
+            if not leftover.name.endswith(".log"):
+                leftover.unlink(missing_ok=True)
         _forget(directory)
     return len(everything)

@@ -104,6 +104,7 @@ class RoundLoop(Gathering):
         """The strategy in its state of before round 1, and what all silos are told: classes, statistics, the run."""
         c, shape, classes = self.common, self.facts.shape, self.facts.classes
         check_task(self.settings.strategy, self.task, classes, c)
+        self.settings.augmentation_for(shape)
         name, options = self.settings.model_for(shape, self.task.name)
         head, part = self.settings.strategy.head, self.settings.part()
         sha256 = part.weights.sha256 if part.weights else ""

@@ -46,6 +46,7 @@ def check_run(run: RunSettings) -> None:
     whole, _ = divide(run.division)
     task = task_of(whole.task)
     check_task(run.strategy, task, whole.classes, run.common)
+    run.augmentation_for(whole.input_shape)
     name, options = run.model_for(whole.input_shape, whole.task)
     flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.strategy.head, run.part())
 

@@ -57,7 +57,7 @@ def read_agreed(text: str) -> dict[str, Any]:
     if said.get("task", TASKS[0]) not in TASKS:
         raise UserError(f"agreed: task = {said['task']!r}: one of {', '.join(TASKS)} is wanted here")
     if "shape" in said and not is_shape(said["shape"]):
-        raise UserError(f"agreed: shape = {said['shape']!r}: a list of one to three whole numbers is wanted here")
+        raise UserError(f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here")
     if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
         raise UserError(f"agreed: classes = {said['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
     samples = said.get("samples", {})

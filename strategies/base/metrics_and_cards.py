@@ -145,7 +145,7 @@ def _is_name(name: object) -> bool:
 
 def is_shape(value: object) -> bool:
     """Whether a sample may have this shape."""
-    numbers = isinstance(value, list) and 1 <= len(value) <= 3 and all(is_whole(n, 1, MOST_INPUT) for n in value)
+    numbers = isinstance(value, list) and 1 <= len(value) <= 4 and all(is_whole(n, 1, MOST_INPUT) for n in value)
     return numbers and math.prod(cast(list[int], value)) <= MOST_INPUT
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from models.architectures import MODELS, model_settings, resolve
+from models.augment import Augmentation, read_augmentation
 from models.own import OwnSettings, is_own
 from models.tasks import task_of
 from models.trainable import Part
@@ -104,6 +105,21 @@ class RunSettings:
             raise ValueError(f"model {name!r} is not for {task}: take {fitting}, or auto")
         return name, self.models.get(name)
 
+    def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
+        """How training samples of this shape are changed. Raises ValueError where they cannot be."""
+        found = augmentation(self.common.augment)
+        if found is not None:
+            found.check(shape)
+        return found
+
+
+def augmentation(text: str) -> Augmentation | None:
+    """The setting ``augment`` as it is written. Raises UserError where it makes no sense."""
+    try:
+        return read_augmentation(text)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
 
 def adding(key: str) -> type[PersonalizedStrategy]:
     """The method that the common setting ``key`` adds to others."""
@@ -148,6 +164,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     if 0 < common.weight_cap < 1:
         raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is wanted here")
     read_agreed(common.agreed)
+    augmentation(common.augment)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}

@@ -95,6 +95,12 @@ class Common:
         minimum=-1,
         maximum=0.9,
     )
+    augment: str = setting(
+        "",
+        "how training pictures are changed anew in every epoch, e.g. flip,shift:2,rotate:10,brightness:0.1; there are: "
+        "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
+        "contrast:SHARE, brightness:SHARE",
+    )
     local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0)
     batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES)
     optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))

@@ -17,6 +17,7 @@ import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
+from models.augment import Augmentation
 from models.flat import FlatModel, gather, is_finite, write
 from models.tasks import MULTICLASS, Task
 from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, seed_dropout
@@ -63,6 +64,7 @@ class Silo:
     task: Task = MULTICLASS
     # What the personal model that was evaluated last on these data in this process came to, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
+    augment: Augmentation | None = None  # how its training pictures are changed
 
 
 class SiloClient(NumPyClient):
@@ -153,20 +155,32 @@ class SiloClient(NumPyClient):
             self.state.arrays |= {f"optimizer.{key}.{k}": v for k, v in optimizer.state.items()}
 
     def batches(
-        self, epochs: int | None = None, purpose: str = "train", until: Callable[[], bool] | None = None
+        self,
+        epochs: int | None = None,
+        purpose: str = "train",
+        until: Callable[[], bool] | None = None,
+        *,
+        as_they_are: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled mini-batches (x, y) of the training part; the order hangs on seed, silo, round and purpose only.
 
-        ``until`` is asked after every epoch, and ends them.
+        Pictures are changed as ``augment`` says, but where they are asked for ``as_they_are``. ``until`` is asked after
+        every epoch, and ends them.
         """
         c = self.common
         rng = generator(c.seed, self.silo.name, self.round, purpose)
         seed_dropout(rng)
         epochs = c.local_epochs if epochs is None else epochs
         train, single = self.silo.train, self.model.has_batch_norm
-        for _ in range(epochs):
-            for index in batches(len(train), c.batch_size, 1, rng, merge_single=single, device=train.y.device):
-                yield train.take(index)
+        augment = None if as_they_are else self.silo.augment
+        for epoch in range(epochs):
+            order = batches(len(train), c.batch_size, 1, rng, merge_single=single, device=train.y.device)
+            taken = (train.take(index) for index in order)
+            if augment is None:
+                yield from taken
+            else:
+                own = generator(c.seed, "augment", self.silo.name, self.round, purpose, epoch)
+                yield from augment.changed(taken, len(train), own)
             if until is not None and until():
                 return
 
@@ -175,10 +189,12 @@ class SiloClient(NumPyClient):
         return loss_gradient(self.model, x, y, self.loss)
 
     def full_gradient(self, purpose: str) -> Tensor:
-        """∇f_i (Σ,) at the model as it stands: the mean over all training samples, in ``purpose``'s batches."""
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in ``purpose``'s
+        batches.
+        """
         model, n = self.model, len(self.silo.train)
         total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
-        for x, y in self.batches(1, purpose):
+        for x, y in self.batches(1, purpose, as_they_are=True):
             self.gradient(x, y)
             total.add_(model.gradient, alpha=len(y) / n)
         model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were

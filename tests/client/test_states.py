@@ -306,6 +306,26 @@ def test_a_repeated_first_round_starts_afresh(tmp_path: Path) -> None:
     assert not store_of(tmp_path).load(1).arrays
 
 
+def test_what_a_process_wrote_last_it_does_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the file is that one; what it gives is a copy, of which nobody changes the next."""
+    newest, _ = kept(store_of(tmp_path), 5, 6)
+    read: list[Path] = []
+    load = State.load
+
+    def noted(path: Path) -> State:
+        read.append(path)
+        return load(path)
+
+    monkeypatch.setattr(State, "load", noted)
+    for _ in range(2):
+        state = store_of(tmp_path).load(7)
+        assert state.arrays["personal"].tolist() == [6, 6] and not read
+        state.arrays["personal"].zero_()
+        state.numbers["round"] = 0
+    State({"personal": torch.ones(2)}, {"run_id": "0123456789abcdef", "round": 6}).save(newest)
+    assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
+
+
 def test_of_a_damaged_state_the_one_before_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     left = tmp_path / "run" / "fedavg-7" / "a" / "run-0123456789abcdef" / ".round-000004.safetensors.17.tmp"
     left.parent.mkdir(parents=True)

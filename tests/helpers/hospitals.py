@@ -20,6 +20,8 @@ NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federat
     "regression": {"model": "mlp", "mlp__hidden": "16"},
     "survival": {"model": "mlp", "mlp__hidden": ""},
     "segmentation": {"model": "auto", "unet__levels": 2, "unet__width": 4},
+    "balls": {"model": "auto", "unet__levels": 2, "unet__width": 4},
+    "nodules": {"model": "auto"},
 }
 Arrays = dict[str, npt.NDArray[np.generic]]
 
@@ -65,6 +67,23 @@ def outlines(rng: np.random.Generator) -> Arrays:
     return {"x": np.clip(x, 0, 255).astype(np.uint8), "y": y.astype(np.uint8)}
 
 
+def balls(rng: np.random.Generator) -> Arrays:
+    """Bright balls on noise, in volumes."""
+    places = np.moveaxis(np.indices((8, 10, 12)), 0, -1)
+    centre, radius = rng.uniform(2, 6, (200, 3)), rng.uniform(2, 3, 200)
+    y = ((places - centre[:, None, None, None]) ** 2).sum(-1) < radius[:, None, None, None] ** 2
+    x = rng.normal(60, 25, y.shape) + 120 * y
+    return {"x": np.clip(x, 0, 255).astype(np.uint8)[..., np.newaxis], "y": y.astype(np.uint8)}
+
+
+def nodules(rng: np.random.Generator) -> Arrays:
+    """Is there a ball? Volumes of numbers, with two channels."""
+    made = balls(rng)
+    x, y = (made["x"].astype(np.float32) - 60) / 60, np.arange(200) % 2
+    x[y == 0] = rng.normal(0, 0.4, x[y == 0].shape)
+    return {"x": np.concatenate([x, -x], -1).transpose(0, 4, 1, 2, 3).astype(np.float32), "y": y}
+
+
 MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "multilabel": findings,
     "ordinal": grades,
@@ -72,11 +91,13 @@ MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "survival": survival,
     "segmentation": outlines,
 }
+VOLUMES: dict[str, Callable[[np.random.Generator], Arrays]] = {"balls": balls, "nodules": nodules}
+TASK_OF = {"balls": "segmentation", "nodules": "multiclass"}  # of others, it is their name
 
 
 def one_file(folder: Path, task: str) -> Path:
     """All of it in one file, for simulations."""
-    whole = MADE[task](np.random.default_rng(3))
+    whole = {**MADE, **VOLUMES}[task](np.random.default_rng(3))
     rows = np.random.default_rng(4).permutation(len(whole["x"]))[:200]
     write_npz(folder / "whole.npz", {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()})
     return folder / "whole.npz"
@@ -85,7 +106,7 @@ def one_file(folder: Path, task: str) -> Path:
 def hospital_files(folder: Path, task: str) -> dict[str, Path]:
     """One file for each hospital, divided by nobody yet."""
     rng = np.random.default_rng(3)
-    whole = MADE[task](rng)
+    whole = {**MADE, **VOLUMES}[task](rng)
     order, start = rng.permutation(len(whole["x"])), 0
     files = {}
     for name, size in zip(NAMES, SIZES, strict=True):

@@ -12,14 +12,15 @@ import pickle
 import struct
 import tarfile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_diabetes
 
-from partitions import cifar, datasets
-from partitions.datasets import DATASETS, MEDMNIST, MEDMNIST_TASKS, load_dataset, read_idx
+from partitions import cifar, datasets, heart
+from partitions.datasets import DATASETS, load_dataset, read_idx
 from partitions.files import RemoteFile, download, places
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -75,7 +76,27 @@ def test_breast_cancer():
     assert len(data.test) == 113  # 42.4 and 71.4, rounded
 
 
-@pytest.mark.parametrize("name", ["digits", "breast-cancer"])
+def test_digit_findings():
+    """The pictures of digits, in the same parts; 8 is even, at least five and has a loop, 3 has none of it."""
+    digits, data = load_dataset("digits"), load_dataset("digit-findings")
+    assert (data.task, data.classes, data.input_shape) == ("multilabel", 3, (1, 8, 8))
+    for mine, theirs in ((data.train, digits.train), (data.test, digits.test)):
+        assert np.array_equal(mine.x, theirs.x)
+        assert (mine.y[theirs.y == 8] == 1).all() and (mine.y[theirs.y == 3] == 0).all()
+        assert (mine.y[theirs.y == 7] == [0, 1, 0]).all() and (mine.y[theirs.y == 0] == [1, 0, 1]).all()
+
+
+def test_diabetes():
+    data = load_dataset("diabetes")
+    assert (data.task, data.classes, data.input_shape) == ("regression", 1, (10,))
+    assert (len(data.train), len(data.test)) == (354, 88)
+    assert (data.labels.min(), data.labels.max(), data.labels.dtype.name) == (25, 346, "float32")
+    table = load_diabetes(scaled=False)
+    row = int(np.flatnonzero((table.data.astype(np.float32) == data.test.x[5]).all(1))[0])
+    assert table.target[row] == data.test.y[5, 0]
+
+
+@pytest.mark.parametrize("name", ["digits", "breast-cancer", "digit-findings", "diabetes"])
 def test_built_in_sets_do_not_change(name):
     first = load_dataset(name)
     assert load_dataset(name) is first
@@ -88,21 +109,14 @@ def test_built_in_sets_do_not_change(name):
 
 
 def test_registry():
-    assert {name for name, info in DATASETS.items() if info.built_in} == {"digits", "breast-cancer"}
+    assert {name for name, info in DATASETS.items() if info.built_in} == {
+        "digits",
+        "breast-cancer",
+        "digit-findings",
+        "diabetes",
+    }
     with pytest.raises(ValueError, match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits"):
         load_dataset("minst")
-
-
-def test_medmnist_table_is_medmnists_own():
-    """All 2D sets of the package, with its numbers of classes and its tasks."""
-    info = pytest.importorskip("medmnist.info").INFO
-    own = {name: entry for name, entry in info.items() if "3d" not in name}
-    assert {name: classes for name, (_, classes) in MEDMNIST.items()} == {n: len(e["label"]) for n, e in own.items()}
-    assert set(MEDMNIST) <= set(DATASETS)
-    words = {"multilabel": "multi-label, binary-class", "ordinal": "ordinal-regression"}
-    told = {words.get(MEDMNIST_TASKS.get(name, ""), "") or entry["task"] for name, entry in own.items()}
-    assert {name for name, entry in own.items() if entry["task"] in words.values()} == set(MEDMNIST_TASKS)
-    assert told == {"multi-class", "binary-class", *words.values()}
 
 
 # Finding and downloading
@@ -123,6 +137,7 @@ def test_places_in_order(tmp_path, monkeypatch):
         ("cifar10", "cifar-10-binary.tar.gz", "cifar10"),
         ("cifar100", "cifar-100-binary.tar.gz", "cifar100"),
         ("pathmnist", "pathmnist.npz", "medmnist"),
+        ("chestmnist-224", "chestmnist_224.npz", "medmnist"),
         ("heart-disease", "processed.cleveland.data", "heart_disease"),
     ],
 )
@@ -376,69 +391,6 @@ def test_cifar10_itself(monkeypatch):
     np.testing.assert_allclose(data.train.x.mean(axis=(0, 1, 2)) / 255, [0.4914, 0.4822, 0.4465], atol=5e-4)
 
 
-# MedMNIST
-
-
-def write_medmnist(path: Path, **changes: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Any] = {}
-    for split, n in (("train", 5), ("val", 3), ("test", 2)):
-        arrays[f"{split}_images"] = np.full((n, 28, 28), n, np.uint8)
-        arrays[f"{split}_labels"] = (np.arange(n) % 2)[:, np.newaxis].astype(np.uint8)
-    np.savez_compressed(path, **{**arrays, **changes})
-
-
-@pytest.mark.parametrize("where", ["breastmnist.npz", "medmnist/breastmnist.npz"])
-def test_medmnist_training_and_validation_are_one(tmp_path, where):
-    write_medmnist(tmp_path / where)
-    data = load_dataset("breastmnist", str(tmp_path))
-    assert data.train.x.shape == (8, 28, 28, 1) and data.test.x.shape == (2, 28, 28, 1)
-    assert data.train.x[:, 0, 0, 0].tolist() == [5] * 5 + [3] * 3
-    assert data.train.y.tolist() == [0, 1, 0, 1, 0, 0, 1, 0] and data.classes == 2
-
-
-def test_medmnists_own_folder_is_found(tmp_path):
-    write_medmnist(tmp_path / "home" / ".medmnist" / "breastmnist.npz")
-    assert len(load_dataset("breastmnist").test) == 2
-
-
-def test_chestmnist_has_fourteen_findings_or_any_or_none(tmp_path):
-    findings = {f"{split}_labels": np.zeros((n, 14), np.uint8) for split, n in (("train", 5), ("val", 3), ("test", 2))}
-    findings["train_labels"][1, [3, 7]] = 1
-    findings["test_labels"][0, 13] = 1
-    write_medmnist(tmp_path / "chestmnist.npz", **findings)
-    data = load_dataset("chestmnist", str(tmp_path))
-    assert (data.task, data.classes, data.train.y.dtype.name) == ("multilabel", 14, "float32")
-    assert np.flatnonzero(data.train.y[1]).tolist() == [3, 7] and data.train.y.sum() == 2 and data.test.y[0, 13] == 1
-    data = load_dataset("chestmnist", str(tmp_path), "multiclass")
-    assert data.train.y.tolist() == [0, 1, 0, 0, 0, 0, 0, 0] and data.test.y.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="task = survival: the labels of chestmnist are for multilabel; leave task"):
-        load_dataset("chestmnist", str(tmp_path), "survival")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train_labels": np.full((5, 1), 2)}, r"train: labels are not all in 0\.\.1"),
-        ({"test_images": np.zeros((2, 28, 28))}, "test: pictures are float64"),
-        ({"test_labels": np.zeros((3, 1))}, "for 3 labels"),
-    ],
-)
-def test_medmnist_files_are_checked(tmp_path, changes, words):
-    write_medmnist(tmp_path / "breastmnist.npz", **changes)
-    with pytest.raises(ValueError, match=rf"breastmnist: .* cannot be read .*{words}.*; replace or delete it"):
-        load_dataset("breastmnist", str(tmp_path))
-
-
-@needs("medmnist")
-def test_pneumoniamnist_itself(monkeypatch):
-    """Published counts: 1214 + 135 and 3494 + 389 in train and val, 234 and 390 in test."""
-    monkeypatch.setenv("SILOFL_DATA", str(DATA))
-    data = load_dataset("pneumoniamnist")
-    assert np.bincount(data.train.y).tolist() == [1349, 3883]
-    assert np.bincount(data.test.y).tolist() == [234, 390]
-
-
 # Heart disease
 
 ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,{grad},0.0,6.0,{label}"
@@ -446,7 +398,7 @@ ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,{grad},0.0,6.0,{label}"
 
 def write_heart(folder: Path, lines: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for hospital in datasets.HEART_MD5:
+    for hospital in heart.MD5:
         (folder / f"processed.{hospital}.data").write_text("\n".join(lines) + "\n")
 
 
@@ -458,7 +410,7 @@ def test_heart_disease_rows(tmp_path):
     assert data.classes == 5 and data.input_shape == (10,)
     np.testing.assert_allclose(data.train.x[0], [63, 1, 1, 145, 233, 1, 2, 150, 0, 2.3], rtol=1e-6)
     assert data.groups is not None
-    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(datasets.HEART_MD5, 2)
+    assert {name: len(rows) for name, rows in data.groups.items()} == dict.fromkeys(heart.MD5, 2)
     assert sorted(np.concatenate(list(data.groups.values()))) == list(range(8))
 
 

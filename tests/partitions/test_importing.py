@@ -299,13 +299,6 @@ def test_32_bit_pictures(tmp_path):
     assert_refused(tmp_path / "source", tmp_path, "z.tif cannot be read (its pixels are 32-bit (F)")
 
 
-def test_dicom_is_said_to_be_unsupported(tmp_path):
-    source = class_folders(tmp_path / "source")
-    write(source / "sick" / "scan.dcm", "")
-    assert_refused(source, tmp_path, "DICOM files, which are not read yet; export")
-    assert_refused(source / "sick" / "scan.dcm", tmp_path, "is DICOM, which is not read yet")
-
-
 def test_sources_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     assert_refused(tmp_path / "empty", tmp_path, "no csv file and no folders of pictures")

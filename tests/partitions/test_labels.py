@@ -17,6 +17,7 @@ from partitions.silo_file import check_silo_file, read_silo_file, write_silo_fil
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 PICTURES = np.arange(20 * 64, dtype=np.uint8).reshape(20, 8, 8)
+VOLUMES = (np.arange(20 * 210) % 251).astype(np.uint8).reshape(20, 5, 6, 7, 1)
 
 
 def write(path: Path, x: Any = X, **arrays: Any) -> Path:
@@ -48,6 +49,9 @@ def test_tasks_and_their_facts_are_those_of_the_models() -> None:
         ({"x": PICTURES, "y": PICTURES % 3}, "segmentation", 3),
         ({"x": PICTURES, "y": PICTURES * 0}, "segmentation", 2),
         ({"x": PICTURES, "y": np.where(PICTURES > 200, 255, 1)}, "segmentation", 2),
+        ({"x": VOLUMES, "y": VOLUMES[..., 0] % 3}, "segmentation", 3),
+        ({"x": np.moveaxis(VOLUMES, -1, 1).astype(np.float32), "y": VOLUMES[..., 0] % 4}, "segmentation", 4),
+        ({"x": VOLUMES, "y": np.arange(20) % 3}, "multiclass", 3),
     ],
 )
 def test_what_labels_look_like(tmp_path: Path, arrays: dict[str, Any], task: str, classes: int) -> None:
@@ -73,6 +77,9 @@ def test_what_labels_look_like(tmp_path: Path, arrays: dict[str, Any], task: str
         ({"time": np.arange(20.0), "event": np.ones(20), "y": np.ones(20)}, "has both y and time"),
         ({"y": PICTURES % 3}, r"y is \(20, 8, 8\)"),
         ({"x": PICTURES, "y": PICTURES[:, :4] % 3}, r"y is \(20, 4, 8\)"),
+        ({"x": VOLUMES, "y": PICTURES % 3}, r"y is \(20, 8, 8\); a mask .* picture: \(20, 5, 6, 7\) here"),
+        ({"x": VOLUMES[..., 0], "y": VOLUMES[..., 0] % 3}, r"\(20, 5, 6\) here; volumes have channels, too: save x as"),
+        ({"y": PICTURES % 3, "task": "segmentation"}, "the samples are a table, which has no outlines"),
         ({"x": PICTURES, "y": PICTURES.astype(float), "task": "segmentation"}, "y is float64, or has values"),
         ({"x": PICTURES, "y": PICTURES % 3, "classes": 2}, "all has a label 2 where classes is 2"),
         ({"y": np.arange(60).reshape(20, 3) % 2, "classes": 4}, "classes is 4, where each sample has 3 labels"),

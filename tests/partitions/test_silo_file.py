@@ -75,6 +75,34 @@ def test_reads_float_pictures_with_channels_first(file):
     assert data.train.x[7, 2, 4, 1] == x[7, 1, 2, 4]
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_reads_volumes(file, channels):
+    """Bytes with their channels last, float32 with their channels first; what is written is read again."""
+    x = np.random.default_rng(0).integers(256, size=(20, 4, 6, 5, channels)).astype(np.uint8)
+    data = read_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
+    assert data.input_shape == (channels, 4, 6, 5)
+    np.testing.assert_array_equal(data.train.x, x)
+    first = np.moveaxis(x, -1, 1).astype(np.float32)
+    data = read_silo_file(save(file, good(x_train=first, x_test=first[:6], **no_val(first))))
+    assert data.input_shape == (channels, 4, 6, 5) and data.train.x.dtype == np.float32
+    np.testing.assert_array_equal(data.train.x, x)
+    assert check_silo_file(file)[3].detail == f"volumes of 4 x 6 x 5, {channels} channel{'s' * (channels > 1)}, float32"
+    write_silo_file(file, data)
+    np.testing.assert_array_equal(read_silo_file(file).train.x, data.train.x)
+
+
+def test_four_dimensions_are_pictures_but_under_medmnists_names(file):
+    """Its 3D sets are (n, 28, 28, 28); pictures of it have one channel, or three."""
+    x = np.random.default_rng(0).integers(256, size=(20, 8, 6, 5)).astype(np.uint8)
+    checks = check_silo_file(save(file, good(x_train=x, x_test=x[:6], **no_val(x))))
+    assert checks[3].detail == "pictures of 8 x 6, 5 channels, uint8; volumes are (n, d, h, w, c)"
+    arrays = {f"{split}_images": x for split in ("train", "test")}
+    arrays |= {f"{split}_labels": labels(20) for split in ("train", "test")}
+    assert read_silo_file(save(file, arrays)).input_shape == (1, 8, 6, 5)
+    arrays |= {"train_images": x[..., :3], "test_images": x[..., :3]}
+    assert read_silo_file(save(file, arrays)).input_shape == (3, 8, 6)
+
+
 def test_reads_medmnists_own_names(file):
     arrays = {}
     for split, n in (("train", 9), ("val", 4), ("test", 5)):
@@ -243,6 +271,9 @@ BAD_ARRAYS = {
     "one-dimensional": (good(x_train=np.ones(20, np.float32)), "x_train is float32 (20,)", "(n, d)"),
     "channels first": (good(x_train=np.ones((20, 3, 6, 5), np.uint8)), "with its channels first", "transpose"),
     "channels last": (good(x_train=np.ones((20, 6, 5, 3), np.float32)), "with its channels last", "transpose"),
+    "volumes, channels first": (good(x_train=np.ones((20, 2, 6, 5, 7), np.uint8)), "channels first", "(n, d, h, w, c)"),
+    "volumes, channels last": (good(x_train=np.ones((20, 6, 5, 7, 2), np.float32)), "channels last", "(n, c, d, h, w)"),
+    "six dimensions": (good(x_train=np.ones((20, 1, 6, 5, 7, 2), np.uint8)), "is uint8 (20, 1, 6, 5, 7, 2)", "volumes"),
     "no columns": (good(x_train=np.ones((20, 0), np.float32)), "its samples are empty", ""),
     "columns differ": (
         good(x_test=np.ones((6, 4), np.float32)),

@@ -6,17 +6,20 @@ A SuperExec starts a `flwr-clientapp` process for every message; 3 s of that are
     SuperExec -> shim.py  ~~socket~~  parent.py (imports done, never runs a task)
                       ~~~~~~~~~~~~~~~~~~~  `- minder.py, one per message (forked)
                                                 `- worker.py (forked): Flower's own clientapp entry
+                                                   ~~socket~~  resident.py, one per run: the app
 
 The parent only accepts and forks. The minder waits for the worker: it forwards the shim's signals, ends the worker when
 the shim is gone or when the message's time to live is over, answers the message with an error where the worker died
 without a reply (killed for memory, a crash in native code), so that the silo is free at once instead of after Flower's
-heartbeat timeout, and tells the shim how the worker ended. Every message has a process of its own, as in Flower; a
-parent's death touches no running message. Where no parent answers, the shim starts a minder by itself, which forks a
-worker that does its own imports.
+heartbeat timeout, and tells the shim how the worker ended. Every message has a process of its own, as in Flower, that
+pulls it, asks pins and policy, writes down what leaves and sends it; the app itself runs in one that stays for the
+run's next message. A parent's death touches no running message. Where no parent answers, the shim starts a minder by
+itself, which forks a worker that does its own imports.
 
 Read in this order: `shim.py` and `parent.py`, which meet at the socket; `minder.py` with `handover.py` (what comes over
 the socket) and `reply.py` (what it says for a worker that died); `worker.py` with `wrappers.py` (what we change in
-Flower there), `pins.py` (which apps may run) and `unpack.py`. `install.py` writes the scripts for a silo's PATH.
+Flower there), `pins.py` (which apps may run), `unpack.py` and `resident.py`. `install.py` writes the scripts for a
+silo's PATH.
 
 An app module is taken from `sys.modules` first, so a parent that had imported the package `client` would run the
 installed code instead of the app's. Therefore these files run under a name that no app has: `../private.py` loads the
@@ -28,6 +31,7 @@ Environment:
     SILOFL_WARM_SOCKET   the parent's socket; empty: Flower's own start, without a warning
     SILOFL_WARM_RESPAWN  0: a shim that finds no parent does not start one
     SILOFL_WARM_LOG      where a parent that a shim started writes; default: beside the socket
+    SILOFL_RESIDENT_MINUTES  how long a process stays without a message (10); 0: none stays
     SILOFL_ALLOWED_APPS  a file of SHA-256 sums, or sums separated by commas; unset or empty: any app runs
 
 Linux only; elsewhere use Flower's own start.

@@ -6,7 +6,6 @@ import gc
 import importlib
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 from ..flower import INTERNALS
 from .minder import mind
+from .sockets import listen, lock_path
 
 # What a silo's ClientApp imports, third-party only; a name that is not installed is passed over.
 PRELOAD = (
@@ -30,23 +30,6 @@ PRELOAD = (
     "torch.func",
     "tqdm",
 )
-
-
-def lock_path(socket_path: Path) -> Path:
-    """The file that the parent at `socket_path` holds locked for as long as it lives; its content is its pid."""
-    return socket_path.with_name(socket_path.name + ".lock")
-
-
-def parent_pid(socket_path: Path) -> int | None:
-    """The process number of the parent at `socket_path`; None where none runs."""
-    try:
-        with lock_path(socket_path).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return int(lock_path(socket_path).read_text() or 0) or None
-    return None
 
 
 def serve(path: Path, modules: tuple[str, ...]) -> None:
@@ -90,20 +73,6 @@ def take_lock(path: Path) -> int | None:
         time.sleep(0.05)
     os.close(lock)
     return None
-
-
-def listen(path: Path) -> socket.socket:
-    """The socket at which shims call, for this user alone."""
-    os.chdir(path.parent)  # a Unix socket's address is at most 107 bytes, a path may be longer
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path.name)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    listener.bind(path.name)
-    os.umask(mask)
-    # Shims that come while the imports run wait in the backlog: no slower than a start of their own.
-    listener.listen(1024)
-    return listener
 
 
 def fork() -> int | None:

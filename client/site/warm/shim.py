@@ -27,7 +27,8 @@ def main() -> None:
     """Run one task warm, or cold where that fails."""
     mask = os.umask(0)
     os.umask(mask)
-    request = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "umask": mask}
+    environment = {**os.environ, "SILOFL_SUPEREXEC": str(os.getppid())}  # what stays for the next message ends with it
+    request = {"argv": sys.argv[1:], "env": environment, "cwd": os.getcwd(), "umask": mask}
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     connection = None
     if path:

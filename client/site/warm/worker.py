@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..flower import internal
+from .resident import Resident, ResidentDied, find_resident
 from .wrappers import wrap_flower
 
 PR_SET_PDEATHSIG = 1
@@ -34,7 +35,7 @@ def run_worker(report: socket.socket) -> NoReturn:
     # Of the exit handlers only logging's and the app's own: PyTorch's are for its compiler and cost up to 35 ms.
     atexit._clear()
     atexit.register(logging.shutdown)
-    code = run_task(report)
+    code = run_task(report, find_resident(report))
     # The interpreter's own shutdown takes half a second with PyTorch loaded; what it does for us is this.
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -46,11 +47,13 @@ def run_worker(report: socket.socket) -> NoReturn:
     os._exit(code)
 
 
-def run_task(report: socket.socket) -> int:
+def run_task(report: socket.socket, resident: Resident | None) -> int:
     """Flower's clientapp entry on `sys.argv` with our wrappers in it; returns the exit code."""
     try:
-        wrap_flower(report)
+        wrap_flower(report, resident)
         internal("flwr_clientapp")()
+    except ResidentDied as death:
+        die_like(death.code)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return (stop.code or 0) & 0xFF
@@ -60,3 +63,11 @@ def run_task(report: socket.socket) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def die_like(code: int) -> NoReturn:
+    """End as the resident did that ran the app, so that the minder says of it what it says of a worker."""
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)

@@ -1,8 +1,9 @@
-"""What we change in Flower in a message's own process, warm or cold: four functions of its `run_clientapp`.
+"""What we change in Flower in a message's own process, warm or cold: five functions of its `run_clientapp`.
 
 What was pulled and what was pushed is noted for the minder; before the app is unpacked or imported its SHA-256 is
 compared with the site's pins and what the message asks for with the site's policy; the app is unpacked under another
-name and then renamed; and a reply is in the site's audit log before it leaves.
+name and then renamed; the app runs in the process that stays, where there is one (`resident.py`); and a reply is in the
+site's audit log before it leaves.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from ..flower import internal
 from ..leaving import BY_SITE, let_out, task_of
 from ..policy import check_message
 from .pins import check_pin
+from .resident import Resident
 from .unpack import unpack
 
 # What tells to which message a reply belongs: the arguments of Flower's `Metadata`.
@@ -43,14 +45,15 @@ def check_policy(message: Any, context: Any) -> None:
         raise
 
 
-def wrap_flower(report: socket.socket) -> None:
-    """Wrap four functions of Flower's `run_clientapp` (flwr 1.39) in this process.
+def wrap_flower(report: socket.socket, resident: Resident | None) -> None:
+    """Wrap five functions of Flower's `run_clientapp` (flwr 1.39) in this process.
 
     Raises AttributeError where Flower has moved them: better no task than one without the pins.
     """
     flower = internal("run_clientapp")
     pull, install = flower.pull_task_input, flower.install_from_fab
     push, push_output = flower.push_message, flower.push_task_output
+    find_load = flower.get_load_client_app_fn
 
     asked: list[tuple[Any, Any]] = []
 
@@ -85,7 +88,12 @@ def wrap_flower(report: socket.socket) -> None:
         push_output(*args, **kwargs)
         note(finished=True)
 
+    def get_load_client_app_fn(**options: Any) -> Any:
+        load = find_load(**options)
+        return load if resident is None else lambda *fab: resident.app(load, fab)
+
     flower.pull_task_input = pull_task_input
     flower.install_from_fab = install_from_fab
+    flower.get_load_client_app_fn = get_load_client_app_fn
     flower.push_message = push_message
     flower.push_task_output = push_task_output
