@@ -26,9 +26,10 @@ from models.architectures import build, spec_of, with_head
 from models.flat import FlatModel
 from models.initial import Head, flat_model
 from models.tasks import task_of
-from models.trainable import Part
+from models.trainable import WHOLE, Part
 from models.training import Samples
 from models.training import predict as logits_of
+from models.weights import Weights
 from partitions.disk import write_atomically
 from partitions.labels import Fault
 from partitions.names import unknown_name
@@ -171,7 +172,10 @@ def matches(key: str, strategy: str | None, seed: int | None) -> bool:
 def trained_network(card: Mapping[str, Any]) -> FlatModel:
     """The network as the run trained it: with what was frozen, which a silo's state does not hold."""
     name, shape, settings, head = described(card)
-    part = Part(**card["model"].get("part", {}))
+    saved = dict(card["model"].get("part", {}))
+    weights = Weights(**saved.pop("weights")) if saved.get("weights") else None
+    part = Part(**saved | {"weights": weights})
+    part = WHOLE if part.whole else part  # nothing is frozen: the state holds all
     return flat_model(name, shape, card["classes"], settings, "cpu", head, part)
 
 

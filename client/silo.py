@@ -6,6 +6,7 @@ silo ``partition-id`` takes its part of a public data set or of one .npz file.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -24,6 +25,7 @@ from client.sums import released_sums
 from models.initial import flat_model, initial_model, network_of
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
+from models.trainable import WHOLE, Part
 from models.training import BYTE_MEAN, BYTE_STD, Samples
 from partitions.labels import ONE_CLASS
 from partitions.names import silo_name as simulated_name
@@ -113,6 +115,7 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
     (``normalization = "agreed"``).
     """
     data = open_data(settings, context)
+    settings.part(weights_file(settings, context))  # a silo that lacks them is left out before the first round
     card: dict[str, Number] = {
         "name": silo_name(context),
         "n_train": len(data.train),
@@ -196,9 +199,9 @@ def open_silo(settings: RunSettings, context: Context, config: Mapping[str, Any]
     splits, known = _samples(data, device, inputs, labels)
     task = task_of(data.task, *labels)
     name, options = settings.model_for(data.input_shape, data.task)
-    head = settings.strategy.head
-    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head, settings.part))
-    initial = initial_model(name, data.input_shape, classes, options, c.seed, head, settings.part)
+    head, part = settings.strategy.head, trained_part(settings, context, config)
+    model = network_of.get()(flat_model(name, data.input_shape, classes, options, str(device), head, part))
+    initial = initial_model(name, data.input_shape, classes, options, c.seed, head, part)
     augment = settings.augmentation_for(data.input_shape)
     return Silo(silo_name(context), *splits, model, lambda purpose: initial(purpose).to(device), task, known, augment)
 
@@ -215,7 +218,8 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
     if data.train.x.dtype == np.uint8:
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
     more: dict[str, Any] = {"head": c.strategy} if settings.strategy.head else {}
-    more |= {} if settings.part.whole else {"part": asdict(settings.part)}
+    part = trained_part(settings, context, config)
+    more |= {} if part == WHOLE else {"part": asdict(part)}
     return {
         "silo": silo_name(context),
         "method": c.strategy,
@@ -234,6 +238,33 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
 def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
     """Mean and standard deviation as tensors; None for empty ones."""
     return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
+
+
+def trained_part(settings: RunSettings, context: Context, config: Mapping[str, Any]) -> Part:
+    """The part of the network that is trained. Raises UserError where this silo lacks the weights that the run means.
+
+    A deployed silo reads no file that a server names: it has one of that name where the site says, with the SHA-256
+    that the server's has.
+    """
+    part = settings.part(weights_file(settings, context))
+    if part.weights is not None and part.weights.sha256 != config.get("weights"):
+        raise UserError(
+            f"{silo_name(context)} has other weights than the server in {part.weights.file}: SHA-256 "
+            f"{part.weights.sha256[:16]}..., not {str(config.get('weights'))[:16]}..."
+        )
+    return part
+
+
+def weights_file(settings: RunSettings, context: Context) -> Path | None:
+    """Where the weights lie that a run starts from; None: where the run says, in a simulation."""
+    named = settings.common.init_weights
+    if not named or not is_own_file(context):
+        return None
+    folder, name = str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", "")), Path(named).name
+    if not folder or not (Path(folder) / name).is_file():
+        where = f"not in SILOFL_WEIGHTS={folder}" if folder else "and no SILOFL_WEIGHTS, the folder to put it into"
+        raise UserError(f"{silo_name(context)} lacks the weights that the run starts from: no {name[:80]}, {where}")
+    return Path(folder) / name
 
 
 OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]

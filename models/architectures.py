@@ -23,7 +23,6 @@ Where the papers leave something open:
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +40,7 @@ from models.stem import Stem, StemSettings
 from models.unet import Unet, UnetSettings
 from models.vit import PUBLISHED as VIT_PUBLISHED
 from models.vit import VisionTransformer, VitSettings
+from models.weights import renamed
 
 Shape = tuple[int, ...]
 
@@ -546,9 +546,7 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
 
 def our_name(model: str, published: str) -> str:
     """What a tensor is called here that a published file of this architecture (torchvision's, timm's) calls so."""
-    for pattern, replacement in spec_of(model).published:
-        published = re.sub(pattern, replacement, published)
-    return published
+    return renamed(published, spec_of(model).published)
 
 
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from models.lora import merged
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -253,12 +255,16 @@ class FlatModel:
             parameter.requires_grad_(not any(p.start <= entry.start < p.stop for p in parts))
 
     def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """An ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors."""
+        """An ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
+
+        It is whole: with what is frozen, and what LoRA has learned (models/lora.py) merged.
+        """
         named = self.layout.unflatten(
             self.vector if vector is None else vector, self.buffers if buffers is None else buffers
         )
         whole: Mapping[str, Tensor] = self.module.state_dict()
-        return {name: named.get(name, tensor).detach().cpu().clone() for name, tensor in whole.items()}
+        found = {name: named.get(name, tensor).detach().cpu().clone() for name, tensor in whole.items()}
+        return merged(self.module, found)
 
 
 def is_finite(vector: Tensor) -> bool:

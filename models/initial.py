@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.architectures import build, with_head
+from models.architectures import build, resolve, spec_of, with_head
 from models.flat import FlatModel
+from models.lora import adapt
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator
+from models.weights import start_from
 
 Shape = tuple[int, ...]
 Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
@@ -48,4 +50,8 @@ def _seeded(
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(seed, "model", purpose).initial_seed())
-        return freeze(with_head(build(name, shape, classes, options), head), part)
+        network = build(name, shape, classes, options)
+        if part.weights is not None:
+            start_from(network, part.weights, spec_of(resolve(name, shape)).published)
+        network = freeze(with_head(network, head), part)
+        return adapt(network, part.lora_rank, part.lora_alpha) if part.lora_rank else network

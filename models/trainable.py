@@ -13,17 +13,23 @@ from typing import Any
 from torch import nn
 
 from models.flat import block_names, frozen_modules
+from models.weights import Weights
 
 
 @dataclass(frozen=True)
 class Part:
     """``trainable`` as in the settings: ``all``, or ``head`` and patterns of parameters' names with commas.
 
-    ``seed`` is that of the run, which makes what is frozen; where nothing is, it does not matter.
+    ``seed`` is that of the run, which makes what is frozen; where nothing is, it does not matter. ``weights``: the file
+    that the whole network starts from. ``lora_rank``: linear layers that are frozen learn a change of this rank
+    (models/lora.py), 0: none.
     """
 
     trainable: str = "all"
     seed: int = 0
+    weights: Weights | None = None
+    lora_rank: int = 0
+    lora_alpha: float = 0.0
 
     @property
     def whole(self) -> bool:

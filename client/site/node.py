@@ -1,8 +1,9 @@
 """A hospital's silo: what it is made of.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
-`SILOFL_ALLOWED_APPS` (see `client.site.warm`), `SILOFL_POLICY` (see `client.site.policy`) and `SILOFL_FLWR` (the
-server's version of Flower); its files lie where `Site.from_environment` says.
+`SILOFL_ALLOWED_APPS` (see `client.site.warm`), `SILOFL_POLICY` (see `client.site.policy`), `SILOFL_WEIGHTS` (a folder
+of files that runs start from) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
+`Site.from_environment` says.
 """
 
 from collections.abc import Mapping

@@ -125,7 +125,11 @@ def run_values(given: argparse.Namespace) -> dict[str, object]:
         if not given.data.endswith(".npz"):
             raise ValueError(f"--data {given.data}: an .npz file is wanted here (silofl import makes one)")
     # The run's config.toml must mean the same files in whatever directory it is used again.
-    for key, is_path in (("dataset", str(values.get("dataset")).endswith(".npz")), ("data-dir", True)):
+    for key, is_path in (
+        ("dataset", str(values.get("dataset")).endswith(".npz")),
+        ("data-dir", True),
+        ("init-weights", True),
+    ):
         if is_path and values.get(key):
             values[key] = str(Path(str(values[key])).expanduser().resolve())
     return values

@@ -69,6 +69,7 @@ class RoundLoop(Gathering):
         self.history = History(directory.history if directory else None)
         self.run_id = secrets.token_hex(8)
         self.statistics: dict[str, Any] = {}  # by which tables are standardised, and whose own hold instead
+        self.weights = ""  # SHA-256 of the file that the network starts from
         self.seconds = {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
         self.total_bytes = {"down": 0, "up": 0}
         self.said: dict[str, Any] = {}  # what silos said last of their number of samples, where that has changed
@@ -84,6 +85,7 @@ class RoundLoop(Gathering):
         self.keys = dict(saved.numbers.get("keys", {})) if saved else {}
         self.names = Names(self.keys)
         self.statistics = dict(saved.numbers.get("statistics", {})) if saved else {}
+        self.weights = str(saved.numbers.get("weights", "")) if saved else ""
         silos = self.gather(saved)
         strategy = self.prepare(silos + self.absent(saved))
         strategy.summary()
@@ -104,10 +106,14 @@ class RoundLoop(Gathering):
         check_task(self.settings.strategy, self.task, classes, c)
         self.settings.augmentation_for(shape)
         name, options = self.settings.model_for(shape, self.task.name)
-        head = self.settings.strategy.head
-        layout = flat_model(name, shape, classes, options, "cpu", head, self.settings.part).layout
+        head, part = self.settings.strategy.head, self.settings.part()
+        sha256 = part.weights.sha256 if part.weights else ""
+        if self.weights not in ("", sha256):
+            raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")
+        self.weights = sha256
+        layout = flat_model(name, shape, classes, options, "cpu", head, part).layout
         strategy = self.settings.strategy(c, self.settings.method, layout)
-        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head, self.settings.part))
+        strategy.initialise(silos, initial_model(name, shape, classes, options, c.seed, head, part))
         self._name_the_weighed(strategy)
         self.min_metric_samples = c.min_metric_samples or (10 if self.facts.own_file else 1)
         if not self.statistics:
@@ -121,6 +127,7 @@ class RoundLoop(Gathering):
             "min_metric_samples": self.min_metric_samples,
             **self.statistics,
         }
+        strategy.extra |= {"weights": sha256} if sha256 else {}
         return strategy
 
     def saved(self) -> State | None:
@@ -367,6 +374,7 @@ class RoundLoop(Gathering):
                 "facts": asdict(self.facts),
                 "statistics": self.statistics,
                 "keys": self.keys,
+                "weights": self.weights,
                 "strategy": strategy.state.numbers,
                 "seconds": self.seconds,
                 "bytes": self.total_bytes,

@@ -27,6 +27,7 @@ FREE_ON_RESUME = (
     "vectorize",
     "device",
     "data-dir",
+    "init-weights",  # wherever it lies: the checkpoint knows its SHA-256
     "round-timeout",
     "min-silos",
     "agreed",

@@ -14,7 +14,8 @@ from models.architectures import MODELS, model_settings, resolve
 from models.augment import Augmentation, read_augmentation
 from models.own import OwnSettings, is_own
 from models.tasks import task_of
-from models.trainable import WHOLE, Part
+from models.trainable import Part
+from models.weights import weights_of
 from partitions.datasets import DATASETS
 from partitions.names import nearest
 from partitions.partition import PARTITIONS, partition_settings
@@ -79,11 +80,16 @@ class RunSettings:
         values |= values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
-    @property
-    def part(self) -> Part:
-        """The part of the network that is trained."""
+    def part(self, file: Path | None = None) -> Part:
+        """The part of the network that is trained, and what all of it starts from.
+
+        ``file``: where ``init-weights`` lies, if it does not lie where the setting says. ValueError where it does not.
+        """
         c = self.common
-        return WHOLE if c.trainable == "all" else Part(c.trainable, c.seed)
+        weights = weights_of(file or Path(c.init_weights)) if c.init_weights else None
+        trainable = "head" if c.lora_rank and c.trainable == "all" else c.trainable
+        lora = (c.lora_rank, c.lora_alpha) if c.lora_rank else ()
+        return Part(trainable, 0 if trainable == "all" else c.seed, weights, *lora)
 
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.

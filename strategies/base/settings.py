@@ -68,6 +68,17 @@ class Common:
     trainable: str = setting(
         "all", "what is trained, and so what is sent: all, or with commas head (the last layer) and patterns of names"
     )
+    lora_rank: int = setting(
+        0,
+        "rank of the change that frozen linear layers learn (LoRA), 0: none; with it `trainable = all` is head",
+        symbol="r",
+        minimum=0,
+        maximum=1024,
+    )
+    lora_alpha: float = setting(8.0, "LoRA's change counts α / r times", symbol="α", above=0)
+    init_weights: str = setting(
+        "", "a safetensors file that the network starts from; a deployed silo has one of the same name, and SHA-256"
+    )
     dataset: str = setting("digits", "a data set's name, or the path of an .npz file")
     data_dir: str = setting("", "where data sets lie or are downloaded to")
     task: str = setting(

@@ -1,0 +1,60 @@
+"""LoRA (Hu et al., ICLR 2022, eq. 3): a frozen linear layer learns a change of low rank, W + (α / r) B A.
+
+A (r, inputs) starts Kaiming-uniform, B (outputs, r) at zero, so that the network starts as it is without. The layer's
+``weight`` is the sum, computed where it is read, so that whatever reads it (PyTorch's own attention, too) sees the
+change, and a merged model says what the trained one says.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+PLACE = "parametrizations.weight"  # below a layer: where PyTorch keeps W, as ``original``, and the change, as ``0``
+
+
+class LowRank(nn.Module):
+    """W -> W + (α / r) B A."""
+
+    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.scale = alpha / rank
+        self.lora_a = nn.Parameter(torch.empty(rank, inputs))
+        self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.changed(weight, self.lora_a, self.lora_b)
+
+    def changed(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return weight + self.scale * (b @ a)
+
+
+def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
+    """The network, whose frozen linear layers now learn a change of this rank. ValueError where there is none."""
+    layers = [
+        layer
+        for layer in network.modules()
+        if isinstance(layer, nn.Linear) and not layer.weight.requires_grad and not parametrize.is_parametrized(layer)
+    ]
+    if not layers:
+        raise ValueError(f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change")
+    for layer in layers:
+        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
+    return network
+
+
+def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A ``state_dict`` of an adapted network as one of the network without LoRA, which says the same."""
+    for name, layer in network.named_modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            change = layer.get_submodule(PLACE)[0]
+            if isinstance(change, LowRank):
+                below = f"{name}.{PLACE}"
+                parts = [tensors.pop(f"{below}.{part}") for part in ("original", "0.lora_a", "0.lora_b")]
+                tensors[f"{name}.weight"] = change.changed(*parts)
+    return tensors

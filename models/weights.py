@@ -1,0 +1,112 @@
+"""Weights to start from: a safetensors file whose names and shapes are those of the network, checked one by one.
+
+Names are ours, or those under which the architecture's weights are published (``ModelSpec.published``). A file without
+the last layer's tensors leaves that layer as the seed makes it. Which file is meant, its SHA-256 says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from models.flat import block_names
+
+SHOWN = 3  # names that a message shows
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file, and the SHA-256 that says which one is meant: where it has another, it is not read."""
+
+    file: str
+    sha256: str
+
+
+def weights_of(file: Path) -> Weights:
+    """The file as it is now. ValueError where it cannot be read."""
+    try:
+        found = file.stat()
+        return _hashed(file, found.st_mtime_ns, found.st_size)
+    except OSError as error:
+        raise ValueError(f"init-weights = {file}: {error.strerror}") from None
+
+
+@lru_cache(maxsize=4)
+def _hashed(file: Path, stamp: int, size: int) -> Weights:
+    with file.open("rb") as content:
+        return Weights(str(file), hashlib.file_digest(content, "sha256").hexdigest())
+
+
+@lru_cache(maxsize=1)
+def _tensors(weights: Weights) -> dict[str, Tensor]:
+    """Its tensors of numbers. What counts batches, and other integers, are not taken."""
+    try:
+        content = Path(weights.file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"init-weights = {weights.file}: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != weights.sha256:
+        raise ValueError(
+            f"init-weights = {weights.file} is another file than the run began with: its SHA-256 is not "
+            f"{weights.sha256[:16]}..."
+        )
+    try:
+        found = safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"init-weights = {weights.file} is no safetensors file: {' '.join(str(error).split())}"
+        ) from None
+    return {name: tensor for name, tensor in sorted(found.items()) if tensor.is_floating_point()}
+
+
+def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
+    """What a tensor is called here that a published file calls so: ``published`` has patterns and replacements."""
+    for pattern, replacement in published:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+@torch.no_grad()
+def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]) -> nn.Module:
+    """The network with the file's weights and running statistics. ValueError, one line, where they do not fit."""
+    wanted = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    given: dict[str, Tensor] = {}
+    faults = []
+    for name, tensor in _tensors(weights).items():
+        ours = renamed(name, published)
+        if ours not in wanted:
+            faults.append(f"{name} is not known")
+        elif ours in given:
+            faults.append(f"{name} is there twice")
+        elif tensor.shape != wanted[ours].shape:
+            faults.append(f"{name} is of shape {tuple(tensor.shape)}, not {tuple(wanted[ours].shape)}")
+        given[ours] = tensor
+    last = {name for name in wanted if name.startswith(f"{block_names(network)[-1]}.")}
+    missing = [name for name in wanted if name not in given]
+    if set(missing) == last:
+        _tell(weights, ", ".join(missing))
+    else:
+        faults += [f"{name} is missing" for name in missing]
+    if faults:
+        more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
+        raise ValueError(
+            f"init-weights = {weights.file} does not fit this network of {len(wanted)} tensors: "
+            f"{'; '.join(faults[:SHOWN])}{more}"
+        )
+    for name, tensor in given.items():
+        wanted[name].copy_(tensor)
+    return network
+
+
+@cache
+def _tell(weights: Weights, missing: str) -> None:
+    """Once in a process, which makes many initial models."""
+    logging.getLogger("flwr").info("%s has no %s: the last layer starts from the seed", weights.file, missing)

@@ -1,0 +1,258 @@
+"""``init-weights``: names and shapes one by one, the same file in every silo, and where it is said that it is not."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tiny import Files, federate
+from torch import Tensor
+
+from client.export import export_model
+from models.architectures import MODELS, MlpSettings, build
+from models.flat import FlatModel
+from models.initial import flat_model, initial_model
+from models.trainable import Part
+from models.weights import _tell, start_from, weights_of
+from strategies.base.settings import UserError
+
+Tensors = dict[str, Tensor]
+TABLE = MlpSettings("4")  # 3 columns, 3 classes: fc1 16, fc2 15 scalars
+
+
+def trained(seed: int = 99) -> Tensors:
+    """Weights that somebody has trained elsewhere."""
+    torch.manual_seed(seed)
+    return build("mlp", (3,), 3, TABLE).state_dict()
+
+
+def saved(file: Path, tensors: Tensors) -> Path:
+    safetensors.torch.save_file(tensors, file)
+    return file
+
+
+def vector(tensors: Tensors) -> Tensor:
+    return torch.cat([tensors[name].flatten() for name in trained() if name in tensors])
+
+
+def initial(file: Path, purpose: str = "", seed: int = 7) -> Tensor:
+    return initial_model("mlp", (3,), 3, TABLE, seed, None, Part(weights=weights_of(file)))(purpose)
+
+
+# ---- Names -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_start_is_the_files(tmp_path: Path) -> None:
+    file = saved(tmp_path / "w.safetensors", trained())
+    assert torch.equal(initial(file), vector(trained())) and torch.equal(initial(file, "b", 8), vector(trained()))
+
+
+def test_half_precision_is_widened(tmp_path: Path) -> None:
+    half = {name: tensor.half() for name, tensor in trained().items()}
+    file = saved(tmp_path / "w.safetensors", half)
+    assert torch.equal(initial(file), vector(half).float()) and initial(file).dtype == torch.float32
+
+
+def test_a_file_without_the_last_layer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The body is the file's, the last layer what the seed makes of it without any file; the log says so once."""
+    body = {name: tensor for name, tensor in trained().items() if name.startswith("fc1")}
+    file = saved(tmp_path / "w.safetensors", body)
+    _tell.cache_clear()
+    flwr = logging.getLogger("flwr")
+    level, propagates = flwr.level, flwr.propagate
+    flwr.setLevel(logging.INFO)
+    flwr.propagate = True
+    try:
+        for purpose in ("", "b"):
+            seeded = initial_model("mlp", (3,), 3, TABLE, 7)(purpose)
+            assert torch.equal(initial(file, purpose), torch.cat([vector(body), seeded[16:]]))
+    finally:
+        flwr.setLevel(level)
+        flwr.propagate = propagates
+    assert [r.getMessage() for r in caplog.records if "starts from the seed" in r.getMessage()] == [
+        f"{file} has no fc2.weight, fc2.bias: the last layer starts from the seed"
+    ]
+
+
+def without(*names: str) -> Tensors:
+    return {name: tensor for name, tensor in trained().items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (without("fc1.bias"), r"of 4 tensors: fc1.bias is missing$"),
+        (without("fc2.bias"), r"fc2.bias is missing$"),  # half of the last layer is no last layer left out
+        ({**trained(), "fc3.weight": torch.zeros(2)}, r"fc3.weight is not known$"),
+        ({**trained(), "fc2.weight": torch.zeros(5, 4)}, r"fc2.weight is of shape \(5, 4\), not \(3, 4\)$"),
+        (
+            {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(1)},
+            r"a is not known; b is not known; c is not known and 4 more$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tensors: Tensors, message: str, tmp_path: Path) -> None:
+    file = saved(tmp_path / "w.safetensors", tensors)
+    with pytest.raises(ValueError, match=message) as error:
+        initial(file)
+    assert "\n" not in str(error.value) and str(error.value).startswith(f"init-weights = {file} does not fit")
+
+
+def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^init-weights = .*w.safetensors: No such file or directory$"):
+        weights_of(tmp_path / "w.safetensors")
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(b"no safetensors at all")
+    with pytest.raises(ValueError, match=r"^init-weights = .*w.safetensors is no safetensors file: "):
+        initial(file)
+
+
+def test_a_file_that_changes_is_another_file(tmp_path: Path) -> None:
+    file = saved(tmp_path / "w.safetensors", trained())
+    part = Part(weights=weights_of(file))
+    assert part.weights is not None and part.weights.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    saved(file, trained(100))
+    with pytest.raises(
+        ValueError, match=r"is another file than the run began with: its SHA-256 is not [0-9a-f]{16}\.\.\."
+    ):
+        initial_model("mlp", (3,), 3, TABLE, 7, None, part)("")
+
+
+def test_statistics_of_normalisation_come_with_it(tmp_path: Path) -> None:
+    """By torchvision's names of a resnet18, and without what counts batches."""
+    torch.manual_seed(1)
+    network = build("resnet18", (3, 8, 8), 2)
+    for name, buffer in network.named_buffers():
+        if buffer.is_floating_point():
+            torch.nn.init.uniform_(buffer, 0.5, 1.5)
+            assert name.endswith(("running_mean", "running_var"))
+    named = {n.removeprefix("stem."): t for n, t in network.state_dict().items() if not n.endswith("tracked")}
+    file = saved(tmp_path / "w.safetensors", named)
+    flat = flat_model("resnet18", (3, 8, 8), 2, None, "cpu", None, Part(weights=weights_of(file)))
+    own = FlatModel(network)
+    assert torch.equal(flat.vector, own.vector) and torch.equal(flat.buffers, own.buffers)
+    flat.buffers.zero_()
+    flat.reset_buffers()
+    assert torch.equal(flat.buffers, own.buffers)
+
+
+def test_two_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
+    network = build("resnet8", (3, 8, 8), 2)
+    twice = {**network.state_dict(), "conv1.weight": torch.zeros(64, 3, 7, 7)}
+    file = saved(tmp_path / "w.safetensors", twice)
+    with pytest.raises(ValueError, match=r"(stem.)?conv1.weight is there twice"):
+        start_from(network, weights_of(file), MODELS["resnet8"].published)
+
+
+# ---- Runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "server").mkdir()
+    return saved(tmp_path / "server" / "w.safetensors", trained())
+
+
+@pytest.fixture
+def sites(tmp_path: Path, file: Path, three: Files) -> dict[str, Path]:
+    """Each silo's own folder of weights, with the file."""
+    folders = {name: tmp_path / f"weights-{name}" for name in three}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folders
+
+
+def at(sites: dict[str, Path]) -> Any:
+    def prepare(grid: Any) -> None:
+        for context in grid.contexts.values():
+            context.node_config["weights"] = str(sites.get(context.node_config["name"], ""))
+
+    return prepare
+
+
+RUN: dict[str, Any] = {"mlp__hidden": "4", "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize("trainable", ["all", "head"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "apple"])
+def test_a_run_starts_from_the_file(
+    three: Files, sites: dict[str, Path], file: Path, method: str, trainable: str
+) -> None:
+    """What silos get in round 1 is the file's, all of it or the last layer: in APPLE every silo's."""
+    settings = {"strategy": method, "trainable": trainable, "init_weights": str(file), "rounds": 1}
+    run = federate(three, **{**RUN, "learning_rate": 1e-9}, **settings, prepare=at(sites))
+    expected = vector(trained())[0 if trainable == "all" else 16 :]
+    for silo in three:
+        assert method == "apple" or torch.allclose(run.personal(silo), expected, atol=1e-6)
+        assert all(torch.equal(model.vector, expected) for model in run.sent_to(silo, 1).values())
+
+
+def test_a_silo_without_the_file_is_left_out_and_named(three: Files, sites: dict[str, Path], file: Path) -> None:
+    """No folder, a folder without the file; who has it goes on."""
+    settings = {"init_weights": str(file), "rounds": 1, "min_silos": 1, **RUN}
+    (sites["b"] / file.name).unlink()
+    run = federate(three, **settings, prepare=at({name: sites[name] for name in ("a", "b")}))
+    assert sorted(run.strategy.silos) == ["a"]
+    reasons = sorted({str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()})
+    assert reasons == [
+        f"b lacks the weights that the run starts from: no {file.name}, not in SILOFL_WEIGHTS={sites['b']}",
+        f"c lacks the weights that the run starts from: no {file.name}, and no SILOFL_WEIGHTS, "
+        "the folder to put it into",
+    ]
+
+
+def test_the_sites_environment_names_the_folder(
+    three: Files, sites: dict[str, Path], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SILOFL_WEIGHTS", str(sites["a"]))
+    run = federate(three, init_weights=str(file), rounds=1, **RUN)
+    assert sorted(run.strategy.silos) == ["a", "b", "c"]
+    assert all(torch.equal(model.vector, vector(trained())) for model in run.sent_to("b", 1).values())
+
+
+def test_a_silo_with_another_file_refuses(three: Files, sites: dict[str, Path], file: Path) -> None:
+    saved(sites["b"] / file.name, trained(100))
+    run = federate(three, init_weights=str(file), rounds=1, **RUN, prepare=at(sites))
+    (reason,) = {str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()}
+    assert reason.startswith(f"b has other weights than the server in {sites['b'] / file.name}: SHA-256 ")
+    assert "personal" in run.grid.state("a").arrays and "personal" in run.grid.state("c").arrays
+
+
+def test_a_server_names_no_path_at_a_silo(three: Files, sites: dict[str, Path], file: Path, tmp_path: Path) -> None:
+    """Only the last part of what it says counts, in the site's own folder."""
+    secret = saved(tmp_path / "secret.safetensors", trained())
+    with pytest.raises((UserError, RuntimeError, ValueError), match=r"no secret.safetensors, not in SILOFL_WEIGHTS="):
+        federate(three, init_weights=str(secret), rounds=1, **RUN, prepare=at(sites))
+
+
+def test_a_run_that_goes_on_needs_the_same_file(
+    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
+) -> None:
+    settings = {**RUN, "trainable": "head", "init_weights": str(file), "directory": tmp_path / "run"}
+    federate(three, **settings, rounds=1, prepare=at(sites))
+    for folder in (file.parent, *sites.values()):
+        saved(folder / file.name, trained(100))
+    with pytest.raises(UserError, match=r"w.safetensors is another file than the run began with: restore it"):
+        federate(three, **settings, rounds=2, resume=True, prepare=at(sites))
+
+
+def test_an_export_has_the_files_frozen_layers(
+    three: Files, sites: dict[str, Path], file: Path, tmp_path: Path
+) -> None:
+    settings = {**RUN, "trainable": "head", "init_weights": str(file), "directory": tmp_path / "run", "rounds": 2}
+    run = federate(three, **settings, prepare=at(sites))
+    card = export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
+    assert card["model"]["part"]["weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert torch.equal(vector(tensors)[:16], vector(trained())[:16])
+    assert torch.equal(vector(tensors)[16:], run.personal("a"))
+    (sites["a"] / file.name).unlink()
+    flat_model.cache_clear()
+    with pytest.raises(ValueError, match=r"^init-weights = .*weights-a/w.safetensors: No such file or directory$"):
+        export_model(tmp_path / "run", "a", "last", tmp_path / "a.safetensors")
