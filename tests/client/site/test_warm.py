@@ -114,7 +114,8 @@ def test_a_dead_child_is_answered_for_at_once(
 
 
 def test_a_hung_child_ends_with_the_messages_time_to_live(warm_silo: Silo) -> None:
-    process = warm_silo.start(warm_silo.message(warm_silo.app("one"), "hangs", ttl=2.0))
+    message = warm_silo.message(warm_silo.app("one"), "hangs", ttl=2.0)
+    process = warm_silo.start(message, SILOFL_RESIDENT_MINUTES="0")  # of one that stays: test_resident.py
     pid = warm_silo.app_pid()
     _, err = process.communicate(timeout=30)
     assert gone(pid) and process.returncode == -signal.SIGKILL  # it ignores SIGTERM
