@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
 
@@ -30,5 +30,16 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
     """The error for a name that does not exist: says what is wrong, the nearest name, and all that exist."""
     names = sorted(known)
     return ValueError(
-        f"unknown {kind} {str(name)[:80]!r}{nearest(name, names)}; there are: {', '.join(names) or 'none'}"
+        f"unknown {kind} {str(name)[:80]!r}{nearest(name, names)}; there are: {', '.join(short_list(names)) or 'none'}"
     )
+
+
+def short_list(names: Sequence[str]) -> list[str]:
+    """Names, those that are another one with a number behind it together: ``pathmnist[-64|-128]``."""
+    numbers: dict[str, list[int]] = {name: [] for name in names}
+    for name in names:
+        base, _, number = name.rpartition("-")
+        if number.isdecimal() and base in numbers:
+            numbers[base].append(int(number))
+            del numbers[name]
+    return [f"{name}[{'|'.join(f'-{n}' for n in sorted(of))}]" if of else name for name, of in numbers.items()]

@@ -117,6 +117,8 @@ def test_registry():
     }
     with pytest.raises(ValueError, match=r"unknown data set 'minst' \(did you mean 'mnist'\?\); there are: .*digits"):
         load_dataset("minst")
+    with pytest.raises(ValueError, match=r"octmnist\[-64\|-128\|-224\], organamnist"):  # sizes once, not a page
+        load_dataset("minst", "")
 
 
 # Finding and downloading
