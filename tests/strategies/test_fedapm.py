@@ -320,8 +320,8 @@ def test_the_shared_step_ends_at_its_accuracy(
     quadratic_loss(monkeypatch)
     batches, steps = SiloClient.batches, []
 
-    def counted(self: SiloClient, *arguments: Any) -> Iterator[Any]:
-        for batch in batches(self, *arguments):
+    def counted(self: SiloClient, *arguments: Any, **more: Any) -> Iterator[Any]:
+        for batch in batches(self, *arguments, **more):
             steps.append(arguments[1])
             yield batch
 

@@ -93,7 +93,7 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
         ("name: trial", "name: trial\nrun: {lost-silo: never}", "run: lost-silo = "),
         ("name: trial", "name: trial\nrun: {silos: 3}", "run: unknown key 'silos'"),
         ("name: trial", "name: trial\nrun: [3]", "run: needs keys and values"),
-        ("name: trial", "name: trial\nagreed: {shape: [0]}", "agreed: shape = [0]: a list of one to three whole"),
+        ("name: trial", "name: trial\nagreed: {shape: [0]}", "agreed: shape = [0]: a list of one to four whole"),
         ("name: trial", "name: trial\nagreed: {classes: 2.5}", "agreed: classes = 2.5: a whole number up to"),
         ("name: trial", "name: trial\nagreed: {samples: {a: -1}}", "agreed: samples = {'a': -1}: a whole number from"),
         ("name: trial", "name: trial\nagreed: {samples: {a: 2026-01-01}}", "not JSON serializable"),
