@@ -17,7 +17,7 @@ from partitions.datasets import load_dataset
 from partitions.partition import partition
 from partitions.splits import take
 
-DATA = Path(os.environ.get("SILOFL_DATA", "/nowhere"))
+DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
 # Heart disease
 
@@ -25,7 +25,7 @@ DATA = Path(os.environ.get("SILOFL_DATA", "/nowhere"))
 @pytest.mark.skipif(not (DATA / "heart_disease").is_dir(), reason="heart disease is not in SILOFL_DATA")
 def test_heart_as_flamby_has_it():
     """What FLamby states (its README and dataset.py): sizes, the 13 columns, and counts rebuilt with its own code."""
-    data = load_dataset("heart-flamby")
+    data = load_dataset("heart-flamby", str(DATA))
     assert (data.classes, data.task, data.input_shape, data.own_test) == (2, "multiclass", (13,), True)
     silos = partition(data, "natural", silos=4, seed=0, validation=0.0)
     assert [silo.origin for silo in silos] == ["cleveland", "hungarian", "switzerland", "va"]
