@@ -183,7 +183,6 @@ def cores() -> float:
 def compare_stays(given: argparse.Namespace) -> None:
     """With and without a process that stays, in turns: seconds and core seconds of a round after the first."""
     found: dict[str, list[tuple[float, float]]] = {}
-    before = os.environ.get("SILOFL_RESIDENT_MINUTES")
     for _ in range(given.repeats):
         for name, minutes in (("one per message", "0"), ("stays", "10")):
             os.environ["SILOFL_RESIDENT_MINUTES"] = minutes
@@ -194,7 +193,6 @@ def compare_stays(given: argparse.Namespace) -> None:
                 worked.append(cores() - start)
             each = (worked[1] - worked[0]) / (given.rounds - 2)
             found.setdefault(name, []).append((statistics.mean(seconds), each))
-    os.environ["SILOFL_RESIDENT_MINUTES"] = before or ""
     rows = [
         [
             name,
