@@ -31,7 +31,7 @@ def peer(connection: socket.socket) -> tuple[int, int, int]:
 
 
 def adopt(request: dict[str, Any], fds: list[int]) -> None:
-    """Make this process look like the one the shim would have been: streams, directory, environment, argv."""
+    """Make this process look like the one that asks: streams, directory, environment, argv."""
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
         os.close(fd)

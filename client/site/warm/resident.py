@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..flower import internal
-from ..leaving import BY_SITE
-from .handover import peer
+from .handover import adopt, peer
 from .sockets import connect_to, listen, parent_pid
 
 IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES says otherwise, 0: no process stays
@@ -121,7 +120,10 @@ class Resident:
         Raises ResidentDied.
         """
         identity = {name: getattr(internal("TaskIdentity"), name) for name in IDENTITY}
-        request = {"fab": tuple(fab), "env": dict(os.environ), "cwd": os.getcwd(), "identity": identity}
+        mask = os.umask(0)
+        os.umask(mask)
+        looks = {"argv": [], "env": dict(os.environ), "cwd": os.getcwd(), "umask": mask}
+        request = {"fab": tuple(fab), "identity": identity, "looks": looks}
         idle = AFTER_LAST_SECONDS if is_last(message, context) else idle_seconds()
         with shared_memory() as question, shared_memory() as answer:
             pickle.dump(request | {"message": message, "context": context}, question, protocol=5)
@@ -165,8 +167,7 @@ def keep(listener: socket.socket, path: Path, warm: Path) -> NoReturn:
     with contextlib.suppress(BaseException):
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):  # who started the worker waits for the end of what it reads
-            os.dup2(null, fd)
+        silence(null)
         channel, residents = socket.socketpair()
         resident = os.fork()
         if resident == 0:
@@ -284,21 +285,21 @@ def answer_all(channel: socket.socket, null: int) -> None:
         if not data:
             return
         question, answer, *streams = fds
-        take_streams(streams)
-        with open(question, "rb") as asked, open(answer, "wb") as answered:
-            own, word = serve(own, pickle.load(asked), answered)
+        with open(question, "rb") as file, open(answer, "wb") as answered:
+            asked = pickle.load(file)
+            adopt(asked["looks"], streams)
+            own, word = serve(own, asked, answered)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        take_streams([null] * 3, close=False)  # whoever reads the worker's output waits for its end
+        silence(null)
         channel.sendall(word)
 
 
-def take_streams(fds: Sequence[int], *, close: bool = True) -> None:
-    for target, fd in enumerate(fds):
-        os.dup2(fd, target)
-        if close:
-            os.close(fd)
+def silence(null: int) -> None:
+    """Let go of a worker's standard streams: who started it waits for the end of what it reads."""
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
 
 
 def serve(own: tuple[Any, App] | None, asked: dict[str, Any], answered: Any) -> tuple[tuple[Any, App] | None, bytes]:
@@ -307,10 +308,6 @@ def serve(own: tuple[Any, App] | None, asked: dict[str, Any], answered: Any) -> 
     key = (context.run_id, context.node_id, asked["fab"])
     if own is not None and own[0] != key:
         return own, OTHER
-    os.chdir(asked["cwd"])
-    os.environ.clear()
-    os.environ.update(asked["env"] | {BY_SITE: "1"})
-    sys.argv = ["flwr-clientapp"]
     for name, value in asked["identity"].items():
         setattr(internal("TaskIdentity"), name, value)
     word = DONE

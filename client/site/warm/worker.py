@@ -68,6 +68,7 @@ def run_task(report: socket.socket, resident: Resident | None) -> int:
 def die_like(code: int) -> NoReturn:
     """End as the resident did that ran the app, so that the minder says of it what it says of a worker."""
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
