@@ -126,7 +126,7 @@ def test_digests_tell_samples_apart_by_every_input() -> None:
 
 
 def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
-    inputs = {
+    inputs: dict[str, Array] = {
         "scan": np.full((3, 2, 2, 1), 255, np.uint8),
         "notes": np.array([[1, 2], [0, 0], [3, 0]], np.int32),
         "blood": np.array([[1.0, 5.0], [3.0, 9.0], [0.0, 0.0]], np.float32),
