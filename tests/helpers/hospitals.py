@@ -84,6 +84,31 @@ def nodules(rng: np.random.Generator) -> Arrays:
     return {"x": np.concatenate([x, -x], -1).transpose(0, 4, 1, 2, 3).astype(np.float32), "y": y}
 
 
+def notes(rng: np.random.Generator) -> Arrays:
+    """Texts of 3 to 8 words out of 39: does word 1 or 2 occur? It does in half of them."""
+    x, y = rng.integers(3, 40, (200, 8)), np.arange(200) % 2
+    x[y == 1, rng.integers(0, 3, 100)] = rng.integers(1, 3, 100)
+    return {"x": x * (np.arange(8) < rng.integers(3, 9, (200, 1))), "y": y, "vocabulary": np.array(40)}
+
+
+def pulses(rng: np.random.Generator) -> Arrays:
+    """Signals of two channels: do they swing fast or slowly?"""
+    y, phase = np.arange(200) % 2, rng.uniform(0, 6, (200, 1, 1))
+    swing = np.sin(np.arange(24) * np.where(y, 1.2, 0.4)[:, None, None] + phase)
+    return {"x": (swing + rng.normal(0, 0.3, (200, 2, 24))).astype(np.float32), "y": y}
+
+
+def stays(rng: np.random.Generator) -> Arrays:
+    """Several inputs of which each says a little; every fifth sample lacks its scan, every seventh its notes."""
+    text, signal = notes(rng), pulses(rng)
+    y, rows = text["y"], np.arange(200)
+    scan = np.clip(rng.normal(90, 30, (200, 8, 8)) + 40 * y[:, None, None], 1, 255).astype(np.uint8)
+    blood = (rng.normal(size=(200, 3)) + y[:, None]).astype(np.float32)
+    scan[rows % 5 == 0], text["x"][rows % 7 == 0] = 0, 0
+    inputs = {"x_scan": scan, "x_notes": text["x"], "x_pulse": signal["x"], "x_blood": blood}
+    return {**inputs, "y": y, "vocabulary": np.array(40)}
+
+
 MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "multilabel": findings,
     "ordinal": grades,
@@ -92,22 +117,28 @@ MADE: dict[str, Callable[[np.random.Generator], Arrays]] = {
     "segmentation": outlines,
 }
 VOLUMES: dict[str, Callable[[np.random.Generator], Arrays]] = {"balls": balls, "nodules": nodules}
-TASK_OF = {"balls": "segmentation", "nodules": "multiclass"}  # of others, it is their name
+INPUTS: dict[str, Callable[[np.random.Generator], Arrays]] = {"notes": notes, "pulses": pulses, "stays": stays}
+ALL = {**MADE, **VOLUMES, **INPUTS}
+TASK_OF = {"balls": "segmentation", "nodules": "multiclass", **dict.fromkeys(INPUTS, "multiclass")}  # else their name
 
 
 def one_file(folder: Path, task: str) -> Path:
     """All of it in one file, for simulations."""
-    whole = {**MADE, **VOLUMES}[task](np.random.default_rng(3))
-    rows = np.random.default_rng(4).permutation(len(whole["x"]))[:200]
+    whole = ALL[task](np.random.default_rng(3))
+    rows = np.random.default_rng(4).permutation(samples(whole))[:200]
     write_npz(folder / "whole.npz", {key: a if a.ndim == 0 else a[rows] for key, a in whole.items()})
     return folder / "whole.npz"
+
+
+def samples(whole: Arrays) -> int:
+    return len(whole["y" if "y" in whole else "time"])
 
 
 def hospital_files(folder: Path, task: str) -> dict[str, Path]:
     """One file for each hospital, divided by nobody yet."""
     rng = np.random.default_rng(3)
-    whole = {**MADE, **VOLUMES}[task](rng)
-    order, start = rng.permutation(len(whole["x"])), 0
+    whole = ALL[task](rng)
+    order, start = rng.permutation(samples(whole)), 0
     files = {}
     for name, size in zip(NAMES, SIZES, strict=True):
         rows = order[start : start + size]

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hospitals import one_file
 from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site import audit
@@ -48,10 +49,15 @@ def test_in_process_and_deployed_give_the_same_numbers(
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-@pytest.mark.parametrize("strategy", ["apple", "fedala"])
-def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str) -> None:
-    """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test."""
+@pytest.mark.parametrize(("strategy", "made"), [("apple", ""), ("fedala", "stays")])
+def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str, made: str) -> None:
+    """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test.
+
+    Of pictures, and of samples with several inputs.
+    """
     settings = {**RUN, "strategy": strategy, "silos": 3}
+    if made:
+        settings |= {"dataset": str(one_file(tmp_path, made)), "model": "auto"}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
     text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
     before = set(superlinks())

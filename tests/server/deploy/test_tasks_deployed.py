@@ -1,4 +1,4 @@
-"""Tasks besides classes in real federations: three hospitals' own files under their own policies, over gRPC."""
+"""Tasks besides classes, and several inputs, in real federations: three hospitals' own files, over gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("task", [*MADE, "balls"])
+@pytest.mark.parametrize("task", [*MADE, "balls", "stays"])
 def test_deployed_and_in_process_are_the_same(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in {"XDG_STATE_HOME": "state", "FLWR_HOME": "flower"}.items():
         monkeypatch.setenv(key, str(tmp_path / value))

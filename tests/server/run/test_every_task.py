@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hospitals import MADE, NAMES, NETWORKS, TASK_OF, VOLUMES, hospital_files, one_file
+from hospitals import ALL, MADE, NAMES, NETWORKS, TASK_OF, hospital_files, one_file
 from sklearn.metrics import roc_auc_score
 from tiny import Files, comparable, federate
 
@@ -33,7 +33,7 @@ def go(folder: Path, kind: str, **changes: Any) -> Any:
     return federate(hospital_files(folder, kind), **{**NETWORKS[kind], **EASY, "rounds": 2, **changes})
 
 
-@pytest.mark.parametrize("made", [*MADE, *VOLUMES])
+@pytest.mark.parametrize("made", ALL)
 @pytest.mark.parametrize("strategy", ["local", "fedavg", "fedala", "apple", "ditto", "fedfomo", "fedper", "apfl"])
 def test_methods_learn_every_task(tmp_path: Path, made: str, strategy: str) -> None:
     """Two rounds; every silo's metrics are those of the task, finite, and its loss is below that of the start."""
@@ -78,7 +78,7 @@ def start_losses(folder: Path, made: str, **changes: Any) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("task", [*MADE, *VOLUMES])
+@pytest.mark.parametrize("task", ALL)
 def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
     whole = go(tmp_path, task, strategy="apple", rounds=3)
     run = {"strategy": "apple", "directory": tmp_path / "run"}
@@ -88,7 +88,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
     assert comparable(rounds) == comparable([r for r in whole.federation.history.rows if r.round <= 3])
 
 
-@pytest.mark.parametrize("made", [*MADE, *VOLUMES])
+@pytest.mark.parametrize("made", ALL)
 def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> None:
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
@@ -123,8 +123,8 @@ def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> Non
     masks = tmp_path / "masks.npz" if task == "segmentation" else None
     answers = list(csv.DictReader(io.StringIO(predict_file(model, file, masks))))
     with np.load(file) as data:
-        x, y = data["x"], data.get("y")
-    assert len(answers) == len(x)
+        y, n = data.get("y"), len(data["time" if task == "survival" else "y"])
+    assert len(answers) == n
     if task == "multilabel":
         p = [[float(row[f"p_{k}"]) for k in range(3)] for row in answers]
         assert roc_auc_score(y, p, average="macro") > 0.5
