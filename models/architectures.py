@@ -1,8 +1,8 @@
 """The networks the papers use, built by name from an input shape and a number of classes.
 
-``build("fedala-cnn", (1, 28, 28), 10)`` gives an ``nn.Module`` that maps float32 inputs (batch, channels,
-height, width) or (batch, features) to logits (batch, classes). Some take volumes, too: (batch, channels, depth,
-height, width). Weights come from torch's global generator.
+``build("fedala-cnn", (1, 28, 28), 10)`` gives an ``nn.Module`` that maps a batch of inputs, float32 (batch, channels,
+height, width) here, to logits (batch, classes). What a batch of other inputs is, tables, signals, volumes, texts and
+several of these, says models/shapes.py. Weights come from torch's global generator.
 
 Every network has ``block_names``, its layer blocks from input to output. Each names a child module; every
 parameter and buffer belongs to exactly one block and ``parameters()`` runs in block order. Layer-wise methods
@@ -35,9 +35,11 @@ from models.densenet import PUBLISHED as DENSENET_PUBLISHED
 from models.densenet import DenseNet
 from models.dimensions import batch_norm, convolution, is_volume, max_pool, mean_over_places
 from models.flat import block_names
+from models.fusion import Fusion, ImageTextSettings, SignalsSettings, is_signal
 from models.own import OwnSettings, is_own, own_network
-from models.shapes import Shape, kind_of
+from models.shapes import Shape, inputs_of, kind_of
 from models.stem import Stem, StemSettings
+from models.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings
 from models.unet import Unet, UnetSettings
 from models.vit import PUBLISHED as VIT_PUBLISHED
 from models.vit import VisionTransformer, VitSettings
@@ -324,7 +326,7 @@ class PlayerCnnSettings:
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")
 EVERY = (*FLATTENED, "text", "several")
-AUTO = {"table": "mlp", "signal": "mlp"}  # what "auto" means, but for pictures and volumes
+AUTO = {"table": "mlp", "text": "fasttext", "signal": "fedapm-signals"}  # what "auto" means for these inputs
 
 
 @dataclass(frozen=True)
@@ -358,6 +360,12 @@ def _player_cnn(shape: Shape, classes: int, settings: PlayerCnnSettings) -> nn.M
     if layout == "auto":
         layout = "isic" if min(shape[1:]) >= 64 else "fmnist" if shape[0] == 1 else "cifar"
     return PlayerNet(shape, classes, PLAYER_LAYOUTS[layout])
+
+
+def _player_transformer(shape: Shape, classes: int, settings: PlayerTransformerSettings) -> nn.Module:
+    network = PlayerTransformer(shape, classes, settings)
+    initialise_kaiming(network)
+    return network
 
 
 def _player_heart(shape: Shape, classes: int, _: None) -> nn.Module:
@@ -414,10 +422,42 @@ MODELS: dict[str, ModelSpec] = {
         _player_heart,
         kinds=("table",),
     ),
+    "player-transformer": ModelSpec(
+        "one transformer block without normalisation, [CLS], FC",
+        "PLayer-FL (MLSys 2026), network for Sent-140 and MIMIC-III",
+        "texts of tokens (t,), the first of which is read; the papers' have 119 and 512",
+        _player_transformer,
+        kinds=("text",),
+        settings=PlayerTransformerSettings,
+    ),
+    "fasttext": ModelSpec(
+        "mean of the words' embeddings, FC 32",
+        "FedALA (Zhang et al., AAAI 2023), network for AG News; Joulin et al. (EACL 2017)",
+        "texts of tokens (t,); the paper's have 200",
+        FastText,
+        kinds=("text",),
+        settings=FastTextSettings,
+    ),
+    "fedapm-signals": ModelSpec(
+        "for each input convolutions and a GRU; fused attention, FC 64",
+        "FedAPM (KDD 2025), networks for KU-HAR and Crema-D",
+        "signals (c, t), and several inputs of any kind; the paper's are two of (3, 128), and (80, t) with (1280, t)",
+        Fusion,
+        kinds=("signal", "several"),
+        settings=SignalsSettings,
+    ),
+    "fedapm-image-text": ModelSpec(
+        "for each input a projection, convolutions or a GRU; fused attention, FC 64",
+        "FedAPM (KDD 2025), network for CrisisMMD",
+        "texts, and several inputs of any kind; the paper's are (1280,) with (512, t)",
+        Fusion,
+        kinds=("text", "several"),
+        settings=ImageTextSettings,
+    ),
     "mlp": ModelSpec(
         "fully connected layers",
         "DiversiFed (arXiv 2407.15464), FMNIST: one hidden layer of 64",
-        "tables (d,), and pictures (c, h, w) and volumes (c, d, h, w), which are flattened",
+        "tables (d,), and signals (c, t), pictures (c, h, w) and volumes (c, d, h, w), which are flattened",
         lambda shape, classes, own: Mlp(shape, classes, own.widths(), own.dropout),
         kinds=FLATTENED,
         settings=MlpSettings,
@@ -425,7 +465,7 @@ MODELS: dict[str, ModelSpec] = {
     "linear": ModelSpec(
         "multinomial logistic regression: one fully connected layer",
         "as everywhere; `mlp` without hidden layers",
-        "tables (d,), and pictures (c, h, w), which are flattened",
+        "tables (d,), and signals, pictures and volumes, which are flattened",
         lambda shape, classes, _: Mlp(shape, classes, ()),
         kinds=FLATTENED,
     ),
@@ -517,9 +557,10 @@ def spec_of(name: str) -> ModelSpec:
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
-    "auto" is ``unet`` where every pixel has an answer; else what AUTO says, and ``mlp`` for pictures under 4 pixels,
-    ``small-cnn`` up to 16 (the shortest side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on,
-    otherwise ``player-cnn``.
+    "auto" is ``unet`` where every pixel has an answer; else what AUTO says. Of several inputs, ``fedapm-signals`` where
+    one is a signal (of at most 128 channels), otherwise ``fedapm-image-text``. For pictures and volumes ``mlp`` under 4
+    pixels, ``small-cnn`` up to 16 (the shortest side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64
+    on, otherwise ``player-cnn``.
 
     Raises ValueError where no architecture has that name, or for "auto" where the shape is none of an input.
     """
@@ -533,6 +574,9 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
         return "unet"
     if kind in AUTO:
         return AUTO[kind]
+    if kind == "several":
+        has_signal = any(is_signal(shape) for shape in inputs_of(input_shape).values())
+        return "fedapm-signals" if has_signal else "fedapm-image-text"
     shorter = min(input_shape[1:])
     if shorter <= 16:
         return "mlp" if shorter < 4 else "small-cnn"

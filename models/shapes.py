@@ -105,5 +105,11 @@ def example(shape: Shape, n: int) -> Any:
     return torch.randn(n, *shape)
 
 
+def real_steps(x: torch.Tensor) -> torch.Tensor:
+    """Which steps (b, t) of tokens (b, t) or a signal (b, channels, t) are not behind its last one: bool."""
+    found = (x != 0) if x.dim() == 2 else (x != 0).any(1)
+    return found.flip(-1).cumsum(-1).flip(-1) > 0
+
+
 def _sizes(words: Sequence[str]) -> Shape:
     return tuple(int(word) if word.isdecimal() and word.isascii() else word for word in words)

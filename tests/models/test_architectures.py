@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from models.architectures import MODELS, BasicBlock, MlpSettings, PlayerCnnSettings, build, model_settings, resolve
+from models.fusion import ImageTextSettings
+from models.shapes import Shape, example, kind_of
 from models.stem import StemSettings
+from models.text import PlayerTransformerSettings
 from models.unet import UnetSettings
 from models.vit import VitSettings
 
 # One shape that each network is meant for.
-TYPICAL: dict[str, tuple[int, ...]] = {
+TYPICAL: dict[str, Shape] = {
     "apple-cnn": (1, 28, 28),
     "fedala-cnn": (3, 32, 32),
     "diversifed-cnn": (3, 32, 32),
@@ -34,9 +37,16 @@ TYPICAL: dict[str, tuple[int, ...]] = {
     "densenet121": (3, 32, 32),
     "vit-s": (3, 32, 32),
     "unet": (3, 20, 28),
+    "player-transformer": ("tokens", 9, 30),
+    "fasttext": ("tokens", 9, 30),
+    "fedapm-signals": (3, 40),
+    "fedapm-image-text": ("tokens", 9, 30),
 }
-# Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly.
-JOINT = [name for name in TYPICAL if not name.startswith(("resnet", "densenet", "vit"))]
+KU_HAR, CREMA_D = (("acc", (3, 128)), ("gyro", (3, 128))), (("audio", (80, 600)), ("video", (1280, 10)))
+CRISIS = (("image", (1280,)), ("text", (512, 40)))
+# Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly; nor
+# do recurrent networks.
+JOINT = [name for name in TYPICAL if not name.startswith(("resnet", "densenet", "vit", "fedapm-signals", "fedapm-im"))]
 CONV_NETS = ["apple-cnn", "fedala-cnn", "diversifed-cnn", "fedapm-cnn", "small-cnn"]
 
 
@@ -69,7 +79,17 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("player-cnn", (3, 32, 32), 10, 3_963_094),  # CIFAR-10
         ("player-cnn", (3, 200, 200), 4, 1_700_932),  # ISIC
         ("player-heart", (10,), 5, 2_095),
-        ("resnet18", (3, 64, 64), 10, 11_181_642),  # Tiny-ImageNet
+        ("resnet18", (3, 64, 64), 10, 11_181_642),  # FedALA's table for Tiny-ImageNet, where ten outputs are counted
+        ("resnet18", (3, 64, 64), 200, 11_279_112),  # Tiny-ImageNet: torchvision's 11,689,512 with 800 outputs fewer
+        ("fasttext", ("tokens", 200, 98_635), 4, 3_157_508),  # AG News: 98,635 * 32 + 32 * 33 + 4 * 33
+        # 7,084,034 beside the embeddings (see the docstring of PlayerTransformer), and 768 a token and a position.
+        ("player-transformer", ("tokens", 119, 9_524), 2, 14_489_858),  # Sent-140, 14.49 million
+        ("player-transformer", ("tokens", 512, 12_835), 2, 17_334_530),  # MIMIC-III, 17.33 million
+        # Convolutions 512 + 10,304 + 41,088, GRU 99,072, of each; attention 69,126; 49,216 + 520.
+        ("fedapm-signals", KU_HAR, 8, 420_814),
+        # Convolutions 12,832 + 10,304 + 41,088, GRUs 99,072 and 541,440; 69,126; 49,216 + 260.
+        ("fedapm-signals", CREMA_D, 4, 823_338),
+        ("fedapm-image-text", CRISIS, 8, 245_260),  # 81,984; GRU 110,976; attention 35,332; 16,448 + 520
         ("resnet50", (3, 224, 224), 1000, 25_557_032),  # torchvision's published counts
         ("densenet121", (3, 224, 224), 1000, 7_978_856),
         ("vit-s", (3, 224, 224), 1000, 22_050_664),
@@ -82,7 +102,7 @@ def block_sizes(network: nn.Module) -> dict[str, int]:
         ("unet", (1, 28, 28), 2, 488_434),
     ],
 )
-def test_parameter_counts_are_the_papers(name: str, shape: tuple[int, ...], classes: int, count: int) -> None:
+def test_parameter_counts_are_the_papers(name: str, shape: Shape, classes: int, count: int) -> None:
     assert size(build(name, shape, classes)) == count
 
 
@@ -100,6 +120,9 @@ def test_settings_change_the_network() -> None:
     # 8x8 patches of one channel: 64 of 192 numbers fewer into each of 384; 12 tokens, and the first one, more than 4.
     patches = block_sizes(build("vit-s", (1, 32, 24), 10, VitSettings(8)))
     assert patches["embed"] == 384 * (64 + 1) + 384 * (1 + 12) + 384
+    # The code's network for CrisisMMD: two layers, 163,968 and 16,512, for the picture; GRU 246,528; the rest KU-HAR's.
+    crisis = block_sizes(build("fedapm-image-text", CRISIS, 8, ImageTextSettings(128, 6, projection=2)))
+    assert crisis == {"image_fc": 180_480, "text_gru": 246_528, "attention": 69_126, "fc1": 49_216, "fc2": 520}
     # Grey layout on colour pictures: two more channels into 64 kernels of 5x5.
     assert size(build("player-cnn", (3, 28, 28), 10, PlayerCnnSettings("fmnist"))) == 1_052_758 + 2 * 64 * 25
 
@@ -131,9 +154,22 @@ def test_typical_covers_every_model() -> None:
         ("densenet121", (3, 32, 32), "stem stage1 stage2 stage3 stage4 classifier"),
         ("vit-s", (3, 32, 32), f"embed {' '.join(f'block{i}' for i in range(12))} norm head"),
         ("unet", (3, 20, 28), "down0 down1 down2 down3 up2 up1 up0 out"),
+        ("fasttext", ("tokens", 9, 30), "embedding fc1 fc2"),
+        ("player-transformer", ("tokens", 9, 30), "embedding attention feedforward fc2"),
+        ("fedapm-signals", (3, 40), "conv gru attention fc1 fc2"),
+        ("fedapm-signals", (129, 40), "gru attention fc1 fc2"),
+        ("fedapm-signals", (3, 7), "gru attention fc1 fc2"),
+        ("fedapm-signals", KU_HAR, "acc_conv gyro_conv acc_gru gyro_gru attention fc1 fc2"),
+        ("fedapm-signals", CREMA_D, "audio_conv audio_gru video_gru attention fc1 fc2"),
+        ("fedapm-image-text", CRISIS, "image_fc text_gru attention fc1 fc2"),
+        (
+            "fedapm-image-text",
+            (("scan", (1, 8, 8)), ("keys", (5,)), ("notes", ("tokens", 9, 30)), ("ct", (1, 4, 8, 8))),
+            "scan_conv keys_fc notes_embedding ct_conv scan_fc notes_gru ct_fc attention fc1 fc2",
+        ),
     ],
 )
-def test_blocks_hold_every_tensor_once_and_in_order(name: str, shape: tuple[int, ...], blocks: str) -> None:
+def test_blocks_hold_every_tensor_once_and_in_order(name: str, shape: Shape, blocks: str) -> None:
     network = build(name, shape, 10)
     assert network.block_names == tuple(blocks.split())
     children = dict(network.named_children())
@@ -153,7 +189,7 @@ def test_shared_parts_are_the_papers() -> None:
     fedapm = block_sizes(build("fedapm-cnn", (3, 32, 32), 10))
     assert fedapm["conv1"] + fedapm["conv2"] == 5_088
 
-    def megabytes(name: str, shape: tuple[int, ...], classes: int, clients: int, shared: str) -> float:
+    def megabytes(name: str, shape: Shape, classes: int, clients: int, shared: str) -> float:
         sizes = block_sizes(build(name, shape, classes))
         return 2 * clients * 4 * sum(sizes[block] for block in shared.split()) / 1e6
 
@@ -191,12 +227,12 @@ def test_logits_and_memory_layout(name: str) -> None:
     torch.manual_seed(0)
     shape = TYPICAL[name]
     network = build(name, shape, 7).eval()
-    x = torch.randn(5, *shape)
+    x = example(shape, 5)
     logits = network(x)
     assert logits.shape == (5, 7, *(shape[1:] if MODELS[name].per_pixel else ())) and logits.dtype == torch.float32
     assert (logits < 0).any()  # no activation behind the last layer
     torch.testing.assert_close(network(x[2:3]), logits[2:3], rtol=1e-4, atol=1e-5)
-    if len(shape) == 3:
+    if kind_of(shape) == "picture":
         channels_last = x.contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(network(channels_last), logits, rtol=1e-4, atol=1e-5)
 
@@ -309,8 +345,10 @@ def test_networks_are_functions_of_their_tensors(name: str) -> None:
     shape = TYPICAL[name]
     one, other = build(name, shape, 4).eval(), build(name, shape, 4).eval()
     before = {key: tensor.clone() for key, tensor in one.state_dict().items()}
-    x = torch.randn(3, *shape)
-    assert torch.equal(functional_call(one, dict(other.state_dict()), (x,)), other(x))
+    x = example(shape, 3)
+    # Parameters, for PyTorch computes a GRU in another way where its weights need no gradient: last bits differ.
+    tensors = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    assert torch.equal(functional_call(one, tensors, (x,)), other(x))
     assert not torch.equal(one(x), other(x))
     assert all(torch.equal(tensor, before[key]) for key, tensor in one.state_dict().items())
 
@@ -323,7 +361,7 @@ def test_networks_run_under_vmap(name: str) -> None:
     stacked = {
         key: torch.stack([network.state_dict()[key] for network in networks]) for key in networks[0].state_dict()
     }
-    x = torch.randn(2, *shape)
+    x = example(shape, 2)
     together = vmap(lambda tensors: functional_call(networks[0], tensors, (x,)))(stacked)
     for logits, network in zip(together, networks, strict=True):
         torch.testing.assert_close(logits, network(x), rtol=1e-4, atol=1e-5)
@@ -391,9 +429,17 @@ def test_residual_networks_start_as_torchvision_does() -> None:
         ((1, 3, 64, 64), "mlp"),
         ((1, 3, 3), "mlp"),
         ((30,), "mlp"),
+        ((3, 128), "fedapm-signals"),
+        ((512, 40), "fedapm-signals"),
+        (("tokens", 9, 30), "fasttext"),
+        (KU_HAR, "fedapm-signals"),
+        (CREMA_D, "fedapm-signals"),
+        (CRISIS, "fedapm-image-text"),
+        ((("ecg", (12, 100)), ("age", (1,))), "fedapm-signals"),
+        ((("scan", (3, 28, 28)), ("age", (1,)), ("notes", ("tokens", 9, 30))), "fedapm-image-text"),
     ],
 )
-def test_auto_goes_by_the_shape(shape: tuple[int, ...], name: str) -> None:
+def test_auto_goes_by_the_shape(shape: Shape, name: str) -> None:
     assert resolve("auto", shape) == name
     torch.manual_seed(12)
     chosen = build("auto", shape, 3).state_dict()
@@ -402,7 +448,7 @@ def test_auto_goes_by_the_shape(shape: tuple[int, ...], name: str) -> None:
     assert chosen.keys() == named.keys() and all(torch.equal(chosen[key], named[key]) for key in named)
 
 
-@pytest.mark.parametrize("name", [name for name in TYPICAL if len(TYPICAL[name]) == 3])
+@pytest.mark.parametrize("name", [name for name in TYPICAL if kind_of(TYPICAL[name]) == "picture"])
 def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> None:
     least = MODELS[name].smallest
     assert f"at least {least}x{least}" in MODELS[name].takes
@@ -427,6 +473,13 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
         (("apple-cnn", (1, 28, 28, 28), 2), r"'apple-cnn' cannot take .* \(1, 28, 28, 28\): it takes pictures"),
         (("small-cnn", (1, 8, 3, 8), 2), r"'small-cnn' cannot take .*volumes \(c, d, h, w\) of at least 4x4x4"),
         (("unet", (1, 7, 8, 8), 2), r"'unet' cannot take .* of at least 8x8x8"),
+        (("mlp", ("tokens", 9, 30), 2), r"'mlp' cannot take .*tables \(d,\), and signals"),
+        (("fasttext", (3, 40), 2), r"'fasttext' cannot take .* texts of tokens \(t,\)"),
+        (
+            ("player-transformer", ("tokens", 9, 30), 2, PlayerTransformerSettings(heads=5)),
+            r"player-transformer.heads = 5 does not divide a width of 768",
+        ),
+        (("auto", (("scan", (1, 3, 8)), ("age", (1,))), 2), r"pictures of \(3, 8\) are too small: 4 pixels a side"),
         (("mlp", (1, 2, 3, 4, 5), 2), r"not of shape \(1, 2, 3, 4, 5\)"),
         (("auto", (), 10), r"not of shape \(\)"),
         (("mlp", (0,), 10), r"not of shape \(0,\)"),
