@@ -20,8 +20,9 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 
 from partitions import cifar, datasets, heart
-from partitions.datasets import DATASETS, load_dataset, read_idx
+from partitions.datasets import DATASETS, load_dataset
 from partitions.files import RemoteFile, download, places
+from partitions.idx import read_idx
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
