@@ -55,6 +55,15 @@ def add_commands(commands: Any) -> None:
         default="",
         help="DICOM: part of a series' description, or with * and ? all of it",
     )
+    p.add_argument("--text", metavar="COLUMN", default="", help="a csv: the column of texts, which become tokens")
+    p.add_argument(
+        "--vocabulary",
+        metavar="hashed:N|FILE",
+        help="texts: hash words into N numbers, or a file of one word per line, or BERT's vocab.txt; the same in every "
+        "hospital (default: hashed:65536)",
+    )
+    p.add_argument("--length", metavar="N", type=int, help="texts: tokens that are kept of each (default: 200)")
+    p.add_argument("--columns", metavar="A,B...", help="a csv: these columns of numbers (default: all; of texts: none)")
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
     p.set_defaults(run=import_data)
 
@@ -159,12 +168,21 @@ def import_data(given: argparse.Namespace) -> None:
     from partitions.importing import import_source
     from partitions.labels import TASKS
     from partitions.names import unknown_name
+    from partitions.notes import ALL_COLUMNS, Take
 
     labels = [name.strip() for name in given.labels.split(",")] if given.labels else []
     if given.task not in ("auto", *TASKS):
         raise unknown_name("task", given.task, TASKS)
     if bool(given.time) != bool(given.event) or (given.time and given.label):
         raise ValueError("survival needs --time and --event, and no --label")
+    if not given.text and (given.vocabulary is not None or given.length is not None):
+        raise ValueError("--vocabulary and --length are of texts: name their column with --text")
+    take = Take(
+        text=given.text,
+        columns=tuple(name.strip() for name in (given.columns or "").split(",") if name.strip()),
+        vocabulary=ALL_COLUMNS.vocabulary if given.vocabulary is None else given.vocabulary,
+        length=ALL_COLUMNS.length if given.length is None else given.length,
+    )
     made = import_source(
         given.source,
         given.out,
@@ -179,6 +197,7 @@ def import_data(given: argparse.Namespace) -> None:
         spacing=given.spacing,
         slices=given.slices,
         series=given.series,
+        take=take,
     )
     print(made)
     for note in made.notes:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import pickle
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from partitions.pickles import read_pickle
 from partitions.splits import Array
 
 # The published archives: per split the members, in order.
@@ -64,24 +63,12 @@ def read_python(path: Path, classes: int) -> dict[str, Array]:
     key = b"labels" if classes == 10 else b"fine_labels"
     arrays: dict[str, Array] = {}
     for split, pieces in read_members(path, PYTHON_MEMBERS[classes]).items():
-        try:
-            batches = [ArrayUnpickler(io.BytesIO(piece), encoding="bytes").load() for piece in pieces]
-        except (pickle.UnpicklingError, AttributeError, IndexError, TypeError) as error:
-            raise ValueError(str(error)) from error
+        batches = [read_pickle(io.BytesIO(piece), encoding="bytes") for piece in pieces]
+        if not all(isinstance(batch, dict) for batch in batches):
+            raise ValueError("a member is no dictionary")
         arrays[f"x_{split}"] = to_pictures(np.concatenate([batch[b"data"] for batch in batches]))
         arrays[f"y_{split}"] = np.concatenate([np.asarray(batch[key], np.int64) for batch in batches])
     return arrays
-
-
-class ArrayUnpickler(pickle.Unpickler):
-    """Unpickles dictionaries, lists, numbers, bytes and NumPy arrays; any other object is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.ndarray(0).__reduce__()[0]
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a CIFAR archive")
 
 
 def read_members(path: Path, wanted: dict[str, list[str]]) -> dict[str, list[bytes]]:

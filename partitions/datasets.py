@@ -11,7 +11,6 @@ Pictures stay uint8 as they come, tables float32 in the units they come in: scal
 from __future__ import annotations
 
 import csv
-import gzip
 import os
 import tarfile
 from collections.abc import Callable
@@ -21,15 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from partitions import cifar, flamby, heart
+from partitions import cifar, flamby, heart, picture_sets, signal_sets, text_sets
 from partitions.files import RemoteFile, cache_dir, decoded, download, find, md5_of, places
+from partitions.idx import read_idx
 from partitions.labels import ONE_CLASS
 from partitions.medmnist import load_medmnist, medmnist_sets
 from partitions.names import unknown_name
-from partitions.splits import Array, Dataset, Split
-
-TABLE_SEED = 42  # the train/test split of data sets that come without one
-TABLE_TEST = 0.2
+from partitions.splits import Array, Dataset, Split, split_table
 
 
 @dataclass(frozen=True)
@@ -128,23 +125,6 @@ def load_breast_cancer(name: str, data_dir: str) -> Dataset:
     return split_table(name, bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=2)
 
 
-def split_table(name: str, x: Array, y: Array, classes: int, groups: Array | None = None) -> Dataset:
-    """Split 80 / 20 into train and test, class by class, always in the same way.
-
-    ``groups``: text (n,), the silo each row comes from, if it comes from one.
-    """
-    rng = np.random.default_rng(TABLE_SEED)
-    in_test = np.zeros(len(y), bool)
-    for label in range(classes):
-        rows = rng.permutation(np.flatnonzero(y == label))
-        in_test[rows[: round(TABLE_TEST * len(rows))]] = True
-    own = None
-    if groups is not None:
-        pooled = np.concatenate([groups[~in_test], groups[in_test]])
-        own = {str(group): np.flatnonzero(pooled == group) for group in dict.fromkeys(groups)}
-    return Dataset(name, Split(x[~in_test], y[~in_test]), Split(x[in_test], y[in_test]), classes, own)
-
-
 # MNIST and Fashion-MNIST
 
 IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -198,22 +178,6 @@ def load_idx(name: str, data_dir: str) -> Dataset:
 def folder_names(sub_folders: tuple[str, ...]) -> set[str]:
     """Last parts of these folders' names."""
     return {Path(sub).name for sub in sub_folders}
-
-
-def read_idx(path: Path) -> Array:
-    """Read an IDX file of bytes (magic number 0, 0, 8, dimensions; big-endian sizes; data), gzipped or not.
-
-    Raises ValueError if it is none, or cut short.
-    """
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        if content[:3] != b"\0\0\x08":
-            raise ValueError("no IDX file of bytes")
-        dimensions = content[3]
-        shape = np.frombuffer(content, ">u4", dimensions, offset=4).astype(int)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it and it will be downloaded again") from error
 
 
 # CIFAR
@@ -337,5 +301,13 @@ DATASETS: dict[str, DatasetInfo] = {
     "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
     "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
     "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
+    "emnist": DatasetInfo("handwritten digits and letters, 28x28 grey", 62, picture_sets.load_emnist),
+    "tiny-imagenet": DatasetInfo("objects, 64x64 colour", 200, picture_sets.load_tiny_imagenet),
+    "ag-news": DatasetInfo("news, texts", 4, text_sets.load_ag_news),
+    "sent140": DatasetInfo("tweets of 15 users, texts", 2, text_sets.load_sent140),
+    "mimic": DatasetInfo("notes of MIMIC-III in four groups, texts", 2, text_sets.load_mimic),
+    "ku-har": DatasetInfo("activities of 63 participants, two signals", 8, signal_sets.load_ku_har),
+    "crema-d": DatasetInfo("emotions of 72 speakers, audio and video", 4, signal_sets.load_crema_d),
+    "crisis-mmd": DatasetInfo("tweets of disasters, picture and text", 8, signal_sets.load_crisis_mmd),
     **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -133,3 +134,24 @@ def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], obj
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def require(dataset: str, names: Sequence[str], sub_folders: Sequence[str], data_dir: str, whence: str) -> Path:
+    """The first of these files, or folders, that is there; none of them is downloaded. ``whence``: where it is had.
+
+    Raises ValueError, one line, where none is.
+    """
+    folders = places(data_dir, sub_folders)
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+    raise ValueError(
+        f"{dataset}: there is no {' or '.join(names)}; {whence}, and put it into {folders[0]}, or name its folder with "
+        "data-dir or SILOFL_DATA"
+    )
+
+
+def remark(dataset: str, line: str) -> None:
+    """Say something that a reader of results must know of a data set, in Flower's log."""
+    logging.getLogger("flwr").warning("%s: %s", dataset, line)

@@ -6,7 +6,8 @@ Sources:
   DICOM or NIfTI
 * a folder with one folder of pictures per class; or ``train``, ``val`` and ``test`` folders of such
 * a folder of DICOM files as a hospital exports them, with a csv of labels by study or patient (``studies.py``)
-* a csv table: the column ``label`` (or the one named, or the last) is the label, all others are numbers
+* a csv table: the column ``label`` (or the one named, or the last) is the label, all others are numbers; or one is a
+  text (``notes.py``), with the numbers that are named beside it
 
 Several label columns of 0, 1 or -1 (not known) are findings, of other numbers measurements; one column of numbers that
 are not whole is a measurement, too. A column of times and one of events (1, or 0 for censored) are survival, and a
@@ -37,6 +38,7 @@ from tqdm import tqdm
 from partitions.inputs import describe_inputs
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, describe_labels, join_survival, read_count, read_labels
 from partitions.names import unknown_name
+from partitions.notes import ALL_COLUMNS, Take, copies, read_table
 from partitions.pictures import (
     NIFTI,
     PICTURES,
@@ -54,9 +56,20 @@ from partitions.pictures import (
 from partitions.pool import hold_out
 from partitions.silo_file import read_silo_file, write_silo_file
 from partitions.splits import Array, SiloData, Split
-from partitions.tables import SPLIT_NAMES, Label, is_number, label_columns, labels_of, read_lines, split_of
+from partitions.tables import (
+    SPLIT_NAMES,
+    Label,
+    feature_columns,
+    is_number,
+    label_columns,
+    labels_of,
+    numbers_of,
+    read_lines,
+    split_of,
+)
 
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
+LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
 
@@ -97,6 +110,7 @@ def import_source(
     spacing: float | None = None,
     slices: int = 1,
     series: str = "",
+    take: Take = ALL_COLUMNS,
 ) -> Imported:
     """Read pictures, scans or a table, and write them as a silo data file; one picture at a time is in memory.
 
@@ -104,7 +118,7 @@ def import_source(
     a csv, or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names
     of all classes, in order; ``labels_from``: a csv of labels by study or patient. Pictures become uint8, those of more
     than 8 bits float32 in 0..1; if any is in colour all are. ``window``, ``spacing``, ``slices``, ``series``: of scans
-    (``pictures.Wish``).
+    (``pictures.Wish``); ``take``: of a table, the column of texts, what they become, and which numbers.
 
     Raises ValueError, naming file and line, for anything that cannot be read; nothing is written then.
     """
@@ -115,23 +129,26 @@ def import_source(
         raise ValueError(f"there is no {source}; name a folder of pictures or a csv file")
     try:
         table = Path(labels_from) if labels_from else None
-        rows, feature_names, columns, notes = find_rows(source, survival or label, table, labels, wish)
+        rows, feature_names, columns, notes = find_rows(source, survival or label, table, labels, wish, take)
         if (window or slices > 1 or series) and all(row.file is None or kind_of(row.file) == "picture" for row in rows):
             raise ValueError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
+        if take != ALL_COLUMNS and rows[0].file:
+            raise ValueError(f"{source} has pictures; --text and --columns are of a table")
         task = find_import_task(rows, task, labels, survival is not None)
-        forms = look_at(rows, wish) if rows[0].file else []
+        forms, size = look_at(rows, wish) if rows[0].file else [], 0
         if forms:
             rows = [replace(row, patient=row.patient or form.patient) for row, form in zip(rows, forms, strict=True)]
             x, notes = describe(rows, forms), (*notes, *count_notes(forms))
         else:
-            x = np.array([row.values for row in rows], np.float32)
+            x, size, said = read_table(rows, take)
+            notes = (*notes, *said)
         y, names, outputs = read_answers(rows, columns, labels, task, wish)
         if task == "segmentation" and y.shape != x.shape[:3]:
             raise ValueError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
         places = assign_splits(rows, seed)
         order = {split: np.flatnonzero(places == split) for split in ("train", "val", "test")}
         parts = [Split(rows_of(x, chosen), rows_of(y, chosen)) for chosen in order.values()]
-        data = SiloData(parts[0], parts[1], parts[2], outputs, task)
+        data = SiloData(parts[0], parts[1], parts[2], outputs, task, size)
         for part, split in ((data.train, "training"), (data.test, "test")):
             if not len(part):
                 patients = len({row.patient for row in rows if row.patient})
@@ -139,13 +156,15 @@ def import_source(
                 raise ValueError(f"{source} gives no {split} samples; it has {len(rows)} samples in all{of}")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{source} cannot be read ({error})") from error
+    notes = (*notes, *copies(rows, places))
     streams: dict[str, Iterator[Array]] = {}
     with tqdm(total=len(rows), desc="pictures", unit="", disable=not forms) as progress:
         for split, chosen in order.items() if forms else ():
             streams[f"x_{split}"] = read_pictures([rows[i] for i in chosen], wish, x, progress)
             if task == "segmentation":
                 streams[f"y_{split}"] = (read_mask(rows[i], wish) for i in chosen)
-        write_silo_file(out, data, label_names=names, feature_names=feature_names, streams=streams)
+        known = () if data.train.x.dtype.names else feature_names  # of a table alone
+        write_silo_file(out, data, label_names=names, feature_names=known, streams=streams)
     return Imported(out, say(data), names, feature_names, notes)
 
 
@@ -175,19 +194,19 @@ def say(data: SiloData) -> str:
 Found = tuple[list[Row], tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # as find_rows says
 
 
-def find_rows(source: Path, label: Label, table: Path | None, classes: Sequence[str], wish: Wish) -> Found:
+def find_rows(source: Path, label: Label, table: Path | None, classes: Sequence[str], wish: Wish, take: Take) -> Found:
     """All samples of a source, the names of a table's features (none for pictures), the label columns, and notes."""
     if source.is_file():
         if is_dicom(source) or source.name.lower().endswith(NIFTI):
             raise ValueError(f"{source} is one scan; name the folder that it lies in, or a csv with a column file")
         if table:
             raise ValueError("--labels-from goes with a folder of DICOM files")
-        return sliced(read_csv(source, label), wish)
+        return sliced(read_csv(source, label, take), wish)
     tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
     if not table and len(tables) > 1:
         raise ValueError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
     if not table and tables and not is_joined(tables[0], source):
-        return sliced(read_csv(tables[0], label), wish)
+        return sliced(read_csv(tables[0], label, take), wish)
     table = table or next(iter(tables), None)
     from partitions.studies import find_studies, holds_dicom
 
@@ -264,15 +283,28 @@ def folder_rows(source: Path) -> Iterator[Row]:
                 yield Row(str(path), (folder.name,), split, "", file=path)
 
 
-def read_csv(path: Path, label: Label) -> Found:
+def read_csv(path: Path, label: Label, take: Take) -> Found:
     """Read a csv: a list of pictures if it has a column ``file``, else a table. Comma, semicolon or tab."""
     header, lines = read_lines(path)
     pictures = "file" in header
     masks = pictures and "mask" in header and not label
-    usual = () if masks else ("label" if pictures or "label" in header else header[-1],)
+    others = ["split", "patient"]
+    if take.text:
+        if take.text not in header:
+            raise unknown_name(f"column of {path}", take.text, header)
+        others.append(take.text)
+    last = next((name for name in reversed(header) if name != take.text), "")
+    usual = () if masks else ("label" if pictures or "label" in header else last,)
     columns = label_columns(path, header, label, usual)
-    features = [name for name in header if name not in (*columns, "split", "patient")]
-    if not features:
+    if take.text in columns:
+        raise ValueError(f"{path}: {take.text} is the text and the label; name another column with --label")
+    features = feature_columns(path, header, (*columns, *others), take.columns)
+    notes: tuple[str, ...] = ()
+    if take.text and not take.columns:
+        if features:
+            notes = (f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text",)
+        features = []
+    elif not features:
         raise ValueError(f"{path} has no column besides the label; is it separated by commas?")
     rows = []
     for line in lines:
@@ -283,12 +315,9 @@ def read_csv(path: Path, label: Label) -> Found:
                 raise ValueError(f"{where} names no {'mask' if row['file'] else 'file'}")
             mask = path.parent / row["mask"] if masks else None
             rows.append(Row(*common, file=path.parent / row["file"], mask=mask))
-            continue
-        for name in features:
-            if not is_number(row[name]):
-                raise ValueError(f"{where}: {name} is {row[name]!r}, no number; fill or drop such rows")
-        rows.append(Row(*common, values=tuple(float(row[name]) for name in features)))
-    return rows, () if pictures else tuple(features), columns, ()
+        else:
+            rows.append(Row(*common, values=numbers_of(line, features), text=row.get(take.text, "")))
+    return rows, () if pictures else tuple(features), columns, notes
 
 
 def find_import_task(rows: Sequence[Row], task: str, classes: Sequence[str], survival: bool) -> str:
@@ -336,6 +365,11 @@ def read_answers(
 def number_labels(rows: Sequence[Row], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
     """Labels as int64 (n,), and the names of the classes if they had to be numbered."""
     found = sorted({row.labels[0] for row in rows})
+    for row in rows:
+        if len(row.labels[0]) > LONGEST_LABEL:
+            raise ValueError(
+                f"{row.where}: the label is a text of {len(row.labels[0])} characters; name it with --label"
+            )
     if labels:
         if len(set(labels)) != len(labels):
             raise ValueError("labels names a class twice")

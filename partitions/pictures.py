@@ -40,6 +40,7 @@ class Row:
     file: Path | None = None
     mask: Path | None = None
     values: tuple[float, ...] = ()
+    text: str = ""
     part: int | None = None  # which slice of a volume; None: the middle one
 
 

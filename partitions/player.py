@@ -13,7 +13,7 @@ from partitions.pool import Parts, Pool, gather, hold_out
 from partitions.splits import Array
 
 TEST_SHARE = 0.2
-PAPER_SAMPLES = {"fashion-mnist": 2000, "cifar10": 10_000}  # per silo, five silos
+PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}  # per silo, five silos
 
 
 @dataclass(frozen=True)

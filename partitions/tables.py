@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from partitions.names import unknown_name
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+LONGEST_SHOWN = 40  # characters of a cell that are put into a message
+MOST_CHARACTERS = 1 << 24  # of a cell
+csv.field_size_limit(MOST_CHARACTERS)  # the library's own is less than some hospital's notes have
 
 Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
 Line = tuple[str, dict[str, str]]  # "table.csv, line 7", and its cells by column
@@ -55,6 +60,15 @@ def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str,
     return columns
 
 
+def feature_columns(path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]) -> list[str]:
+    """The columns of numbers: the ``chosen`` ones, or else all but the ``others``."""
+    free = [name for name in header if name not in others]
+    for name in chosen:
+        if name not in free:
+            raise unknown_name(f"column of {path} besides {', '.join(others)}:", name, free)
+    return list(dict.fromkeys(chosen)) or free
+
+
 def labels_of(line: Line, columns: tuple[str, ...]) -> tuple[str, ...]:
     """A line's labels; each must be there."""
     where, row = line
@@ -70,6 +84,18 @@ def split_of(line: Line) -> str:
     if split and split.lower() not in SPLIT_NAMES:
         raise ValueError(f"{where}: split is {split!r}; it must be train, val or test")
     return SPLIT_NAMES.get(split.lower(), "")
+
+
+def numbers_of(line: Line, columns: Sequence[str]) -> tuple[float, ...]:
+    """A line's values in these columns. A long text is not shown: it may be a patient's."""
+    where, row = line
+    for name in columns:
+        cell = row[name]
+        if not is_number(cell):
+            if len(cell) > LONGEST_SHOWN:
+                raise ValueError(f"{where}: {name} is a text of {len(cell)} characters; --text {name} takes it as such")
+            raise ValueError(f"{where}: {name} is {cell!r}, no number; fill or drop such rows")
+    return tuple(float(row[name]) for name in columns)
 
 
 def is_number(text: str) -> bool:

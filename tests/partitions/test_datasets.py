@@ -20,8 +20,9 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 
 from partitions import cifar, datasets, heart
-from partitions.datasets import DATASETS, load_dataset, read_idx
+from partitions.datasets import DATASETS, load_dataset
 from partitions.files import RemoteFile, download, places
+from partitions.idx import read_idx
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -329,7 +330,7 @@ class Evil:
 def test_cifar_python_archive_runs_no_code(tmp_path):
     batch = python2_pickle({b"data": Evil(), b"fine_labels": [1]})
     write_tar(tmp_path / "cifar-100-python.tar.gz", {"c/train": batch, "c/test": batch})
-    with pytest.raises(ValueError, match=r"cifar100: .* cannot be read \(posix.system has no place"):
+    with pytest.raises(ValueError, match=r"cifar100: .* cannot be read \(it holds posix.system, which is not read"):
         load_dataset("cifar100", str(tmp_path))
 
 

@@ -237,6 +237,12 @@ OTHERS: list[tuple[str, str]] = [
     ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
     ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
     ("import {place}/nowhere --out t.npz", "there is no {place}/nowhere"),
+    (
+        "import {place}/table.csv --out t.npz --length 9",
+        "--vocabulary and --length are of texts: name their column with",
+    ),
+    ("import {place}/table.csv --out t.npz --text note", "unknown column of {place}/table.csv 'note'"),
+    ("import {place}/table.csv --out t.npz --text age --vocabulary w.txt", "there is no vocabulary w.txt; name a file"),
     ("import {place}/a-folder --out t.npz --size 0", "size is 0; it must be 1 or more"),
 ]
 

@@ -1,0 +1,252 @@
+"""Texts as tokens: how a text is cut into words, and which number a word has.
+
+0 stands for no word (padding, behind), 1 for a word that the vocabulary does not have. There are three vocabularies:
+
+* ``Words``: a list, word i being token i + 2; of a public data set's own words the most frequent first (`by_frequency`)
+* ``Hashed``: no list at all, a word's token is a hash of it, the same in every process and on every machine
+* ``Pieces``: BERT's ``vocab.txt`` with its own numbers; words that it does not have are put together of pieces
+
+A vocabulary that is made of hospitals' texts tells what is in them (docs/privacy.md): hospitals take a hash, or a list
+that is public.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from partitions.splits import Array
+
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+LENGTH = 200  # tokens of a text; what is longer is cut
+BUCKETS = 1 << 16
+MOST_BUCKETS = 1 << 24
+MOST_LENGTH = 1 << 16
+CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
+LONGEST_WORD = 100  # characters; BERT takes a longer one for unknown
+SPACED = (  # what torchtext's basic_english replaces, in its order
+    ("'", " ' "),
+    ('"', ""),
+    (".", " . "),
+    ("<br />", " "),
+    (",", " , "),
+    ("(", " ( "),
+    (")", " ) "),
+    ("!", " ! "),
+    ("?", " ? "),
+    (";", " "),
+    (":", " "),
+)
+
+
+def basic_english(text: str) -> list[str]:
+    """The words of a text in small letters, marks being words of their own, as torchtext's ``basic_english`` has them.
+
+    Quotation marks, colons, semicolons and ``<br />`` only divide or vanish.
+    """
+    text = text.lower()
+    for mark, spaced in SPACED:
+        text = text.replace(mark, spaced)
+    return text.split()
+
+
+class Vocabulary(Protocol):
+    """What gives a text its tokens. ``size``: tokens are below it; ``unknown``: the token of an unknown word; ``end``:
+    tokens that close every text, also one that is cut.
+    """
+
+    size: int
+    unknown: int
+    end: tuple[int, ...]
+
+    def tokens(self, text: str) -> list[int]:
+        """All tokens of a text."""
+        ...
+
+
+class Words:
+    """A list of words, the first one being token 2."""
+
+    unknown: int = UNKNOWN
+    end: tuple[int, ...] = ()
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.number = {word: i for i, word in enumerate(words, FIRST_WORD)}
+        self.size = FIRST_WORD + len(words)
+
+    def tokens(self, text: str) -> list[int]:
+        return [self.number.get(word, UNKNOWN) for word in basic_english(text)]
+
+
+class Hashed:
+    """Any word is token 2 + h mod ``buckets``, where h are the first 64 bits of its SHA-256: none is unknown, and
+    several may share a token. The same in every process and on every machine.
+    """
+
+    unknown: int = UNKNOWN
+    end: tuple[int, ...] = ()
+
+    def __init__(self, buckets: int = BUCKETS) -> None:
+        if not 1 <= buckets <= MOST_BUCKETS:
+            raise ValueError(f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}")
+        self.buckets, self.size = buckets, FIRST_WORD + buckets
+        self.number: dict[str, int] = {}
+
+    def tokens(self, text: str) -> list[int]:
+        return [self.token(word) for word in basic_english(text)]
+
+    def token(self, word: str) -> int:
+        """The token of one word."""
+        if word not in self.number:
+            digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
+            self.number[word] = FIRST_WORD + int.from_bytes(digest[:8], "big") % self.buckets
+        return self.number[word]
+
+
+class Pieces:
+    """BERT's WordPiece (Devlin et al., NAACL 2019): a word is the longest piece of the list that it begins with, then
+    the longest ``##piece`` that the rest begins with, and so on; ``[UNK]`` where that does not come out.
+
+    Texts are in small letters and without accents, unless the list itself has capitals. ``[CLS]`` opens a text and
+    ``[SEP]`` closes it.
+    """
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.number = {piece: i for i, piece in enumerate(pieces)}
+        if pieces[:1] != ["[PAD]"] or not {"[UNK]", "[CLS]", "[SEP]"} <= set(pieces):
+            raise ValueError("is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]")
+        self.size, self.unknown = len(pieces), self.number["[UNK]"]
+        self.start: int = self.number["[CLS]"]
+        self.end: tuple[int, ...] = (self.number["[SEP]"],)
+        self.cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+
+    def tokens(self, text: str) -> list[int]:
+        return [self.start, *(n for word in self.words(text) for n in self.pieces(word)), *self.end]
+
+    def words(self, text: str) -> list[str]:
+        """A text's words; marks, and Chinese characters, are words of their own."""
+        kept = "".join(" " if character.isspace() else character for character in text if not _is_control(character))
+        if not self.cased:
+            kept = "".join(c for c in unicodedata.normalize("NFD", kept.lower()) if unicodedata.category(c) != "Mn")
+        return "".join(f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept).split()
+
+    def pieces(self, word: str) -> list[int]:
+        """The pieces that a word is put together of."""
+        found: list[int] = []
+        start = 0
+        while start < len(word) <= LONGEST_WORD:
+            for end in range(len(word), start, -1):
+                piece = self.number.get(("##" if start else "") + word[start:end])
+                if piece is not None:
+                    break
+            else:
+                return [self.unknown]
+            found.append(piece)
+            start = end
+        return found or [self.unknown]
+
+
+def _is_control(character: str) -> bool:
+    kind = unicodedata.category(character)
+    return character in "\0\ufffd" or (kind.startswith("C") and not character.isspace())
+
+
+def _is_mark(character: str) -> bool:
+    """Of ASCII all that is neither letter, digit nor space; else what Unicode calls punctuation."""
+    if character.isascii():
+        return character.isprintable() and not character.isalnum() and character != " "
+    return unicodedata.category(character).startswith("P")
+
+
+def _is_chinese(character: str) -> bool:
+    return any(first <= ord(character) <= last for first, last in CHINESE)
+
+
+def by_frequency(texts: Iterable[str]) -> Words:
+    """All words of these texts, the most frequent first, those of one frequency in alphabetical order."""
+    counts = Counter(word for text in texts for word in basic_english(text))
+    return Words(sorted(counts, key=lambda word: (-counts[word], word)))
+
+
+def read_vocabulary(path: Path) -> Words | Pieces:
+    """A vocabulary of a file, one word per line: BERT's where the first line is ``[PAD]``, else a list of words.
+
+    Raises ValueError, one line, where it is none.
+    """
+    try:
+        lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); a vocabulary has one word per line, in UTF-8") from error
+    words = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+    if words[:1] == ["[PAD]"]:
+        try:
+            return Pieces(words)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}") from None
+    if not words:
+        raise ValueError(f"{path} is empty; a vocabulary has one word per line")
+    seen: dict[str, int] = {}
+    for number, word in enumerate(words, 1):
+        if basic_english(word) != [word]:
+            raise ValueError(
+                f"{path}, line {number}, is no single word in small letters, so that no text could have it"
+            )
+        if word in seen:
+            raise ValueError(f"{path}, line {number}, has the word of line {seen[word]} again")
+        seen[word] = number
+    return Words(words)
+
+
+def parse_vocabulary(wish: str) -> tuple[Vocabulary, str]:
+    """``hashed``, ``hashed:BUCKETS`` or a file's path; and what is said of it, for hospitals to compare."""
+    kind, _, number = wish.partition(":")
+    if kind == "hashed":
+        if number and not (number.isascii() and number.isdigit()):
+            raise ValueError(f"--vocabulary is {wish[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
+        hashed = Hashed(int(number or BUCKETS))
+        return hashed, f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})"
+    path = Path(wish)
+    if not path.is_file():
+        raise ValueError(f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}")
+    found = read_vocabulary(path)
+    what = "pieces of words" if isinstance(found, Pieces) else "words"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found, f"{len(found.number)} {what} in {path.name}, SHA-256 {digest}: every hospital must have the same"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Texts as tokens ``x``, int32 (n, length); how many of them were ``cut``; how many ``words`` (or pieces) they have
+    in all, and how many of these are ``unknown``.
+    """
+
+    x: Array
+    cut: int
+    words: int
+    unknown: int
+
+
+def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Encoded:
+    """The tokens of each text, cut at ``length`` and filled with 0 behind; a length of 0: that of the longest text."""
+    if not 0 <= length <= MOST_LENGTH:
+        raise ValueError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
+    found = [vocabulary.tokens(text) for text in texts]
+    longest = length or max(map(len, found), default=0) or 1
+    x = np.zeros((len(found), longest), np.int32)
+    for row, tokens in zip(x, found, strict=True):
+        if len(tokens) > longest:
+            tokens = [*tokens[: longest - len(vocabulary.end)], *vocabulary.end][:longest]
+        row[: len(tokens)] = tokens
+    return Encoded(
+        x,
+        sum(len(tokens) > longest for tokens in found),
+        sum(map(len, found)),
+        sum(tokens.count(vocabulary.unknown) for tokens in found),
+    )
