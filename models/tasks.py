@@ -63,8 +63,18 @@ class Task:
         """Every metric of ``metrics``, of the network's outputs and labels (n, ...)."""
         return classification_metrics(outputs, y)
 
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        """:meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
+        return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
+
     def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
         """Every metric of the model as it stands, on one split."""
+        if model.together is not None:
+            return model.together.evaluate(self, samples)
+        return self.own_evaluate(model, samples)
+
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+        """:meth:`evaluate` of this model by itself."""
         return self.measure(predict(model, samples), samples.labels())
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
@@ -329,7 +339,7 @@ class Segmentation(_Plain):
         """
         return self._summary([self._each(outputs, y)])
 
-    def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -169,7 +169,7 @@ def test_rows_are_computed_in_place_or_gathered(rows: list[int], frozen: tuple[s
         model.freeze(*frozen)
         model.gradient.fill_(7.0)
     requests = [make(row, 3 + row) for row in rows]
-    losses = net.joint(requests)
+    losses = net.gradient(requests)
     found = net.gradients.clone()
     for row, model in enumerate(net.models):
         if row not in rows:
