@@ -240,7 +240,7 @@ class Sgd:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.state: dict[str, Tensor] = {}
         self.together: Together | None = None  # of the model whose parts it steps, where silos train together
-        self.joined: tuple[Optimizer, int] | None = None  # the one of several silos, of whose state this one's is a row
+        self.joined: tuple[Optimizer, int, int] | None = None  # of whose state this one's is a row: which, of how many
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if self.together is None:
@@ -287,7 +287,7 @@ class Adam:
         self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps = lr, weight_decay, amsgrad, betas, eps
         self.state: dict[str, Tensor] = {}
         self.together: Together | None = None
-        self.joined: tuple[Optimizer, int] | None = None
+        self.joined: tuple[Optimizer, int, int] | None = None
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if self.together is None:

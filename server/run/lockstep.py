@@ -190,10 +190,11 @@ class Networks:
         Their states become rows of one optimiser's, and stay that as long as the same optimisers step together.
         """
         optimizers, first = [request.optimizer for request in requests], requests[0]
-        rows = slice(first.row, first.row + len(requests))
+        n = len(requests)
+        rows = slice(first.row, first.row + n)
         known = first.optimizer.joined
         joint = known[0] if known else None
-        if joint is None or [o.joined for o in optimizers] != [(joint, i) for i in range(len(optimizers))]:
+        if joint is None or [o.joined for o in optimizers] != [(joint, i, n) for i in range(n)]:
             joint = first.optimizer.alike()
             for name, value in first.optimizer.state.items():
                 joint.state[name] = torch.stack([o.state[name] for o in optimizers]) if value.dim() else value
@@ -202,7 +203,7 @@ class Networks:
         joint.own_step(self.vectors[rows, first.part], self.gradients[rows, first.part])
         for i, optimizer in enumerate(optimizers):
             if optimizer.joined is None:
-                optimizer.joined = joint, i
+                optimizer.joined = joint, i, n
                 optimizer.state = {name: value[i] if value.dim() else value for name, value in joint.state.items()}
             elif "steps" in joint.state:
                 optimizer.state["steps"] = joint.state["steps"]
@@ -280,9 +281,11 @@ class Lockstep:
 
     ``joint`` and ``single`` count the gradients that were computed with others and one by one, ``computations`` how
     many computations the joint ones took; ``steps`` and ``evaluations`` what else was computed with others.
+    ``quiet``: what takes turns all the same is not named.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.takes_turns = ""  # why the silos take turns after all
         self.joint = self.computations = self.single = self.steps = self.evaluations = 0
         self.told: set[str] = set()
@@ -398,7 +401,7 @@ class Lockstep:
         self.tell(reason)
 
     def tell(self, reason: str) -> None:
-        if reason and reason not in self.told:
+        if reason and not self.quiet and reason not in self.told:
             self.told.add(reason)
             log(WARNING, "vectorize = true: silos take turns all the same: %s", reason)
 
