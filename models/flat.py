@@ -9,8 +9,9 @@ Floating-point buffers (BatchNorm statistics) are a second vector; integer buffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -183,6 +184,20 @@ def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ..
     return tuple(blocks)
 
 
+class Together(Protocol):
+    """Computes what a model asks for with what others ask for at the same time (server/run/lockstep.py).
+
+    Each as the function of that name would by itself: ``training.loss_gradient``, an optimiser's ``step``, a task's
+    ``evaluate``.
+    """
+
+    def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
+
+    def step(self, optimizer: Any, vector: Tensor, gradient: Tensor) -> None: ...
+
+    def evaluate(self, task: Any, samples: Any) -> dict[str, float]: ...
+
+
 class FlatModel:
     """A module whose parameters are views into ``vector`` and whose gradients are views into ``gradient``.
 
@@ -191,8 +206,7 @@ class FlatModel:
     ``storage``: a contiguous vector and gradient that exist already, such as rows of matrices over silos.
     """
 
-    # Computes this model's gradients in place of ``training.loss_gradient``: with other silos' (server/lockstep.py).
-    together: Callable[..., Tensor] | None = None
+    together: Together | None = None  # who computes for this model, where silos train together
 
     def __init__(
         self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None

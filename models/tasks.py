@@ -29,7 +29,7 @@ from torch import Tensor
 
 from models.flat import FlatModel
 from models.intervals import UNKNOWN, areas, of_area, of_mean, of_pairs, of_share
-from models.metrics import METRICS, classification_metrics, loss_function
+from models.metrics import METRICS, classification_metrics, loss_function, metrics_of_all
 from models.training import Loss, Samples, by_batch, predict
 
 ENDS = ("score_low", "score_high")
@@ -63,8 +63,18 @@ class Task:
         """Every metric of ``metrics``, of the network's outputs and labels (n, ...)."""
         return classification_metrics(outputs, y)
 
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        """:meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
+        return metrics_of_all(outputs, labels)
+
     def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
         """Every metric of the model as it stands, on one split."""
+        if model.together is not None:
+            return model.together.evaluate(self, samples)
+        return self.own_evaluate(model, samples)
+
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+        """:meth:`evaluate` of this model by itself."""
         return self.measure(predict(model, samples), samples.labels())
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
@@ -86,14 +96,20 @@ class Ordinal(Task):
         """Those of classes; ``mae``: mean distance in grades; ``kappa``: Cohen's, with squared distances as weights
         (nan where labels and predictions are all of one grade).
         """
-        found = super().measure(outputs, y)
+        return super().measure(outputs, y) | self._distances(outputs, y)
+
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        found = zip(super().measure_all(outputs, labels), outputs, labels, strict=True)
+        return [metrics | self._distances(o, y) for metrics, o, y in found]
+
+    def _distances(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         grades, truth = outputs.detach().argmax(1).double().cpu(), y.double().cpu()
         if not len(truth):
-            return {**found, "mae": math.nan, "kappa": math.nan}
+            return {"mae": math.nan, "kappa": math.nan}
         chance = _mean_square(grades, truth)
         observed = (grades - truth).square().mean()
         kappa = float(1 - observed / chance) if chance > 1e-12 else math.nan
-        return {**found, "mae": float((grades - truth).abs().mean()), "kappa": kappa}
+        return {"mae": float((grades - truth).abs().mean()), "kappa": kappa}
 
 
 def _mean_square(a: Tensor, b: Tensor) -> Tensor:
@@ -107,6 +123,9 @@ class _Plain(Task):
 
     one_class: ClassVar[bool] = False
     least: ClassVar[int] = 1
+
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
 
     def check_outputs(self, outputs: int) -> None:
         if outputs < self.least:
@@ -329,7 +348,7 @@ class Segmentation(_Plain):
         """
         return self._summary([self._each(outputs, y)])
 
-    def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

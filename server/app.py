@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, write the run directory. A failed run raises, so that Flower marks it as failed."""
     settings = parse_settings(context.run_config)
     c = settings.common
-    if c.vectorize:
+    if c.vectorize is True:
         log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
     # A study (several methods or seeds) has written its config before its first run starts.

@@ -1,6 +1,7 @@
 """The in-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
 
-Silos compute one after the other, or with ``vectorize = true`` together (see ``server.lockstep``).
+Silos compute one after the other, or with ``vectorize = true`` together (see ``lockstep.py``); with ``auto`` whichever
+way is found to be faster (``choice.py``).
 
 The ServerApp and the ClientApp are the same functions as in a deployment; tensors travel as they are (see
 ``strategies.payload.TensorArray``), on a GPU they stay there.
@@ -21,6 +22,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from client.site.flower import internal
+from server.run.choice import Choice, clock
 from server.run.lockstep import Lockstep
 from strategies.base.settings import Value
 
@@ -46,7 +48,10 @@ class InProcessGrid(Grid):
         self.sent: dict[str, Message] = {}
         self.numbers = itertools.count(1)
         self.seconds = 0.0
-        self.lockstep = Lockstep() if run_config.get("vectorize") else None
+        asked = run_config.get("vectorize")
+        self.lockstep = Lockstep(quiet=asked == "auto") if asked else None
+        file = state_path.parent / "vectorize.json" if state_path is not None else None
+        self.choice = Choice(run_config, file) if asked == "auto" else None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -65,17 +70,21 @@ class InProcessGrid(Grid):
         asked = [
             self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
         ]
-        started = time.perf_counter()
-        calls, training = {}, set()
+        started, begun = time.perf_counter(), clock()
+        calls, training, server_round = {}, set(), 0
         for message in asked:
             node = message.metadata.dst_node_id
             calls[node] = partial(self.app, message, self.contexts[node])
             if message.metadata.message_type == MessageType.TRAIN:
                 training.add(node)
+                server_round = number_in(message, "round")
         replies: dict[int, Message] = {}
-        if self.lockstep is not None:
+        if training and self.lockstep is not None and (self.choice is None or self.choice.together(server_round)):
             replies = self.lockstep.run({node: call for node, call in calls.items() if node in training})
         replies |= {node: call() for node, call in calls.items() if node not in replies}
+        if training and self.lockstep is not None and self.choice is not None:
+            samples = sum(number_in(replies[node], "samples") for node in training)
+            self.choice.took(server_round, clock() - begun, samples, self.lockstep.takes_turns)
         self.seconds += time.perf_counter() - started
         return [replies[node] for node in calls]
 
@@ -95,6 +104,12 @@ class InProcessGrid(Grid):
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
         return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
+
+
+def number_in(message: Message, name: str) -> int:
+    """A whole number of a message's config; 0 where there is none, as in an error's."""
+    config: Any = message.content.get("config", {}) if message.has_content() else {}
+    return int(config.get(name, 0))
 
 
 @contextmanager

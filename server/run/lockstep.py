@@ -2,10 +2,15 @@
 
 Each silo's ClientApp runs in a coroutine of its own (a greenlet, so methods are ordinary code and know nothing of it)
 with a network of its own, whose vector and gradient are rows of two (silos x Σ) matrices. Where a method asks for the
-gradient of a batch, its coroutine waits. Once all silos wait or are done, requests of one kind (same part of the
-network, same trained parameters, same shape of a sample, same loss) are computed together by ``torch.func.vmap``,
-short batches padded with samples that the loss ignores, and the others one by one; then all silos go on. Losses on
-features may differ from silo to silo: the outputs are computed together, each loss from its silo's part of them.
+gradient of a batch, a step of Adam or the metrics of a model, its coroutine waits. Once all silos wait or are done,
+requests of one kind are computed together, and the others one by one; then all silos go on.
+
+* Gradients (same part of the network, same shape of a sample, same loss) by ``torch.func.vmap``, short batches padded
+  with samples that the loss ignores. What is trained may differ: the gradient is that of everything that somebody
+  trains, and each silo gets its own part of it. Losses on features may differ, too: the outputs are computed together,
+  each loss from its silo's part of them.
+* Steps as one on rows of the matrices, as many as the cache holds; each silo's moments are rows of matrices as well.
+* Metrics once no silo trains any more: the outputs together, and of classifiers the metrics together, too.
 
 The numbers are those of silos that take turns, up to the order of floating-point sums. What a silo holds while it
 trains is held by all silos at once.
@@ -32,13 +37,16 @@ from torch.nn.utils.rnn import pad_sequence
 from models.flat import FlatModel
 from models.initial import network_of
 from models.metrics import IGNORED
-from models.training import Loss, OnFeatures, own_gradient
+from models.tasks import Task
+from models.training import Adam, Loss, OnFeatures, Optimizer, Samples, own_gradient, predict
 
 # As measured on a CPU (benchmarks/README.md). A joint computation costs a few gradients' time beside its arithmetic,
 # and its arithmetic is slower than that of one network after the other, which stays in the cache from step to step.
 FEWEST_SILOS = 4
 LARGEST_BATCH = 600_000  # parameters times samples
 LARGEST_NETWORK = 30_000  # parameters
+LARGEST_STEP = 100_000  # parameters of all silos that step at once
+AT_ONCE = 512  # samples of a silo in an evaluation
 
 T = TypeVar("T")
 
@@ -59,6 +67,39 @@ class Request(NamedTuple):
         return own_gradient(self.networks.models[self.row], self.x, self.y, self.loss, self.network)
 
 
+class Step(NamedTuple):
+    """A silo waits for its optimiser's step on a part of its row."""
+
+    silo: int
+    row: int
+    networks: Networks
+    optimizer: Optimizer
+    part: slice
+    kind: Hashable
+
+    def by_itself(self) -> None:
+        networks, part = self.networks, self.part
+        self.optimizer.joined = None
+        self.optimizer.own_step(networks.vectors[self.row, part], networks.gradients[self.row, part])
+
+
+class Evaluation(NamedTuple):
+    """A silo waits for the metrics of the network in this row."""
+
+    silo: int
+    row: int
+    networks: Networks
+    task: Task
+    samples: Samples
+    kind: Hashable
+
+    def by_itself(self) -> dict[str, float]:
+        return self.task.own_evaluate(self.networks.models[self.row], self.samples)
+
+
+Asked = Request | Step | Evaluation
+
+
 class Networks:
     """Copies of one network. Their vectors are the rows of a matrix (silos, Σ), their gradients those of another."""
 
@@ -68,12 +109,16 @@ class Networks:
         rows = zip(self.vectors, self.gradients, strict=True)
         self.models = [FlatModel(copy.deepcopy(shared.module), shared.device, row) for row in rows]
         self.entries, self.last_name = shared.layout.parameters, shared.head_name
-        self.whole, self.last = joint_form(shared.module, self.last_name), joint_form(shared.last_block)
-        self.largest = LARGEST_BATCH if shared.device.type == "cpu" else math.inf
+        self.whole, self.last = JointForm(shared.module, self.last_name), JointForm(shared.last_block)
+        on_cpu = shared.device.type == "cpu"
+        self.largest: float = LARGEST_BATCH if on_cpu else math.inf
+        self.largest_step: float = LARGEST_STEP if on_cpu else math.inf
 
-    def hindrance(self, row: int, y: Tensor, network: nn.Module | None) -> str:
+    def hindrance(self, row: int, x: Tensor, y: Tensor, network: nn.Module | None) -> str:
         """Why this batch had better be computed by itself; empty: it can be joined."""
         model = self.models[row]
+        if not isinstance(x, Tensor):
+            return "samples of several inputs are not joined"
         if network not in (None, model.module, model.last_block):
             return "a method runs a part of the network that only it knows"
         size = model.head.stop - model.head.start if network is model.last_block else model.layout.size
@@ -83,30 +128,39 @@ class Networks:
 
     def kind(self, row: int, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Hashable:
         """Equal for requests that can be joined."""
-        model = self.models[row]
-        trained = tuple([parameter.requires_grad for parameter in model.parameters])
-        form = id(self), network is model.last_block, trained, x.shape[1:], x.dtype
+        form = id(self), network is self.models[row].last_block, x.shape[1:], x.dtype
         if isinstance(loss, OnFeatures):  # each silo's own loss, of its own part of the outputs
             return *form, OnFeatures, None
         return *form, loss, None if ignores_padding(loss) else len(y)
 
-    def joint(self, requests: Sequence[Request]) -> list[Tensor]:
-        """Fill the gradients of these requests, which are of one kind; returns their losses."""
-        rows, first = [request.row for request in requests], requests[0]
-        model = self.models[first.row]
-        only_last = first.network is model.last_block
-        outputs, prefix = (self.last, f"{self.last_name}.") if only_last else (self.whole, "")
-        # Neighbours are a part of the matrix as it stands, others are gathered from it.
+    def chosen(self, requests: Sequence[Request | Evaluation]) -> Any:
+        """Their rows: neighbours are a part of the matrix as it stands, others are gathered from it."""
+        rows = [request.row for request in requests]
         neighbours = rows == list(range(rows[0], rows[-1] + 1))
-        chosen: Any = slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows)
-        vectors = self.vectors[chosen]
-        values, trained = {}, []
-        for entry, parameter in zip(self.entries, model.parameters, strict=True):
+        return slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows)
+
+    def values(self, vectors: Tensor, prefix: str = "") -> dict[str, Tensor]:
+        """The parameters (silos, ...) behind ``prefix`` by name, as views of these vectors (silos, Σ)."""
+        return {
+            entry.name.removeprefix(prefix): vectors[:, entry.start : entry.stop].view(len(vectors), *entry.shape)
+            for entry in self.entries
+            if entry.name.startswith(prefix)
+        }
+
+    def gradient(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Fill the gradients of these requests, which are of one kind; returns their losses."""
+        first, chosen = requests[0], self.chosen(requests)
+        only_last = first.network is self.models[first.row].last_block
+        outputs, prefix = (self.last, f"{self.last_name}.") if only_last else (self.whole, "")
+        values = self.values(self.vectors[chosen], prefix)
+        # What somebody trains, and who of them does not.
+        trained, frozen = [], []
+        for i, entry in enumerate(self.entries):
             if entry.name.startswith(prefix):
-                value = vectors[:, entry.start : entry.stop].view(len(rows), *entry.shape)
-                values[entry.name.removeprefix(prefix)] = value
-                if parameter.requires_grad:
-                    trained.append((entry, value.requires_grad_()))
+                asked = [self.models[request.row].parameters[i].requires_grad for request in requests]
+                if any(asked):
+                    trained.append((entry, values[entry.name.removeprefix(prefix)].requires_grad_()))
+                    frozen += [(entry, r.row) for r, wanted in zip(requests, asked, strict=True) if not wanted]
         x = pad_sequence([request.x for request in requests], batch_first=True)
         y = pad_sequence([request.y for request in requests], batch_first=True, padding_value=IGNORED)
         logits, features = outputs(values, x)
@@ -126,7 +180,50 @@ class Networks:
             self.gradients[chosen] = 0.0
         for (entry, _), grad in zip(trained, grads, strict=True):
             self.gradients[chosen, entry.start : entry.stop] = grad.flatten(1)
+        for entry, row in frozen:
+            self.gradients[row, entry.start : entry.stop] = 0.0
         return list(losses.detach().unbind())
+
+    def step(self, requests: Sequence[Step]) -> None:
+        """The steps of optimisers of one form, on the same part of neighbouring rows.
+
+        Their states become rows of one optimiser's, and stay that as long as the same optimisers step together.
+        """
+        optimizers, first = [request.optimizer for request in requests], requests[0]
+        n = len(requests)
+        rows = slice(first.row, first.row + n)
+        known = first.optimizer.joined
+        joint = known[0] if known else None
+        if joint is None or [o.joined for o in optimizers] != [(joint, i, n) for i in range(n)]:
+            joint = first.optimizer.alike()
+            for name, value in first.optimizer.state.items():
+                joint.state[name] = torch.stack([o.state[name] for o in optimizers]) if value.dim() else value
+            for optimizer in optimizers:
+                optimizer.joined = None
+        joint.own_step(self.vectors[rows, first.part], self.gradients[rows, first.part])
+        for i, optimizer in enumerate(optimizers):
+            if optimizer.joined is None:
+                optimizer.joined = joint, i, n
+                optimizer.state = {name: value[i] if value.dim() else value for name, value in joint.state.items()}
+            elif "steps" in joint.state:
+                optimizer.state["steps"] = joint.state["steps"]
+
+    @torch.no_grad()
+    def evaluate(self, requests: Sequence[Evaluation]) -> list[dict[str, float]]:
+        """The metrics of these requests, which are of one kind: of inputs of one shape."""
+        lengths = [len(request.samples) for request in requests]
+        if max(lengths) > AT_ONCE or max(lengths) * self.vectors.shape[1] > self.largest:
+            outputs = [predict(self.models[request.row], request.samples) for request in requests]
+        else:
+            x = pad_sequence([request.samples.take(slice(None))[0] for request in requests], batch_first=True)
+            self.whole.network.eval()
+            padded, _ = self.whole(self.values(self.vectors[self.chosen(requests)]), x)
+            self.whole.network.train()
+            outputs = [of_one[:length] for of_one, length in zip(padded, lengths, strict=True)]
+        labels, task = [request.samples.labels() for request in requests], requests[0].task
+        if all(request.task == task for request in requests):
+            return task.measure_all(outputs, labels)
+        return [request.task.measure(o, y) for request, o, y in zip(requests, outputs, labels, strict=True)]
 
 
 class JointLinear(nn.Linear):
@@ -138,7 +235,7 @@ class JointLinear(nn.Linear):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
 
-def joint_form(network: nn.Module, head: str = "") -> Callable[[dict[str, Tensor], Tensor], tuple[Tensor, Tensor]]:
+class JointForm:
     """The outputs (silos, b, C) of many copies of a network, from their parameters by name, each (silos, ...), and x.
 
     With the features (silos, b, K), what the part of the network that is called ``head`` gets.
@@ -147,21 +244,27 @@ def joint_form(network: nn.Module, head: str = "") -> Callable[[dict[str, Tensor
     few silos takes half the time.
     """
 
-    def run(values: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    def __init__(self, network: nn.Module, head: str = "") -> None:
+        self.network, self.head = network, head
+        self.run = vmap(self._run)
+        if type(network) is nn.Linear or getattr(network, "any_batch", False):
+            self.network = copy.deepcopy(network)
+            for layer in self.network.modules():
+                if type(layer) is nn.Linear:
+                    layer.__class__ = JointLinear
+            self.run = self._run
+
+    def __call__(self, values: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.run(values, x)
+        return found
+
+    def _run(self, values: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
         found: list[Tensor] = []
-        hook = network.get_submodule(head).register_forward_pre_hook(lambda _, given: found.append(given[0]))
+        hook = self.network.get_submodule(self.head).register_forward_pre_hook(lambda _, given: found.append(given[0]))
         try:
-            return functional_call(network, values, (x,)), found[-1]
+            return functional_call(self.network, values, (x,)), found[-1]
         finally:
             hook.remove()
-
-    if type(network) is nn.Linear or getattr(network, "any_batch", False):
-        network = copy.deepcopy(network)
-        for layer in network.modules():
-            if type(layer) is nn.Linear:
-                layer.__class__ = JointLinear
-        return run
-    return vmap(run)
 
 
 def joint_losses(loss: Loss, outputs: Tensor, y: Tensor) -> Tensor:
@@ -177,41 +280,43 @@ class Lockstep:
     """Runs the silos' calls of a round together.
 
     ``joint`` and ``single`` count the gradients that were computed with others and one by one, ``computations`` how
-    many computations the joint ones took.
+    many computations the joint ones took; ``steps`` and ``evaluations`` what else was computed with others.
+    ``quiet``: what takes turns all the same is not named.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
         self.takes_turns = ""  # why the silos take turns after all
-        self.joint = self.computations = self.single = 0
+        self.joint = self.computations = self.single = self.steps = self.evaluations = 0
+        self.told: set[str] = set()
+        self.asked: dict[int, int] = {}  # gradients by silo, in its last round
         self._networks: dict[FlatModel, Networks] = {}
-        self._told: set[str] = set()
-        self._asked: dict[int, int] = {}  # gradients by silo, in its last round
 
     def run(self, calls: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         """What each silo's call returns. An exception that leaves a call ends all of them."""
-        results: dict[int, T] = {}
-        waiting: list[Request] = []
-
-        def follow(silo: int, returned: Any) -> None:
-            if coroutines[silo].dead:
-                results[silo] = returned
-            else:
-                waiting.append(returned)
-
         # Whoever goes on longest comes first, so that those still training at the end of a round are neighbours.
-        order = sorted(calls, key=lambda silo: -self._asked.get(silo, 0))
-        coroutines = {silo: greenlet(calls[silo]) for silo in order}
-        self._asked |= dict.fromkeys(order, 0)
+        order = sorted(calls, key=lambda silo: -self.asked.get(silo, 0))
+        self.asked |= dict.fromkeys(order, 0)
+        coroutines = {silo: greenlet(partial(_begin, calls[silo])) for silo in order}
         for row, silo in enumerate(order):
             coroutines[silo].gr_context = self._context(silo, row, len(order))
-            follow(silo, coroutines[silo].switch())
-        while waiting:
-            requests = waiting.copy()
-            waiting.clear()
-            for request, answer in zip(requests, self._answers(requests), strict=True):
-                coroutine = coroutines[request.silo]
-                go_on = coroutine.throw if isinstance(answer, Exception) else coroutine.switch
-                follow(request.silo, go_on(answer))
+        results: dict[int, T] = {}
+        waiting: list[Asked] = []
+        answers: dict[int, Any] = dict.fromkeys(order)
+        while answers:
+            for silo, answer in answers.items():
+                # All switches are made here: an error of PyTorch's walks the C stack, and would crash the process where
+                # a coroutine goes on from another place than it began at.
+                go_on = coroutines[silo].switch
+                returned = go_on(answer)
+                if coroutines[silo].dead:
+                    results[silo] = returned
+                else:
+                    waiting.append(returned)
+            # Metrics wait for the silos that still train: all have theirs computed at once.
+            requests = [r for r in waiting if not isinstance(r, Evaluation)] or waiting
+            answers = self._answers(requests)
+            waiting = [r for r in waiting if r.silo not in answers]
         return results
 
     def _context(self, silo: int, row: int, rows: int) -> Context:
@@ -225,74 +330,135 @@ class Lockstep:
             networks = self._networks.get(shared)
             if networks is None or len(networks.models) < rows:
                 networks = self._networks[shared] = Networks(shared, rows)
-            networks.models[row].together = partial(self._wait, silo, row, networks)
+            networks.models[row].together = Seat(self, silo, row, networks)
             return networks.models[row]
 
         context = copy_context()
         context.run(network_of.set, network)
         return context
 
-    def _wait(
-        self,
-        silo: int,
-        row: int,
-        networks: Networks,
-        x: Tensor,
-        y: Tensor,
-        loss: Loss | OnFeatures,
-        network: nn.Module | None,
-    ) -> Tensor:
-        """In a silo's coroutine: the loss, once the gradient is there."""
-        self._asked[silo] += 1
-        reason = networks.hindrance(row, y, network)
-        self._tell(reason)
-        if reason or self.takes_turns:  # where that was found out in the middle of a round
-            self.single += 1
-            return own_gradient(networks.models[row], x, y, loss, network)
-        kind = networks.kind(row, x, y, loss, network)
-        answer: Tensor = getcurrent().parent.switch(Request(silo, row, networks, x, y, loss, network, kind))
-        return answer
-
-    def _answers(self, requests: Sequence[Request]) -> list[Tensor | Exception]:
-        """The loss of each request, or what went wrong with it."""
-        groups: dict[Hashable, list[Request]] = {}
+    def _answers(self, requests: Sequence[Asked]) -> dict[int, Any]:
+        """By silo, in the order of the requests: the answer, or what went wrong."""
+        answers: dict[int, Any] = {request.silo: None for request in requests}
+        groups: dict[Hashable, list[Any]] = {}
         for request in requests:
             groups.setdefault(request.kind, []).append(request)
-        answers: dict[int, Tensor | Exception] = {}
         for group in groups.values():
+            if isinstance(group[0], Step):
+                self._step(group)
+                continue
             enough = len(group) >= FEWEST_SILOS
-            losses = self._joint(group) if enough else [self._single(request) for request in group]
-            answers |= {request.silo: loss for request, loss in zip(group, losses, strict=True)}
-        return [answers[request.silo] for request in requests]
+            found = self._joint(group) if enough else [self._single(request) for request in group]
+            answers |= {request.silo: answer for request, answer in zip(group, found, strict=True)}
+        return answers
 
-    def _joint(self, group: Sequence[Request]) -> list[Tensor | Exception]:
+    def _joint(self, group: Sequence[Request] | Sequence[Evaluation]) -> list[Any]:
+        networks, of_gradients = group[0].networks, isinstance(group[0], Request)
         try:
-            losses: list[Tensor | Exception] = [*group[0].networks.joint(group)]
+            found: list[Any] = networks.gradient(group) if of_gradients else networks.evaluate(group)  # type: ignore[arg-type]
         except Exception as error:  # a silo's own fault shows again when each computes by itself
-            losses = [self._single(request) for request in group]
-            if not any(isinstance(loss, Exception) for loss in losses):
+            found = [self._single(request) for request in group]
+            if not any(isinstance(answer, Exception) for answer in found):
                 why = str(error).strip().partition("\n")[0] or type(error).__name__
                 self._take_turns(f"this network cannot be computed jointly ({why})")
-            return losses
-        self.joint += len(group)
-        self.computations += 1
-        return losses
+            return found
+        if of_gradients:
+            self.joint += len(group)
+            self.computations += 1
+        else:
+            self.evaluations += len(group)
+        return found
 
-    def _single(self, request: Request) -> Tensor | Exception:
-        self.single += 1
+    def _single(self, request: Request | Evaluation) -> Any:
+        self.single += isinstance(request, Request)
         try:
             return request.by_itself()
         except Exception as error:
             return error
 
+    def _step(self, group: Sequence[Step]) -> None:
+        """Neighbours step together, as many as the cache holds."""
+        first = group[0]
+        most = first.networks.largest_step / (first.part.stop - first.part.start)
+        run: list[Step] = []
+        for request in sorted(group, key=lambda request: request.row):
+            if run and (request.row != run[-1].row + 1 or len(run) + 1 > most):
+                self._step_together(run)
+                run = []
+            run.append(request)
+        self._step_together(run)
+
+    def _step_together(self, run: Sequence[Step]) -> None:
+        if len(run) < FEWEST_SILOS:
+            for request in run:
+                request.by_itself()
+        else:
+            run[0].networks.step(run)
+            self.steps += len(run)
+
     def _take_turns(self, reason: str) -> None:
         self.takes_turns = reason
-        self._tell(reason)
+        self.tell(reason)
 
-    def _tell(self, reason: str) -> None:
-        if reason and reason not in self._told:
-            self._told.add(reason)
+    def tell(self, reason: str) -> None:
+        if reason and not self.quiet and reason not in self.told:
+            self.told.add(reason)
             log(WARNING, "vectorize = true: silos take turns all the same: %s", reason)
+
+
+class Seat:
+    """Where a silo asks: in its own coroutine, which waits for the answer (:class:`models.flat.Together`)."""
+
+    def __init__(self, lockstep: Lockstep, silo: int, row: int, networks: Networks) -> None:
+        self.lockstep, self.silo, self.row, self.networks = lockstep, silo, row, networks
+
+    def gradient(self, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
+        lockstep, networks, row = self.lockstep, self.networks, self.row
+        lockstep.asked[self.silo] += 1
+        reason = networks.hindrance(row, x, y, network)
+        lockstep.tell(reason)
+        if reason or lockstep.takes_turns:  # where that was found out in the middle of a round
+            lockstep.single += 1
+            return own_gradient(networks.models[row], x, y, loss, network)
+        kind = networks.kind(row, x, y, loss, network)
+        loss_of_batch: Tensor = self._wait(Request(self.silo, row, networks, x, y, loss, network, kind))
+        return loss_of_batch
+
+    def step(self, optimizer: Optimizer, vector: Tensor, gradient: Tensor) -> None:
+        part = self._part(vector, gradient)
+        if part is None or type(optimizer) is not Adam or part.stop - part.start > self.networks.largest_step:
+            optimizer.joined = None
+            optimizer.own_step(vector, gradient)
+            return
+        kind = id(self.networks), part.start, part.stop, optimizer.form()
+        self._wait(Step(self.silo, self.row, self.networks, optimizer, part, kind))
+
+    def _part(self, vector: Tensor, gradient: Tensor) -> slice | None:
+        """Which part of the silo's row these are; None: they are something else."""
+        model, count = self.networks.models[self.row], len(vector)
+        start, rest = divmod(vector.data_ptr() - model.vector.data_ptr(), vector.element_size())
+        same = gradient.data_ptr() - model.gradient.data_ptr() == start * vector.element_size()
+        if rest or not same or not 0 <= start <= model.layout.size - count or not vector.is_contiguous():
+            return None
+        return slice(start, start + count)
+
+    def evaluate(self, task: Task, samples: Samples) -> dict[str, float]:
+        networks, row = self.networks, self.row
+        if self.lockstep.takes_turns or not isinstance(samples.x, Tensor):
+            return task.own_evaluate(networks.models[row], samples)
+        kind = id(networks), samples.x.shape[1:], samples.x.dtype
+        found: dict[str, float] = self._wait(Evaluation(self.silo, row, networks, task, samples, kind))
+        return found
+
+    def _wait(self, asked: Asked) -> Any:
+        answer = getcurrent().parent.switch(asked)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _begin(call: Callable[[], T], _: None) -> T:
+    return call()
 
 
 def hindrance(network: FlatModel) -> str:

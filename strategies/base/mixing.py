@@ -32,6 +32,7 @@ from strategies.base.silo import SiloClient, model_of, proximal
 
 NO_WEIGHT = 1e-5  # below it, a weight is none
 ALIKE = 0.9  # above this ratio of the least to the greatest, weights are alike
+ROWS_AT_ONCE = 8  # of models, in their distances
 
 
 @dataclass(frozen=True)
@@ -125,5 +126,13 @@ def mix(models: Tensor, coefficients: Tensor) -> list[Tensor]:
 
 
 def squared_distances(models: Tensor) -> Tensor:
-    """||w_i - w_j||² (n, n), by differences: the Gram matrix would cancel where models are near each other."""
-    return torch.cdist(models, models, compute_mode="donot_use_mm_for_euclid_dist").square()
+    """||w_i - w_j||² (n, n), by differences: the Gram matrix would cancel where models are near each other.
+
+    Some rows at a time against those from them on: what is below the diagonal is what is above it.
+    """
+    n = len(models)
+    above = models.new_zeros(n, n)
+    for i in range(0, n, ROWS_AT_ONCE):
+        rows = models[i : i + ROWS_AT_ONCE]
+        above[i : i + ROWS_AT_ONCE, i:] = torch.cdist(rows, models[i:], compute_mode="donot_use_mm_for_euclid_dist")
+    return (above.triu() + above.triu(1).T).square()

@@ -228,9 +228,11 @@ def markdown() -> str:
 
 def _allowed(f: Field[Any]) -> str:
     limits = limits_of(f)
+    if type(f.default) is bool:
+        return ", ".join(["true", "false", *limits.get("choices", ())])
     if limits.get("choices"):
         return ", ".join(limits["choices"])
-    kind = {bool: "true, false", int: "whole", float: "number", str: "text"}[type(f.default)]
+    kind = {int: "whole", float: "number", str: "text"}[type(f.default)]
     signs = (("minimum", "≥"), ("above", ">"), ("maximum", "≤"), ("below", "<"))
     return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
 

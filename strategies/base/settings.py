@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from partitions.labels import TASKS
 from partitions.names import nearest, unknown_name
@@ -58,8 +58,11 @@ class Common:
     threads: int = setting(
         0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
     )
-    vectorize: bool = setting(
-        False, "silofl simulate: compute the gradients of all silos together, for many silos with small networks"
+    vectorize: bool | str = setting(
+        False,
+        "silofl simulate: compute the gradients, metrics and steps of all silos together, for many silos with small "
+        "networks; auto: where the run's first rounds find it to be faster",
+        choices=("auto",),
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
     model: str = setting(
@@ -210,15 +213,21 @@ def choose(kind: str, name: str, known: Iterable[str]) -> str:
 def convert(key: str, value: object, f: Field[Any]) -> Value:
     """A value of the field's type and within its range, or a UserError that names the key."""
     kind: type[Any] = type(f.default)
-    wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+    others = limits_of(f).get("choices", ())
+    wanted = {
+        bool: ", ".join(["true", "false", *others]) if others else "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+    }[kind]
     result: Value
     try:
         if kind is bool:
             if isinstance(value, str) and value.lower() in ("true", "false"):
                 value = value.lower() == "true"
-            if not isinstance(value, bool):
+            if not isinstance(value, bool) and value not in others:
                 raise ValueError
-            result = value
+            result = cast(bool | str, value)
         elif kind is str:
             if not isinstance(value, str):
                 raise ValueError
@@ -265,7 +274,7 @@ def limits_of(f: Field[Any]) -> dict[str, Any]:
 def _within(key: str, value: Value, f: Field[Any]) -> Value:
     limits = limits_of(f)
     choices = limits.get("choices")
-    if choices and value not in choices:
+    if choices and not isinstance(value, bool) and value not in choices:
         raise UserError(
             f"{key} = {value!r:.200}{nearest(str(value), choices)}: one of {', '.join(choices)} is wanted here"
         )

@@ -148,11 +148,13 @@ class SiloClient(NumPyClient):
             prefix = f"optimizer.{key}."
             kept = {k.removeprefix(prefix): v.clone() for k, v in self.state.arrays.items() if k.startswith(prefix)}
             optimizer.state = kept
+        optimizer.together = self.model.together
         return optimizer
 
     def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
         if self.common.optimizer_state == "keep":
-            self.state.arrays |= {f"optimizer.{key}.{k}": v for k, v in optimizer.state.items()}
+            # Copies: where silos train together, these are rows of all silos' matrices.
+            self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
 
     def batches(
         self,

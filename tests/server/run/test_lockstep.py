@@ -169,7 +169,7 @@ def test_rows_are_computed_in_place_or_gathered(rows: list[int], frozen: tuple[s
         model.freeze(*frozen)
         model.gradient.fill_(7.0)
     requests = [make(row, 3 + row) for row in rows]
-    losses = net.joint(requests)
+    losses = net.gradient(requests)
     found = net.gradients.clone()
     for row, model in enumerate(net.models):
         if row not in rows:
@@ -180,6 +180,105 @@ def test_rows_are_computed_in_place_or_gathered(rows: list[int], frozen: tuple[s
         torch.testing.assert_close(found[request.row], net.models[request.row].gradient)
         for part in frozen:
             assert not found[request.row][part].any()
+
+
+def test_silos_that_train_different_parts_are_computed_together() -> None:
+    """Each gets the gradient of its own part, and zeros where it trains nothing."""
+    net, make = networks(3)
+    frozen = {0: slice(0, 16), 1: slice(16, 31), 2: slice(0, 0)}
+    for row, model in enumerate(net.models):
+        model.freeze(frozen[row])
+        model.gradient.fill_(7.0)
+    requests = [make(row, 4) for row in range(3)]
+    assert len({net.kind(r.row, r.x, r.y, r.loss, r.network) for r in requests}) == 1
+    losses = net.gradient(requests)
+    found = net.gradients.clone()
+    for request, loss in zip(requests, losses, strict=True):
+        torch.testing.assert_close(loss, request.by_itself())
+        torch.testing.assert_close(found[request.row], net.models[request.row].gradient)
+        assert not found[request.row][frozen[request.row]].any()
+        assert found[request.row].any()
+
+
+def test_samples_of_several_inputs_are_computed_by_themselves() -> None:
+    net, make = networks(2)
+    request = make(0, 4)
+    assert net.hindrance(0, request.x, request.y, None) == ""
+    assert "several inputs" in net.hindrance(0, (request.x, request.x), request.y, None)  # type: ignore[arg-type]
+
+
+ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        # Steps of the four silos in batches of 4, two epochs: 4, 6, 4, 2; as many in each of three rounds. The last two
+        # of b are its own.
+        ({"strategy": "fedavg", **ADAM, "optimizer_state": "reset"}, 3 * 14),
+        ({"strategy": "fedavg", **ADAM, "optimizer_state": "reset", "amsgrad": True, "weight_decay": 0.01}, 3 * 14),
+        # Of those that are kept, later rounds' have the same number of steps behind them in a and c only.
+        ({"strategy": "fedavg", **ADAM, "optimizer_state": "keep"}, 14 + 2 * 8),
+        ({"strategy": "fedrep", **ADAM}, None),  # on parts of the rows
+        ({"strategy": "ditto", **ADAM, "optimizer_state": "keep"}, None),
+        ({"strategy": "apple", **ADAM}, 0),  # on vectors of the silos' own
+        ({"strategy": "fedavg", "momentum": 0.5, "optimizer_state": "keep"}, 0),  # sgd's take longer to join
+    ],
+)
+def test_steps_that_are_taken_together_are_each_silos_own(
+    silos: Files, settings: dict[str, Any], steps: int | None
+) -> None:
+    settings = {**SMALL, **settings}
+    in_turns, together = (federate(silos, **settings, vectorize=v) for v in (False, True))
+    assert_close(in_turns, together, silos)
+    found = lockstep_of(together).steps
+    assert found > 20 if steps is None else found == steps, found
+    for silo in silos:
+        ours, theirs = (run.grid.state(silo).arrays for run in (in_turns, together))
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+
+
+def test_as_many_rows_step_together_as_the_cache_holds(silos: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows of 31 parameters: of four silos three at first, then all that are left."""
+    monkeypatch.setattr(server.run.lockstep, "LARGEST_STEP", 3 * 31)
+    settings: dict[str, Any] = {"strategy": "fedavg", **SMALL, **ADAM, "rounds": 1}
+    together = federate(silos, **settings, vectorize=True)
+    assert_losses_and_models(federate(silos, **settings), together, silos)
+    assert lockstep_of(together).steps == 3 + 3 + 3 + 3  # a, b, c twice (d by itself), then twice again
+
+
+def test_metrics_are_computed_together(silos: Files) -> None:
+    """Two models on two splits of four silos in three rounds, and all metrics are those of silos that take turns."""
+    settings: dict[str, Any] = {"strategy": "fedavg", **SMALL}
+    in_turns, together = (federate(silos, **settings, vectorize=v) for v in (False, True))
+    assert lockstep_of(together).evaluations == 2 * 2 * 4 * 3
+    for one, other in zip(in_turns.rows, together.rows, strict=True):
+        if one.metric != "round_seconds":
+            assert (one.round, one.silo, one.split, one.snapshot, one.metric) == (
+                other.round,
+                other.silo,
+                other.split,
+                other.snapshot,
+                other.metric,
+            )
+            assert one.value == pytest.approx(other.value, rel=1e-3, abs=1e-5, nan_ok=True)
+
+
+def test_a_run_that_is_resumed_is_the_run_that_was_not(tmp_path: Path) -> None:
+    """Bit for bit, with moments that are kept from round to round."""
+    silos = random_silos(tmp_path, dict.fromkeys("abcd", 9))
+    settings: dict[str, Any] = {"strategy": "fedavg", **SMALL, **ADAM, "optimizer_state": "keep", "vectorize": True}
+    whole = federate(silos, **settings, directory=tmp_path / "whole")
+    federate(silos, **{**settings, "rounds": 2}, directory=tmp_path / "parts")
+    resumed = federate(silos, **settings, directory=tmp_path / "parts", resume=True)
+    assert lockstep_of(resumed).steps > 0
+    last = [[row for row in comparable(run.rows) if row[1] == "3"] for run in (whole, resumed)]
+    assert len(last[0]) > 20 and last[0] == last[1]
+    for silo in silos:
+        ours, theirs = (run.grid.state(silo).arrays for run in (whole, resumed))
+        assert ours.keys() == theirs.keys() and all(same(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_networks_are_rows_and_not_the_shared_one() -> None:
@@ -238,6 +337,26 @@ def test_a_silo_that_fails_in_training_fails_alone(silos: Files, monkeypatch: py
         assert any("the disk is full" in reason for reason in reasons)
         assert any("out of bounds" in reason for reason in reasons)
     assert lockstep_of(together).takes_turns == ""
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_an_error_of_pytorchs_in_a_silos_own_code_is_an_error(
+    silos: Files, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Also where the silo has waited for others: PyTorch looks at the C stack then, which coroutines share."""
+    ordinary = SiloClient.gradient
+
+    def faulty(self: SiloClient, x: Tensor, y: Tensor) -> Tensor:
+        self.steps = getattr(self, "steps", 0) + 1  # type: ignore[attr-defined]
+        if self.silo.name == "b" and self.steps == step:  # type: ignore[attr-defined]
+            x = x + torch.zeros(5)
+        return ordinary(self, x, y)
+
+    monkeypatch.setattr(SiloClient, "gradient", faulty)
+    run = federate(silos, strategy="fedavg", **{**SMALL, "rounds": 1}, vectorize=True)
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(1, "b")]
+    (reason,) = [str(reply.error.reason) for message, reply in run.grid.traffic if reply.has_error()]
+    assert "must match the size" in reason
 
 
 def test_a_silo_that_diverges_does_not_reach_its_neighbours(silos: Files) -> None:
@@ -357,15 +476,19 @@ def test_a_network_that_cannot_be_joined_takes_turns(
     forget_models()
 
 
-def test_what_is_sent_down_and_kept_is_never_a_row(silos: Files) -> None:
+@pytest.mark.parametrize("strategy", ["apple", "fedavg"])
+def test_what_is_sent_down_and_kept_is_never_a_row(silos: Files, strategy: str) -> None:
     """A tensor of a reply or a state that were a row would change with the next round's training."""
-    run = federate(silos, strategy="apple", **SMALL, vectorize=True)
+    kept_moments: dict[str, Any] = {**SMALL, **ADAM, "optimizer_state": "keep"}
+    run = federate(silos, strategy=strategy, **kept_moments, vectorize=True)
     (net,) = lockstep_of(run)._networks.values()
     rows = {t.untyped_storage().data_ptr() for t in (net.vectors, net.gradients)}
     kept = [t for silo in silos for t in run.grid.state(silo).arrays.values()]
     kept += run.strategy.state.arrays.values()
     assert len(kept) > 10
     assert not any(t.untyped_storage().data_ptr() in rows for t in kept)
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    assert max(storages.values()) <= 4 * net.vectors.shape[1]  # nor one of a matrix of moments
 
 
 def test_absent_silos_and_resumed_runs(silos: Files, tmp_path: Path) -> None:
