@@ -57,7 +57,7 @@ def release(
         if name not in client.sends_numbers:
             raise ValueError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
     config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
-    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype))
+    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.coded)
     counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
     kept: dict[str, float] = {}
     for name, value in metrics.items():

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from models.flat import gather, scatter, write
 from models.training import batches, features, generator, loss_gradient, seed_dropout
+from strategies.base.coded import OWN_START
 from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
 from strategies.base.silo import SiloClient
@@ -169,6 +170,7 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
 class FedALA(PersonalizedStrategy):
     name = "fedala"
+    uncoded = OWN_START
     spelling = "FedALA"
     title = "Adaptive local aggregation"
     paper = "Zhang et al., AAAI 2023, arXiv 2212.01197"

@@ -121,6 +121,7 @@ class FedAPMClient(PartialClient):
 
 class FedAPM(PartialStrategy):
     name = "fedapm"
+    uncoded = "the server keeps each silo's last vector, not a sum of steps"
     own_model = "kept"
     spelling = "FedAPM"
     title = "ADMM with partial model personalisation"

@@ -110,6 +110,7 @@ class FedCPClient(PartialClient):
 
 class FedCP(PartialStrategy):
     name = "fedcp"
+    uncoded = "the head that is sent is half the silo's own, no step from what it received"
     spelling = "FedCP"
     title = "Features split between two heads by a policy"
     paper = "Zhang et al., KDD 2023, arXiv 2307.01217"

@@ -112,6 +112,7 @@ class FedDBEClient(SiloClient):
 
 class FedDBE(PersonalizedStrategy):
     name = "feddbe"
+    uncoded = "in its first round silos send means of features"
     own_model = "layers"
     note = "of the own model only the bias on the features is missing, and round 1 sends the mean features"
     spelling = "FedDBE"

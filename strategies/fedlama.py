@@ -32,6 +32,7 @@ from typing import cast
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter
+from strategies.base.coded import OTHER_LAYERS
 from strategies.base.payload import Model, Number, Payload
 from strategies.base.replies import Update
 from strategies.base.server import Averaging, PersonalizedStrategy
@@ -81,6 +82,7 @@ class FedLAMAClient(SiloClient):
 
 class FedLAMA(PersonalizedStrategy):
     name = "fedlama"
+    uncoded = OTHER_LAYERS
     note = "most rounds send some layers, the last ones since are known"
     spelling = "FedLAMA"
     one_model = True

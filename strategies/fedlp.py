@@ -25,6 +25,7 @@ from torch import Tensor
 
 from models.flat import Block, Entry, Layout, gather
 from models.training import generator
+from strategies.base.coded import OTHER_LAYERS
 from strategies.base.replies import Update
 from strategies.base.robust import KRUM, RULES
 from strategies.base.server import PersonalizedStrategy
@@ -61,6 +62,7 @@ class FedLPClient(SiloClient):
 
 class FedLP(PersonalizedStrategy):
     name = "fedlp"
+    uncoded = OTHER_LAYERS
     own_model = "layers"
     note = "over the rounds every layer is sent"
     spelling = "FedLP"

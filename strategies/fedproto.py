@@ -147,6 +147,7 @@ class FedProtoClient(SiloClient):
 
 class FedProto(PersonalizedStrategy):
     name = "fedproto"
+    uncoded = "what is sent are prototypes, no steps"
     own_model = "kept"
     spelling = "FedProto"
     title = "Prototypes of classes instead of models"

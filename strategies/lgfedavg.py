@@ -27,6 +27,7 @@ from flwr.common import log
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter
+from strategies.base.coded import OTHER_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Model, Payload
 from strategies.base.replies import Update
@@ -61,6 +62,7 @@ class LGFedAvgClient(PartialClient):
 
 class LGFedAvg(PartialStrategy):
     name = "lg-fedavg"
+    uncoded = OTHER_LAYERS
     note = "with `lg-fedavg.pretrain` the first rounds send the whole model"
     spelling = "LG-FedAvg"
     title = "Personal lower layers"

@@ -106,6 +106,7 @@ class LpProjClient(SiloClient):
 
 class LpProj(PersonalizedStrategy):
     name = "lp-proj"
+    uncoded = "what is sent is a projection, no step"
     own_model = "kept"
     spelling = "lp-proj"
     title = "Agreement in a low-dimensional random projection"

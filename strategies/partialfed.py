@@ -30,6 +30,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from models.flat import Layout, gather, scatter, write
+from strategies.base.coded import OWN_START
 from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
 from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
@@ -77,6 +78,7 @@ class PartialFedClient(PartialClient):
 
 class PartialFed(PersonalizedStrategy):
     name = "partialfed"
+    uncoded = OWN_START
     spelling = "PartialFed"
     title = "Partial loading of the global model, fixed"
     paper = "Sun et al., NeurIPS 2021"

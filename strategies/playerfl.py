@@ -35,6 +35,7 @@ from torch import Tensor
 
 from models.flat import Layout, gather
 from models.training import generator
+from strategies.base.coded import OTHER_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Payload, is_number
 from strategies.base.replies import Update
@@ -109,6 +110,7 @@ def random_cut(layers: int, taken: int, seed: int) -> int:
 
 class PLayerFL(PartialStrategy):
     name = "player-fl"
+    uncoded = OTHER_LAYERS
     note = "round 1 sends the whole model"
     spelling = "PLayer-FL"
     title = "Principled layer-wise federation"

@@ -39,6 +39,8 @@ class ConfirmedClient(SiloClient):
 
 
 class ConfirmedStrategy(PersonalizedStrategy):
+    uncoded = "silos and server add up the same changes each for themselves, which would differ"
+
     def payload(self, silo: str) -> Payload:
         payload, counted = super().payload(silo), self.state.numbers.get("counted", {})
         return Payload(payload.models, {**payload.numbers, "counted": counted.get(silo, 0)})

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +18,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from strategies.base.coding import OF_CHANGES, Coded, narrow, read, widen
+
+GLOBAL, BUFFERS = "global", "buffers"  # names of models: the server's, and BatchNorm statistics
 LONGEST_NAME = 200  # characters of a model's name in a message
 
 Number = bool | int | float | str | list[int] | list[float] | list[str]
@@ -28,13 +31,14 @@ class Model:
     """A named vector: usually a model of shape (Σ,), or the part of one that a method shares.
 
     ``silo`` is whose it is (empty: the server's), ``round`` the round it was made in, ``samples`` the training samples
-    behind it.
+    behind it, ``bytes`` those that it took on the wire, of one that came.
     """
 
     vector: Tensor
     silo: str = ""
     round: int = 0
     samples: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,39 +111,38 @@ def tensor_of(array: Array) -> Tensor:
 
 
 class Wire:
-    """How vectors travel: as float32, or at half the bytes as float16 or bfloat16; back to float32 on arrival.
+    """How vectors travel as they are: as float32, or at half the bytes as float16 or bfloat16; as float32 they arrive.
 
-    A vector that goes into several messages is packed once: one record, serialised and hashed once.
+    So they do where changes have another format (``coding.py``). A vector that goes into several messages is packed
+    once: one record, serialised and hashed once.
     """
 
     def __init__(self, dtype: str = "float32") -> None:
-        self.dtype = dtype
+        self.dtype = "float32" if dtype in OF_CHANGES else dtype
         self.packed: dict[tuple[int, int], tuple[Tensor, ArrayRecord]] = {}
 
     def pack(self, vector: Tensor) -> ArrayRecord:
         key = vector.data_ptr(), vector.numel()
         if key not in self.packed:
-            narrow = vector
-            if self.dtype == "float16":
-                narrow = vector.half()
-            elif self.dtype == "bfloat16":
-                narrow = vector.bfloat16().view(torch.int16)  # NumPy has no bfloat16
-            self.packed[key] = (vector, array_record({"vector": narrow}))  # holding the vector keeps its address taken
+            record = array_record({"vector": narrow(vector, self.dtype)})
+            self.packed[key] = (vector, record)  # holding the vector keeps its address taken
         return self.packed[key][1]
 
-    @staticmethod
-    def unpack(array: Array, dtype: str) -> Tensor:
-        """Raises ValueError where the bytes are no array, or not of this format."""
-        try:
-            tensor = tensor_of(array)
-            return tensor if dtype == "float32" else tensor.view(getattr(torch, dtype)).float()
-        except Exception as error:
-            raise ValueError(f"its bytes are no array of {dtype} ({type(error).__name__})") from error
+    def arrives(self, vector: Tensor) -> Tensor:
+        """What the other side has of a vector, bit for bit."""
+        return widen(tensor_of(self.pack(vector)["vector"]), self.dtype)
 
-    @property
-    def width(self) -> int:
-        """Bytes of a number."""
-        return torch.finfo(getattr(torch, self.dtype)).bits // 8
+
+def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], Tensor | None]) -> Model:
+    """A model by its record and its entry in the manifest. Raises ValueError where they make none."""
+    dtype = entry.get("dtype", "float32")
+    try:
+        tensors = {name: tensor_of(array) for name, array in record.items()}
+    except Exception as error:
+        raise ValueError(f"its bytes are no array of {dtype:.80} ({type(error).__name__})") from error
+    coded = Coded(tensors, dtype, entry.get("form", ""))
+    vector = read(coded, base(entry["name"]) if coded.form else None)
+    return Model(vector, entry["silo"], entry["round"], entry["samples"], coded.bytes)
 
 
 def wire_bytes(records: RecordDict) -> int:
@@ -148,24 +151,38 @@ def wire_bytes(records: RecordDict) -> int:
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
-def encode(payload: Payload, config: Mapping[str, Number] | None = None, wire: Wire | None = None) -> RecordDict:
-    """A payload as the content of a message; ``config`` travels beside it."""
-    wire = wire or Wire()
-    manifest = [
-        {"name": name, "silo": m.silo, "round": m.round, "samples": m.samples, "dtype": wire.dtype}
-        for name, m in payload.models.items()
-    ]
+def encode(
+    payload: Payload,
+    config: Mapping[str, Number] | None = None,
+    wire: Wire | None = None,
+    coded: Mapping[str, Coded] | None = None,
+) -> RecordDict:
+    """A payload as the content of a message; ``config`` travels beside it. ``coded``: models that travel so instead."""
+    wire, coded, manifest = wire or Wire(), coded or {}, []
     records = RecordDict()
     for name, model in payload.models.items():
-        records[f"model.{name}"] = wire.pack(model.vector)
+        entry = {"name": name, "silo": model.silo, "round": model.round, "samples": model.samples, "dtype": wire.dtype}
+        if name in coded:
+            entry |= {"dtype": coded[name].dtype, "form": coded[name].form}
+            records[f"model.{name}"] = array_record(coded[name].tensors)
+        else:
+            records[f"model.{name}"] = wire.pack(model.vector)
+        manifest.append(entry)
     records["config"] = ConfigRecord(
         {"manifest": json.dumps(manifest), **{f"number.{k}": v for k, v in payload.numbers.items()}, **(config or {})}
     )
     return records
 
 
-def decode(records: RecordDict, device: torch.device | str | None = None) -> tuple[Payload, dict[str, Number]]:
-    """The payload and the config of a message. Raises ValueError where the manifest and the records disagree."""
+def decode(
+    records: RecordDict,
+    device: torch.device | str | None = None,
+    base: Callable[[str], Tensor | None] = lambda name: None,
+) -> tuple[Payload, dict[str, Number]]:
+    """The payload and the config of a message. Raises ValueError where the manifest and the records disagree.
+
+    ``base`` knows what models are told by, which do not travel as they are.
+    """
     found = records.get("config")
     if not isinstance(found, ConfigRecord) or "manifest" not in found:
         raise ValueError("the message has no config with a manifest")
@@ -179,15 +196,13 @@ def decode(records: RecordDict, device: torch.device | str | None = None) -> tup
     models = {}
     for entry in manifest:
         record = records.get(f"model.{entry['name']}")
-        if not isinstance(record, ArrayRecord) or "vector" not in record:
+        if not isinstance(record, ArrayRecord) or not (entry.get("form") or "vector" in record):
             raise ValueError(f"the message names model '{entry['name']}' and does not carry it")
         try:
-            vector = Wire.unpack(record["vector"], entry.get("dtype", "float32"))
+            model = unpack(record, entry, base)
         except ValueError as error:
             raise ValueError(f"model '{entry['name']}': {error}") from error
-        models[entry["name"]] = Model(
-            vector if device is None else vector.to(device), entry["silo"], entry["round"], entry["samples"]
-        )
+        models[entry["name"]] = model if device is None else replace(model, vector=model.vector.to(device))
     numbers = {k.removeprefix("number."): config.pop(k) for k in list(config) if k.startswith("number.")}
     return Payload(models, numbers), config
 
@@ -195,7 +210,7 @@ def decode(records: RecordDict, device: torch.device | str | None = None) -> tup
 def is_entry(entry: object) -> bool:
     """Whether a manifest says a model's name, silo, round and number of samples so."""
     kinds = {"name": str, "silo": str, "round": int, "samples": int}
-    if not isinstance(entry, dict) or not isinstance(entry.get("dtype", ""), str):
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key, ""), str) for key in ("dtype", "form")):
         return False
     right = all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
     return right and entry["name"].isprintable() and len(entry["name"]) <= LONGEST_NAME

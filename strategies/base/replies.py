@@ -24,6 +24,7 @@ class Update:
     vectors: Mapping[str, Tensor]
     numbers: Mapping[str, Number]
     metrics: Mapping[str, float]
+    bytes: int = 0  # of its vectors, on the wire
 
     @property
     def vector(self) -> Tensor:
@@ -41,13 +42,16 @@ class Expected:
     names: tuple[str, ...]
     size: Callable[[str, str], int]  # (vector, silo) -> length
     numbers: tuple[str, ...]  # which of the method's numbers are taken
+    base: Callable[[str, str], Tensor | None] = lambda name, silo: None  # (vector, silo) -> what it may be told by
 
 
 def read_update(reply: Message, silo: str, expected: Expected) -> Update:
     """A silo's train reply. Raises ValueError where it is not what is expected."""
     if reply.has_error():
         raise ValueError(reason_of(reply.error.reason))
-    payload, config = decode(reply.content)
+    payload, config = decode(
+        reply.content, base=lambda name: expected.base(name, silo) if name in expected.names else None
+    )
     named, number = config.get("silo"), config.get("round")
     if number != expected.round or named != silo:
         raise ValueError(f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}")
@@ -61,7 +65,8 @@ def read_update(reply: Message, silo: str, expected: Expected) -> Update:
     for name, vector in vectors.items():
         check_vector(name, vector, expected.size(name, silo))
     numbers = {name: payload.numbers[name] for name in expected.numbers if name in payload.numbers}
-    return Update(silo, expected.samples[silo], vectors, numbers, metrics)
+    came = sum(payload.models[name].bytes for name in expected.names)
+    return Update(silo, expected.samples[silo], vectors, numbers, metrics, came)
 
 
 def check_vector(name: str, vector: Tensor, size: int) -> None:

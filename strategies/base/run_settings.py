@@ -173,6 +173,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     if common.ala and getattr(every[common.strategy], "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
     strategies()[common.strategy].check_robust(common)
+    strategies()[common.strategy].check_wire(common)
     ala = every[adding("ala").name] if common.ala else None
     return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala)
 

@@ -23,6 +23,7 @@ from models.tasks import Task
 from models.training import generator
 from strategies.base.bounded import BoundedStrategy
 from strategies.base.cards import read_agreed, sample_weights
+from strategies.base.coded import CodedStrategy
 from strategies.base.metrics_and_cards import printable, read_metrics, reason_of
 from strategies.base.payload import Model, Number, Payload, Wire, encode, wire_bytes
 from strategies.base.relationships import Relationships
@@ -88,7 +89,7 @@ def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, com
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 
 
-class PersonalizedStrategy(BoundedStrategy, Strategy):
+class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
     """The server's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
@@ -279,6 +280,7 @@ class PersonalizedStrategy(BoundedStrategy, Strategy):
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.arrays[BUFFERS] = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
+        self.take(u.silo for u in usable)
         return None, None
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -311,7 +313,8 @@ class PersonalizedStrategy(BoundedStrategy, Strategy):
         """The well-formed train replies, sorted by silo name; the others are named in ``self.rejected``."""
         names = {info.node_id: name for name, info in self.silos.items()}
         numbers = self.client.sends_numbers
-        expected = Expected(self.name, self.round, self.samples, self.upload_names(), self.upload_size, numbers)
+        names_up, size = self.upload_names(), self.upload_size
+        expected = Expected(self.name, self.round, self.samples, names_up, size, numbers, self.base)
         result = []
         for reply in replies:
             if reply.metadata.message_type != MessageType.TRAIN:
@@ -321,7 +324,7 @@ class PersonalizedStrategy(BoundedStrategy, Strategy):
                 update = read_update(reply, silo, expected)
                 if BUFFERS in update.vectors:
                     check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
-                self.bytes_up += sum(vector.numel() for vector in update.vectors.values()) * self.wire.width
+                self.bytes_up += update.bytes
                 self.check(update)
                 result.append(update)
             except ValueError as error:
@@ -351,7 +354,8 @@ class PersonalizedStrategy(BoundedStrategy, Strategy):
             payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
-        extra = {**cast(dict[str, Number], dict(config)), **self.extra, "round": self.round, **flags}
+        flags = {**flags, **self.taken(silo), "round": self.round}
+        extra = {**cast(dict[str, Number], dict(config)), **self.extra, **flags}
         ttl = self.common.round_timeout
         content = encode(payload, extra, self.wire)
         self.bytes_down += wire_bytes(content)

@@ -128,7 +128,23 @@ class Common:
         "tables: standardised by statistics agreed over all silos, by the silo's own, or not",
         choices=("agreed", "silo", "none"),
     )
-    wire_dtype: str = setting("float32", "number format of what is sent", choices=("float32", "float16", "bfloat16"))
+    wire_dtype: str = setting(
+        "float32",
+        "number format of what is sent; int8 and topk are for what silos send, as changes of what they received",
+        choices=("float32", "float16", "bfloat16", "int8", "topk"),
+    )
+    wire_topk: float = setting(0.01, "topk: the share of a change's numbers that is sent", above=0, maximum=1)
+    wire_feedback: str = setting(
+        "auto",
+        "a silo keeps what the format loses and adds it to its next change: auto with int8 and topk; on also with "
+        "float16 and bfloat16; or off",
+        choices=("auto", "on", "off"),
+    )
+    wire_sparse: bool = setting(
+        False,
+        "silos send only the numbers that are not those they received, such as the rows of an embedding that they "
+        "trained; nothing is lost",
+    )
     evaluate_every: int = setting(
         1, "evaluate every so many rounds and at the end, 0: never", minimum=0, maximum=MOST_ROUNDS
     )

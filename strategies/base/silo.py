@@ -21,12 +21,14 @@ from models.augment import Augmentation
 from models.flat import FlatModel, gather, is_finite, write
 from models.tasks import MULTICLASS, Task
 from models.training import Optimizer, Samples, batches, generator, loss_gradient, make_optimizer, seed_dropout
+from strategies.base.coded import CodedClient
+from strategies.base.coding import Coded
+from strategies.base.payload import BUFFERS as BUFFERS
+from strategies.base.payload import GLOBAL as GLOBAL
 from strategies.base.payload import Model, Number
 from strategies.base.settings import Common
 from strategies.base.state import State
 
-GLOBAL = "global"
-BUFFERS = "buffers"
 MODEL_OF = "model."
 
 
@@ -67,7 +69,7 @@ class Silo:
     augment: Augmentation | None = None  # how its training pictures are changed
 
 
-class SiloClient(NumPyClient):
+class SiloClient(CodedClient, NumPyClient):
     """The silo's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
@@ -89,6 +91,7 @@ class SiloClient(NumPyClient):
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
         self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
+        self.coded: dict[str, Coded] = {}  # those of its vectors that travel otherwise than as they are
         self.train_loss = float("nan")
         # What this round started from: model (Σ,) and running statistics; not to be written to.
         self.received = self.received_buffers = torch.empty(0)
@@ -298,6 +301,7 @@ class SiloClient(NumPyClient):
         if self.train_loss == self.train_loss:
             metrics["personal.train.loss"] = self.train_loss
         self._keep(personal, metrics.get(f"personal.val.{self.silo.task.score}"))
+        self.coded = self.code(dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {})
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
@@ -330,6 +334,7 @@ class SiloClient(NumPyClient):
     def _begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.run_id = config.get("run_id", "")
+        self.settle(config.get("taken"))
         self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
         self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:
