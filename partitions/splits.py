@@ -100,9 +100,12 @@ def dtype_of(x: Array) -> str:
 
 
 def together(inputs: Mapping[str, Array]) -> Array:
-    """Several inputs of the same samples as one array (n,), whose rows are taken and joined as those of any other."""
+    """Several inputs of the same samples as one array (n,), whose rows are taken and joined as those of any other.
+
+    They are in the order of their names, so that it makes no difference in which order a hospital's file has them.
+    """
     n = len(next(iter(inputs.values())))
-    joined = np.empty(n, [(name, x.dtype, x.shape[1:]) for name, x in inputs.items()])
+    joined = np.empty(n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)])
     for name, x in inputs.items():
         joined[name] = x
     return joined

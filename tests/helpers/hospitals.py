@@ -14,6 +14,7 @@ from partitions.silo_file import write_npz
 
 NAMES = ("north", "south", "west")
 SIZES = (60, 45, 30)
+SMALL_FUSION = {"fedapm_signals__width": 16, "fedapm_signals__filters": 8, "fedapm_signals__dropout": 0.0}
 NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federate`
     "multilabel": {"model": "small-cnn"},
     "ordinal": {"model": "mlp", "mlp__hidden": "16"},
@@ -22,8 +23,11 @@ NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federat
     "segmentation": {"model": "auto", "unet__levels": 2, "unet__width": 4},
     "balls": {"model": "auto", "unet__levels": 2, "unet__width": 4},
     "nodules": {"model": "auto"},
+    "notes": {"model": "auto", "fasttext__mean": "words"},
+    "pulses": {"model": "auto", **SMALL_FUSION},
+    "stays": {"model": "auto", **SMALL_FUSION},
 }
-Arrays = dict[str, npt.NDArray[np.generic]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 def findings(rng: np.random.Generator) -> Arrays:
@@ -92,9 +96,9 @@ def notes(rng: np.random.Generator) -> Arrays:
 
 
 def pulses(rng: np.random.Generator) -> Arrays:
-    """Signals of two channels: do they swing fast or slowly?"""
+    """Signals of two channels that swing about 0 or about 1."""
     y, phase = np.arange(200) % 2, rng.uniform(0, 6, (200, 1, 1))
-    swing = np.sin(np.arange(24) * np.where(y, 1.2, 0.4)[:, None, None] + phase)
+    swing = np.sin(np.arange(24) + phase) + y[:, None, None]
     return {"x": (swing + rng.normal(0, 0.3, (200, 2, 24))).astype(np.float32), "y": y}
 
 

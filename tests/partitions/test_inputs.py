@@ -37,8 +37,8 @@ def saved(path: Path, arrays: dict[str, Any]) -> Path:
 def test_several_inputs_are_read_and_written_back(tmp_path: Path) -> None:
     arrays = several()
     data = read_silo_file(saved(tmp_path / "a.npz", arrays))
-    assert data.input_shape == (("scan", (3, 4, 5)), ("notes", ("tokens", 6, 9)), ("pulse", (2, 7)), ("blood", (3,)))
-    assert dtype_of(data.train.x) == "scan uint8, notes int32, pulse float32, blood float32"
+    assert data.input_shape == (("blood", (3,)), ("notes", ("tokens", 6, 9)), ("pulse", (2, 7)), ("scan", (3, 4, 5)))
+    assert dtype_of(data.train.x) == "blood float32, notes int32, pulse float32, scan uint8"
     whole = np.concatenate([data.train.x, data.val.x, data.test.x])
     rows = [int(np.flatnonzero((arrays["x_blood"] == row).all(1))[0]) for row in whole["blood"]]
     assert sorted(rows) == list(range(N))  # every sample once, with all that is its own
@@ -137,7 +137,7 @@ def test_a_batch_has_every_input_and_what_is_missing_stays_zero() -> None:
         together(inputs), np.array([0, 1, 0]), mean=torch.tensor([1.0, 2.0, 3.0]), std=torch.tensor([2.0, 1.0, 4.0])
     )
     x, y = samples.take(torch.tensor([2, 1]))
-    assert x._fields == ("scan", "notes", "blood", "more") and y.tolist() == [0, 1]
+    assert x._fields == ("blood", "more", "notes", "scan") and y.tolist() == [0, 1]
     assert x.scan.shape == (2, 1, 2, 2) and x.scan[0].eq(1.0).all() and x.scan[1].eq(0.0).all()  # black would be -1
     assert x.notes.tolist() == [[3, 0], [0, 0]]
     assert x.blood.tolist() == [[0.0, 0.0], [1.0, 7.0]]  # (3 - 1) / 2, (9 - 2) / 1; the missing one is not (0 - 1) / 2
