@@ -71,12 +71,14 @@ class Networks:
         self.whole, self.last = joint_form(shared.module, self.last_name), joint_form(shared.last_block)
         self.largest = LARGEST_BATCH if shared.device.type == "cpu" else math.inf
 
-    def hindrance(self, row: int, y: Tensor, network: nn.Module | None) -> str:
+    def hindrance(self, row: int, x: Any, y: Tensor, network: nn.Module | None) -> str:
         """Why this batch had better be computed by itself; empty: it can be joined."""
         model = self.models[row]
         if network not in (None, model.module, model.last_block):
             return "a method runs a part of the network that only it knows"
         size = model.head.stop - model.head.start if network is model.last_block else model.layout.size
+        if not isinstance(x, Tensor):
+            return "a sample has several inputs"
         if size * len(y) > self.largest:
             return f"on a CPU, batches of over {self.largest // size:.0f} samples are not faster together"
         return ""
@@ -244,7 +246,7 @@ class Lockstep:
     ) -> Tensor:
         """In a silo's coroutine: the loss, once the gradient is there."""
         self._asked[silo] += 1
-        reason = networks.hindrance(row, y, network)
+        reason = networks.hindrance(row, x, y, network)
         self._tell(reason)
         if reason or self.takes_turns:  # where that was found out in the middle of a round
             self.single += 1
@@ -303,6 +305,8 @@ def hindrance(network: FlatModel) -> str:
         return "batch normalisation keeps statistics of each silo"
     if network.has_dropout:
         return "dropout draws for one silo after the other"
+    if network.embeddings:
+        return "an embedding's gradient is that of the few rows which a batch looks up"
     if network.device.type == "cpu":
         if any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.module.modules()):
             return "on a CPU, convolutions are not faster together"
