@@ -239,6 +239,17 @@ class FlatModel:
         self.last_block = module.get_submodule(self.head_name)
         inside = [b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")]
         self.head = slice(inside[0].start, inside[-1].stop)
+        self.embeddings = {  # of words: a method's own head may have some, too, of classes
+            f"{name}.weight": layer
+            for name, layer in module.named_modules()
+            if isinstance(layer, nn.Embedding)
+            and layer.weight.requires_grad
+            and not name.startswith(f"{self.head_name}.")
+        }
+        for layer in self.embeddings.values():
+            # Only the rows that a batch looked up are added to the gradient, in place; a dense one would be made as
+            # large as the table first. A GPU does that in no time, and the sum of a row in one order.
+            layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
         # As a module of its own, or inside a network's forward pass, which then says so.
         self.has_dropout = getattr(module, "has_dropout", False) or any(
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()

@@ -231,6 +231,23 @@ def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
         hook.remove()
 
 
+@contextmanager
+def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
+    """In which the rows that every trained embedding looks up, one for each position of a batch, are added to the list
+    under its weight's name.
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, rows=found[name]: rows.append(given[0].flatten()))
+        for name, layer in model.embeddings.items()
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @torch.no_grad()
 def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
     """The features (b, K) of a batch, by the network with these parameters; running statistics stay as they are."""

@@ -6,7 +6,9 @@ common start, each silo computes on its locally trained Θ
 
     s_l = (1/n'_l) sum_{p in layer l} (θ_p ∂L/∂θ_p)²,  no biases;    F_l = s_1 + ... + s_l
 
-and sends these L numbers with its model. The server takes their median over silos and
+and sends these L numbers with its model. Of a table of embeddings, as in the code, only the mean counts, of θ and of
+∂L/∂θ, over the rows of all tokens in the batches, so that n'_l is its width and not a vocabulary's. The server takes
+their median over silos and
 
     l* = the smallest l with s_{l+1} / s_l > t,   t = 2
 
@@ -34,7 +36,7 @@ import torch
 from torch import Tensor
 
 from models.flat import Layout, gather
-from models.training import generator
+from models.training import generator, rows_looked_up
 from strategies.base.coded import OTHER_LAYERS
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.payload import Payload, is_number
@@ -76,17 +78,23 @@ class PLayerClient(PartialClient):
         trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
         train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
         size = min(self.common.batch_size, len(train))
-        for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
-            self.gradient(*train.take(index))
-            gradient.add_(self.model.gradient, alpha=1 / count)
+        with rows_looked_up(self.model) as rows:
+            for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
+                self.gradient(*train.take(index))
+                gradient.add_(self.model.gradient, alpha=1 / count)
         self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
-        squares = (trained * gradient).square()
-        result = []
-        for block in self.model.layout.blocks:
-            entries = [e for e in self.model.layout.parameters if block.start <= e.start < block.stop]
-            weights = [squares[e.start : e.stop] for e in entries if not e.name.endswith("bias")]
-            result.append(float(torch.cat(weights).mean()))
-        return result
+        squares: dict[str, list[Tensor]] = {block.name: [] for block in self.model.layout.blocks}
+        for e in self.model.layout.parameters:
+            if e.name.endswith("bias"):
+                continue
+            w, g = (vector[e.start : e.stop] for vector in (trained, gradient))
+            if rows.get(e.name):
+                tokens = torch.cat(rows[e.name])
+                share = tokens.bincount(minlength=e.shape[0]) / len(tokens)
+                w, g = (share @ values.view(e.shape) for values in (w, g))
+            block = next(b for b in self.model.layout.blocks if b.start <= e.start < b.stop)
+            squares[block.name].append((w * g).square())
+        return [float(torch.cat(values).mean()) for values in squares.values()]
 
 
 def choose_cut(sensitivities: Sequence[Sequence[float]], settings: PLayerSettings) -> int:

@@ -114,7 +114,7 @@ class Networks:
         self.largest: float = LARGEST_BATCH if on_cpu else math.inf
         self.largest_step: float = LARGEST_STEP if on_cpu else math.inf
 
-    def hindrance(self, row: int, x: Tensor, y: Tensor, network: nn.Module | None) -> str:
+    def hindrance(self, row: int, x: Any, y: Tensor, network: nn.Module | None) -> str:
         """Why this batch had better be computed by itself; empty: it can be joined."""
         model = self.models[row]
         if not isinstance(x, Tensor):
@@ -469,6 +469,8 @@ def hindrance(network: FlatModel) -> str:
         return "batch normalisation keeps statistics of each silo"
     if network.has_dropout:
         return "dropout draws for one silo after the other"
+    if network.embeddings:
+        return "an embedding's gradient is that of the few rows which a batch looks up"
     if network.device.type == "cpu":
         if any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.module.modules()):
             return "on a CPU, convolutions are not faster together"

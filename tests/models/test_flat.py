@@ -285,3 +285,26 @@ def test_infinities_that_cancel_and_sums_that_overflow() -> None:
     assert not is_finite(torch.tensor([float("inf"), float("-inf")]))
     assert is_finite(torch.full((4,), torch.finfo(torch.float32).max))
     assert is_finite(torch.empty(0))
+
+
+def test_of_an_embedding_only_the_rows_that_were_looked_up_are_added() -> None:
+    """Rows 1 (twice) and 3 of five, 0 is padding: in the one gradient, in place, and the numbers are the dense ones."""
+    torch.manual_seed(0)
+    layers = [nn.Embedding(5, 2, padding_idx=0), nn.Flatten(), nn.Linear(8, 3)]
+    model, dense = FlatModel(nn.Sequential(*copy.deepcopy(layers))), nn.Sequential(*layers)
+    assert list(model.embeddings) == ["0.weight"]
+    x = torch.tensor([[1, 3, 1, 0]], dtype=torch.int32)
+    place = model.gradient.data_ptr()
+    for _ in range(2):  # twice: gradients add up, as without
+        dense(x).square().sum().backward()
+        model.module(x).square().sum().backward()
+        expected = torch.cat([p.grad.flatten() for p in dense.parameters() if p.grad is not None])
+        torch.testing.assert_close(model.gradient, expected)
+    assert model.gradient.data_ptr() == place == model.parameters[0].grad.data_ptr()  # type: ignore[union-attr]
+    assert [bool(row.any()) for row in model.gradient[:10].view(5, 2)] == [False, True, False, True, False]
+
+
+def test_an_embedding_that_is_frozen_is_none_of_the_models() -> None:
+    network = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 3))
+    network[0].requires_grad_(False)
+    assert not FlatModel(network).embeddings

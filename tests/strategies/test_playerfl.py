@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -53,6 +54,29 @@ def test_two_silos_by_hand(pair: Files, threshold: float, cut: int, monkeypatch:
     assert sent[1]["sensitivity"] == pytest.approx([r * r, r * r / 4], rel=1e-5)
     assert not sent[2] and not sent[3]
     assert cut_of(run) == cut
+
+
+def test_of_an_embedding_the_mean_of_its_tokens_rows_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fastText of width 1, tokens 0, 1, 2 = 0, 1, 3, fc1 = 1, fc2 = (1/2, -1/2), no biases; one text of two each.
+
+    a (1 and no word, class 0): mean 1/2, z = (1/4, -1/4), q = 1 / (1 + e^(1/2)), p - e = (-q, q).
+    dL/dfc2 = (-q, q) / 2, dL/dh = -q, dL/dfc1 = -q / 2, and token 1 gets -q / 2. The rows (1, 0) have the mean 1/2,
+    their gradients -q / 4: s = (q² / 64, q² / 4, q² / 16). b (2 and 2, class 1): mean 3, r = 1 / (1 + e^-3),
+    dL/dfc2 = (3 r, -3 r), dL/dh = r, dL/dfc1 = 3 r, token 2 gets r / 2 twice: s = (9 r², 9 r², 9 r² / 4).
+    """
+    files = {}
+    for name, text, label in (("a", [1, 0], 0), ("b", [2, 2], 1)):
+        rows: dict[str, Any] = {f"x_{split}": np.array([text]) for split in ("train", "val", "test")}
+        rows |= {f"y_{split}": np.array([label]) for split in ("train", "val", "test")}
+        files[name] = tmp_path / f"{name}.npz"
+        np.savez(files[name], classes=np.array(2), vocabulary=np.array(3), **rows)
+    start_at(monkeypatch, [0, 1, 3, 1, 0, 0.5, -0.5, 0, 0])
+    options: dict[str, Any] = {"model": "fasttext", "fasttext__width": 1, "local_epochs": 0, "rounds": 1}
+    run = federate(files, strategy="player-fl", **options)
+    q, r = 1 / (1 + math.exp(0.5)), 1 / (1 + math.exp(-3))
+    sent = [payload.numbers["sensitivity"] for _, _, payload, _ in replies_of(run)]
+    assert sent[0] == pytest.approx([q * q / 64, q * q / 4, q * q / 16], rel=1e-5)
+    assert sent[1] == pytest.approx([9 * r * r, 9 * r * r, 9 * r * r / 4], rel=1e-5)
 
 
 def test_the_sensitivity_is_that_of_the_locally_trained_model(three: Files) -> None:

@@ -1,0 +1,115 @@
+"""Every method on every kind of input: texts, signals, several inputs of a sample, some of which are missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import Files, federate, simulated
+
+import server.run.lockstep
+from models.architectures import resolve
+from strategies import strategies
+
+CLASSES, STEPS, WORDS = 3, 8, 30
+SIZES = {"a": 7, "b": 6, "c": 5}
+NETWORKS: dict[str, dict[str, Any]] = {  # what "auto" is for each kind, as small as can be
+    "text": {"fasttext.width": 4},
+    "signal": {"fedapm-signals.width": 4, "fedapm-signals.filters": 2, "fedapm-signals.heads": 2},
+    "several": {"fedapm-signals.width": 4, "fedapm-signals.filters": 2, "fedapm-signals.heads": 2},
+}
+OPTIONS: dict[str, Any] = {
+    "model": "auto",
+    "rounds": 2,
+    "batch_size": 8,
+    "evaluate_every": 2,
+    "learning_rate": 0.1,
+    "fedala__max_epochs": 2,
+    "fedrep__head_epochs": 2,
+    "fedphp__lambda": 0.5,
+    "normalization": "agreed",
+}
+
+
+def samples(kind: str, n: int, rng: np.random.Generator) -> tuple[dict[str, Any], Any]:
+    """The inputs of n samples by the names they have in a file, and their classes, which every input tells."""
+    y = np.arange(n) % CLASSES
+    text = rng.integers(1, WORDS, (n, 6))
+    text[:, 0] = 1 + y
+    text[:, 4:] = 0  # shorter than could be
+    signal = rng.normal(size=(n, 2, STEPS)).astype(np.float32) + y[:, None, None]
+    if kind == "text":
+        return {"x": text}, y
+    if kind == "signal":
+        return {"x": signal}, y
+    table = rng.normal(size=(n, 2)) + y[:, None]
+    signal[::3] = 0  # missing
+    return {"x_notes": text, "x_ecg": signal, "x_age": table.astype(np.float32)}, y
+
+
+@pytest.fixture(scope="module", params=NETWORKS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def silos(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder, files = tmp_path_factory.mktemp(kind), {}
+    for seed, (name, n) in enumerate(SIZES.items()):
+        named: dict[str, Any] = {"classes": np.array(CLASSES)}
+        for split in ("train", "val", "test"):
+            inputs, y = samples(kind, n, np.random.default_rng(seed))
+            named |= {f"{key}_{split}": x for key, x in inputs.items()} | {f"y_{split}": y}
+        if kind != "signal":
+            named["vocabulary"] = np.array(WORDS)
+        files[name] = folder / f"{name}.npz"
+        np.savez(files[name], **named)
+    return files
+
+
+@pytest.mark.parametrize("method", sorted(name for name, method in strategies().items() if not method.pooled))
+def test_every_method_takes_every_input(silos: Files, kind: str, method: str) -> None:
+    """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""
+    settings = {"strategy": method, **OPTIONS, **NETWORKS[kind]}
+    if method == "fedbn":
+        with pytest.raises(ValueError, match="keeps batch normalisation in the silo, and this network has none"):
+            federate(silos, **settings)
+        return
+    run = federate(silos, **settings)
+    layout = run.strategy.layout
+    assert layout.blocks[-1].name.startswith("fc2")
+    for silo in silos:
+        losses = run.values("loss", silo, "personal")
+        assert losses and np.isfinite(losses).all()
+        own = run.personal(silo)
+        assert "best" in run.grid.state(silo).arrays
+        assert own.shape == (layout.size,) and torch.isfinite(own).all()
+        assert not any(torch.equal(own, run.personal(other)) for other in silos if other != silo)
+
+
+def test_pooled_takes_every_input(silos: Files, kind: str) -> None:
+    """Pooled takes one file that a simulation divides, and so do all."""
+    options = {k.replace("__", "."): v for k, v in OPTIONS.items()} | NETWORKS[kind]
+    loop = simulated(strategy="pooled", dataset=str(silos["a"]), **{**options, "silos": 2, "min-metric-samples": 1})
+    losses = [row.value for row in loop.history.rows if row.metric == "loss"]
+    assert losses and np.isfinite(losses).all()
+
+
+def test_the_networks_are_those_of_auto() -> None:
+    text, signal = ("tokens", 6, WORDS), (2, STEPS)
+    assert resolve("auto", text) == "fasttext"
+    assert {resolve("auto", signal), resolve("auto", (("notes", text), ("ecg", signal)))} == {"fedapm-signals"}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedala"])
+def test_silos_that_cannot_train_together_take_turns(
+    silos: Files, kind: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``vectorize`` is no fault with any input, without dropout, which would be reason enough to take turns."""
+    monkeypatch.setattr(server.run.lockstep, "FEWEST_SILOS", 2)
+    settings = {"strategy": method, **OPTIONS, **NETWORKS[kind], "fedapm-signals.dropout": 0.0}
+    alone, together = federate(silos, **settings), federate(silos, **settings, vectorize=True)
+    for silo in silos:
+        torch.testing.assert_close(together.personal(silo), alone.personal(silo))
