@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from partitions.text_sets import read_news
 from partitions.tokens import (
     Hashed,
     Pieces,
@@ -79,6 +80,31 @@ def test_a_hash_is_the_same_in_every_process():
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         answers.append(done.stdout.splitlines())
     assert answers[0][0] == answers[1][0] and answers[0][1] != answers[1][1]
+
+
+DATA = Path(os.environ.get("SILOFL_DATA") or ROOT.parent / "shared" / "data")
+
+
+@pytest.mark.skipif(not (DATA / "ag_news/test.csv").is_file(), reason="ag_news is not in SILOFL_DATA")
+@pytest.mark.parametrize(
+    ("buckets", "news", "found", "right", "guess"),
+    [(65536, 64, 92, 71, 4), (4096, 64, 92, 15, 4), (65536, 500, 84, 74, 19)],
+)
+def test_what_a_hash_gives_away(buckets, news, found, right, guess):
+    """The figures of docs/privacy.md, in per cent, mean of ten silos: whoever knows which rows of an embedding changed,
+    those of the tokens that occur, and the words of all other news, hashes these and looks.
+    """
+    texts = [set(basic_english(text)) for text, _ in read_news("ag-news", DATA / "ag_news/test.csv")]
+    rng, hashed = np.random.default_rng(0), Hashed(buckets)
+    shares = []
+    for _ in range(10):
+        order = rng.permutation(len(texts))
+        own, known = (set().union(*(texts[i] for i in part)) for part in (order[:news], order[news:]))
+        changed = {hashed.token(word) for word in own}
+        named = {word for word in known if hashed.token(word) in changed}
+        hits = len(named & own)
+        shares.append((hits / len(own), hits / len(named), len(own & known) / len(known)))
+    assert np.rint(100 * np.mean(shares, axis=0)).tolist() == [found, right, guess]
 
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "un", "##aff", "##able", "aff", "able", "cafe", "!", "中", "##a"]
