@@ -186,8 +186,8 @@ HABITS = (
         "`test_payload.py`",
     ),
     Habit(
-        "a SuperLink takes a silo that died for present for two of its heartbeats (24 s; of Flower's own SuperNode a "
-        "minute), and refuses its key until then",
+        "a SuperLink takes a silo that died for present for two of its heartbeats (24 s, in a long transfer three "
+        "minutes; of Flower's own SuperNode a minute), and refuses its key until then",
         "`client/site/supervisor.py`, `server/deploy/local.py`",
         "a silo that crashed waits too long, or gives up too early",
         "`test_local_federation.py`",

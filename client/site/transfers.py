@@ -6,9 +6,9 @@ moves is looked after here:
 
 * a heartbeat has 5 s for its way, on which it waits behind those parts: here 20 s;
 * a silo counts as gone 24 s after its last heartbeat (``supernode.py``). In a transfer that has lasted for three
-  seconds it asks for three minutes: as long as a SuperLink keeps a reply of which no further part comes. So a line may be cut
-  for longer than 24 s where it is needed most; a silo that dies then is named later. The server sees it by
-  the heartbeat's interval, and hurries nobody for the time of such transfers (``server/run/exchange.py``);
+  seconds it asks for three minutes: as long as a SuperLink keeps a reply of which no further part comes. So a line may
+  be cut for longer where it is needed most; a silo that dies then is named later. The server sees it by the heartbeat's
+  interval, and hurries nobody for the time of such transfers (``server/run/exchange.py``);
 * who waits for parts gives up after two hours, or 500 looks for one part: here never, for they are taken away where
   they cannot come any more.
 """
@@ -107,9 +107,19 @@ def watch_pulls(module: Any, what: str, say: Say, lasting: Callable[[bool], obje
     module.pull_objects = pull_objects
 
 
+HEARTS: list[Any] = []  # of this SuperNode's connections, the last one beats
+
+
 def install() -> None:
     """For this SuperNode."""
-    internal("fleet_connection").HEARTBEAT_CALL_TIMEOUT = HEARTBEAT_CALL_SECONDS
+    connection = internal("fleet_connection")
+
+    class Heart(connection.HeartbeatSender):  # type: ignore[misc, name-defined]
+        def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
+            super().__init__(heartbeat_fn)
+            HEARTS.append(self)
+
+    connection.HEARTBEAT_CALL_TIMEOUT, connection.HeartbeatSender = HEARTBEAT_CALL_SECONDS, Heart
     watch_pulls(internal("supernode_loop"), "receiving a message", say, be_patient)
 
 
@@ -117,3 +127,5 @@ def be_patient(yes: bool) -> None:
     """Ask the SuperLink not to take this silo for gone so soon, or take that back: in what its heartbeats say."""
     told, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
     told.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
+    if yes and HEARTS:  # at once: the next would be up to six seconds later
+        threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

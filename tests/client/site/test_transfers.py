@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from supernode import wait_until
 
 from client.site import transfers
 from client.site.flower import internal
@@ -93,15 +94,25 @@ def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch: pytest.M
     told: Any = internal("fleet_connection")
     for module in (told, internal("heartbeat")):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
+    beats: list[float] = []
+
+    def beat() -> bool:
+        beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)
+        return True
+
+    monkeypatch.setattr(transfers, "HEARTS", [SimpleNamespace(heartbeat_fn=beat)])
     be_patient(True)
     assert told.HEARTBEAT_DEFAULT_INTERVAL == PATIENT_SECONDS
     assert internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    wait_until(lambda: beats)
     be_patient(False)
     assert told.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    assert beats == [PATIENT_SECONDS]
 
 
 def test_flower_reads_them_where_we_think_it_does() -> None:
     source = inspect.getsource(internal("fleet_connection"))
     assert "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
+    assert "HeartbeatSender(send_node_heartbeat)" in source
     for module in ("supernode_loop", "http_grid"):
         assert "pull_objects(" in inspect.getsource(internal(module))
