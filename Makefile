@@ -42,7 +42,7 @@ test: check
 
 # Processes that are killed and lines that are cut in the middle of a run; docs/reliability.md has what came of it.
 drills: install
-	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy/test_drills.py
+	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy/test_drills.py tests/server/deploy/test_slow_link.py
 
 # Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
 demo: install

@@ -4,8 +4,8 @@
 
 units: one round of every method over 12 silos; what a silo gets and sends (models, headers, settings, metrics) over
 what the method's own arrays take. growth: what the server hands to the SuperLink for one APPLE round with 6 to 48
-silos; an object that several messages share is uploaded once. dtype: FedAvg and APPLE with ``wire-dtype``, bytes and
-accuracy after the fifteen rounds of the README's example.
+silos; an object that several messages share is uploaded once. dtype: FedAvg and APPLE with each ``wire-dtype``, bytes
+and accuracy after the fifteen rounds of the README's example, three seeds.
 """
 
 from __future__ import annotations
@@ -94,17 +94,40 @@ def growth(values: dict[str, Any]) -> str:
     return table(rows, ["silos", "server to SuperLink, models", "SuperLink to one silo, models"])
 
 
+# Ways to send, by their settings; APPLE has no sums of steps, and so only the first three.
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "float16": {"wire-dtype": "float16"},
+    "bfloat16": {"wire-dtype": "bfloat16"},
+    "float16, feedback": {"wire-dtype": "float16", "wire-feedback": "on"},
+    "int8": {"wire-dtype": "int8"},
+    "int8, no feedback": {"wire-dtype": "int8", "wire-feedback": "off"},
+    "topk 0.1": {"wire-dtype": "topk", "wire-topk": 0.1},
+    "topk 0.01": {"wire-dtype": "topk", "wire-topk": 0.01},
+    "topk 0.01, no feedback": {"wire-dtype": "topk", "wire-topk": 0.01, "wire-feedback": "off"},
+}
+SEEDS = (1, 2, 3)
+
+
 def dtype(values: dict[str, Any]) -> str:
     rows = []
-    for name in ("fedavg", "apple"):
-        for kind in ("float32", "float16", "bfloat16"):
-            chosen = {"strategy": name, "wire-dtype": kind, **README_SETTINGS}
-            with tempfile.TemporaryDirectory() as folder:
-                out = simulate({**values, **chosen, "out": folder}, quiet=True)
-                (run,) = json.loads((out / "summary.json").read_text())["runs"]
-            traffic = (run["bytes_down"] + run["bytes_up"]) / 1e6
-            rows.append([name, kind, f"{traffic:.1f}", f"{run['final']['accuracy_mean']:.4f}"])
-    return table(rows, ["method", "wire-dtype", "MB", "final accuracy"])
+    for name, kinds in (("fedavg", list(KINDS)), ("apple", list(KINDS)[:3])):
+        whole: dict[str, float] = {}
+        for kind in kinds:
+            runs = []
+            for seed in SEEDS:
+                chosen = {"strategy": name, **KINDS[kind], **README_SETTINGS, "seed": seed}
+                with tempfile.TemporaryDirectory() as folder:
+                    out = simulate({**values, **chosen, "out": folder}, quiet=True)
+                    runs += json.loads((out / "summary.json").read_text())["runs"]
+            traffic = {way: runs[0][f"bytes_{way}"] for way in ("up", "down")}
+            whole = whole or traffic
+            accuracies = [100 * run["final"]["accuracy_mean"] for run in runs]
+            shares = [f"{traffic[way] / whole[way]:.4f}" for way in ("up", "down")]
+            mean = sum(accuracies) / len(accuracies)
+            rows.append([name, kind, *shares, f"{mean:.1f}", ", ".join(f"{a:.1f}" for a in accuracies)])
+    header = ["method", "wire-dtype", "up over float32", "down", "final accuracy (mean)", f"seeds {SEEDS}"]
+    return table(rows, header)
 
 
 def main() -> None:

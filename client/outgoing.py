@@ -70,7 +70,8 @@ def release(
         if counts[split] >= max(min_samples, policy.min_metric_samples) and metric in policy.metrics:
             kept[name] = value
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
-    size = {name: m.vector.numel() for name, m in models.items()}
+    size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
+    size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.coded.items()}
     log(
         INFO,
         "%s round %d sent: vectors %s, numbers %s, metrics %s",

@@ -109,12 +109,15 @@ INTERNALS = {
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
         "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for a SuperExec that "
-        "dies; its `_push_messages` is wrapped",
-        "every round takes 3 s more; a process that dies without a reply keeps its silo waiting",
+        "dies; its `_push_messages` and `pull_objects` are wrapped",
+        "every round takes 3 s more; a process that dies without a reply keeps its silo waiting; no silo starts",
     ),
     "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),
     "fleet_connection": Internal(
         "flwr.client.grpc_rere_client.connection", "how long the SuperLink believes it then", "no silo starts"
+    ),
+    "http_grid": Internal(
+        "flwr.superlink.grid.http_grid", "its `pull_objects` is wrapped: how far a long reply is", "no run starts"
     ),
     "Status": Internal("flwr.common.constant:Status", "whether a message's task is over", "no silo starts"),
     # The doctor.
@@ -183,8 +186,8 @@ HABITS = (
         "`test_payload.py`",
     ),
     Habit(
-        "a SuperLink takes a silo that died for present for two of its heartbeats (24 s; of Flower's own SuperNode a "
-        "minute), and refuses its key until then",
+        "a SuperLink takes a silo that died for present for two of its heartbeats (24 s, in a long transfer three "
+        "minutes; of Flower's own SuperNode a minute), and refuses its key until then",
         "`client/site/supervisor.py`, `server/deploy/local.py`",
         "a silo that crashed waits too long, or gives up too early",
         "`test_local_federation.py`",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .flower import internal
+from .transfers import Transfer, be_patient, say
 
 GRACE_SECONDS = 2.0  # between a task's end and the error reply; a process hands its reply over before it ends its task
 LOOK_SECONDS = 0.5  # between two looks for the reply: Flower's own, which `supernode.Clock` shortens
@@ -29,7 +30,18 @@ def install() -> None:
 
     def push_messages(state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
         wait_for_reply(state, object_store, loop.time.sleep)
-        send_replies(push, state, object_store, send, push_object)
+        with Transfer("sending the reply", say, lasting=be_patient) as transfer:
+
+            def send_noted(reply: Any, tree: Any, seconds: float) -> Any:
+                wanted, session = send(reply, tree, seconds)
+                transfer.expect(len(wanted), sum(len(object_store.get(name) or b"") for name in wanted))
+                return wanted, session
+
+            def push_noted(run_id: int, session: str, name: str, content: bytes) -> None:
+                push_object(run_id, session, name, content)
+                transfer.add(content)
+
+            send_replies(push, state, object_store, send_noted, push_noted)
 
     loop._push_messages = push_messages
 

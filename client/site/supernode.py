@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from . import replying
+from . import replying, transfers
 from .flower import internal
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
@@ -87,13 +87,16 @@ def main() -> NoReturn:
 
 
 def run_supernode() -> None:
-    """Flower's own entry, with our clock, our heartbeat, our way of replying, and a SuperExec that comes back."""
+    """Flower's own entry, with our clock, our heartbeat, our ways with replies and long transfers, and a SuperExec that
+    comes back.
+    """
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.subprocess = executor = Executor()
     loop.time = Clock(each=executor.look)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     replying.install()
+    transfers.install()
     sys.argv[0] = "flower-supernode"
     entry()
 

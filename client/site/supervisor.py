@@ -36,14 +36,15 @@ from client.site.warm.sockets import parent_pid
 from partitions.silo_file import Check
 
 WAIT_SECONDS = 5.0
-# A SuperLink takes a silo that died for gone 60 s after its last sign of life, and refuses its key until then.
-IN_USE_SECONDS = 75.0
+# A SuperLink takes a silo that died for gone 24 s after its last sign of life, of a long transfer three minutes, and
+# refuses its key until then.
+IN_USE_SECONDS = 195.0
 RESTART_SECONDS = 60.0  # how long a server that has forgotten this silo may take to remember
 EXPLAIN_SECONDS = 60.0  # between two looks at why there is no connection
 GRACE_SECONDS = 7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
-    "a second bundle (after a crash it takes a minute until the server lets the silo in again)"
+    "a second bundle (after a crash it takes up to three minutes until the server lets the silo in again)"
 )
 PR_SET_PDEATHSIG = 1
 

@@ -4,7 +4,8 @@ A silo may be slow, and it may go away while the others wait. Flower knows that 
 from it for two heartbeats (`client/site/supernode.py`), and what the silo was at is lost then. A silo that is gone, or
 was and is back, counts as silent at once, or gets its message once more when it is back (``lost-silo``). And once the
 quorum and half of the silos have answered, the others have a multiple of the time that those took
-(``straggler-factor``), not the whole time of the round.
+(``straggler-factor``), not the whole time of the round; that of long transfers (`client/site/transfers.py`) does not
+count.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from client.site.flower import internal
+from client.site.transfers import LONG_SECONDS, PATIENT_SECONDS, watch_pulls
 
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two looks for replies
 LOOK_SECONDS = 2.0  # between two looks at who is here
+TOLD_LATE = LONG_SECONDS + 8.0  # a transfer has lasted for so long when it is seen: until a heartbeat says so
 PUSH_PAUSES = (0.5, 2.0, 5.0)  # before the second, third and fourth try to hand the messages over
 CODES = internal("ErrorCode")
 UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
@@ -53,7 +56,8 @@ class Exchange:
     """A round's messages and their replies.
 
     ``gone`` is told, perhaps again, of a node that is gone while it is waited for; ``each`` is called before the
-    SuperLink is asked for replies, every time. ``answered`` are the nodes of which the last exchange has a reply.
+    SuperLink is asked for replies, every time; ``moves`` hears how far a long reply is, and which nodes are waited for.
+    ``answered`` are the nodes of which the last exchange has a reply.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class Exchange:
         gone: Callable[[int], object] = lambda node: None,
         each: Callable[[], object] = lambda: None,
         answered: Collection[int] = (),
+        moves: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
     ) -> None:
-        self.grid, self.patience, self.gone, self.each = grid, patience, gone, each
+        self.grid, self.patience, self.gone, self.each, self.moves = grid, patience, gone, each, moves
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # by node: the error that its absence made of its message
@@ -73,6 +78,9 @@ class Exchange:
         self.here: set[int] = set(answered)
         self.again: set[int] = set()  # the nodes that have got their message twice
         self.absent: set[int] = set()  # the nodes that were here and, at the last look, were not
+        self.busy: set[int] = set()  # the nodes that were in a long transfer at the last look
+        self.moving: dict[int, float] = {}  # seconds that nodes were in long transfers
+        self.seen = time.monotonic()  # when it was last looked
         self.limit = patience.timeout  # seconds after which the exchange ends
 
     def run(self, messages: Sequence[Message]) -> list[Message]:
@@ -81,6 +89,8 @@ class Exchange:
         Returns one reply per silo that is not silent, from that silo: the SuperLink signs errors of its own itself.
         """
         started = time.monotonic()
+        if self.patience.looks:
+            watch_pulls(internal("http_grid"), "receiving a reply", self._tell_progress)
         self.each()
         here: Mapping[int, str] = self._activations()
         self.here |= set(here)
@@ -91,11 +101,11 @@ class Exchange:
             self.each()
             arrived, here = self._pull(here)
             for reply in arrived:
-                if reply.metadata.reply_to_message_id in self.waiting and (answered := self._take(reply)) is not None:
+                if self._is_wanted(reply) and (answered := self._take(reply)) is not None:
                     replies.append(answered)
                     took += [] if answered.has_error() else [time.monotonic() - started]
             now = time.monotonic()
-            self.limit = self.patience.limit(len(messages), took)
+            self.limit = min(self.patience.timeout, self.patience.limit(len(messages), took) + self._moving())
             if now - started > self.limit:
                 break
             if now - looked > LOOK_SECONDS:
@@ -134,6 +144,21 @@ class Exchange:
         """Whether an answer may still come."""
         return bool(self.waiting or (self.patience.resend and self.lost))
 
+    def _moving(self) -> float:
+        """The longest that one who is waited for was in long transfers: nobody is hurried for the time on its line."""
+        return max((self.moving.get(self.sent[n].metadata.dst_node_id, 0.0) for n in self.waiting), default=0.0)
+
+    def _tell_progress(self, line: str) -> None:
+        """Flower's call does not say whose reply it is at."""
+        self.moves(line, {self.sent[name].metadata.dst_node_id for name in self.waiting})
+
+    def _is_wanted(self, reply: Message) -> bool:
+        """Whether it is waited for, or is of a silo that was gone for a while and has got it through all the same."""
+        asked = reply.metadata.reply_to_message_id
+        return asked in self.waiting or (
+            not reply.has_error() and asked in self.sent and self.sent[asked].metadata.dst_node_id in self.lost
+        )
+
     def _take(self, reply: Message) -> Message | None:
         """What the reply comes to; None where its silo gets another chance."""
         name = reply.metadata.reply_to_message_id
@@ -154,7 +179,13 @@ class Exchange:
 
     def _activations(self) -> dict[int, str]:
         """Who is here, by node, and since when."""
-        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+        nodes = list(self.grid.get_nodes())
+        busy = {node.node_id for node in nodes if node.heartbeat_interval == PATIENT_SECONDS}
+        since, self.seen = self.seen, time.monotonic()
+        for node in busy:
+            self.moving[node] = self.moving.get(node, 0.0) + (self.seen - since if node in self.busy else TOLD_LATE)
+        self.busy = busy
+        return {node.node_id: node.last_activated_at for node in nodes}
 
     def _look(self, before: Mapping[int, str]) -> dict[int, str]:
         """Look after the silos that are waited for.

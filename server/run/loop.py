@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
@@ -248,15 +248,27 @@ class RoundLoop(Gathering):
             c.lost_silo == "resend",
             looks=hurried and not self.in_one_process,
         )
-        exchange = Exchange(self.grid, patience, self._tell_gone, self._look_at_the_clock, self.answered)
+        exchange = Exchange(
+            self.grid, patience, self._tell_gone, self._look_at_the_clock, self.answered, self._tell_moves
+        )
         replies = exchange.run(messages)
         self.waited = exchange.limit
         back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
         for node in sorted(self.gone & back):
-            self.note(f"{self.nodes.get(node, f'node {node}')} is back")
+            self.note(f"{self._named(node)} is back")
         self.gone -= back
         self.answered = back
         return replies
+
+    def _named(self, node: int) -> str:
+        return self.nodes.get(node, f"node {node}")
+
+    def _tell_moves(self, line: str, nodes: Collection[int]) -> None:
+        """How far a reply is that takes long: to the log, and to who follows the run."""
+        line += f"; waits for {', '.join(sorted(map(self._named, nodes)))}" if nodes else ""
+        log(INFO, "%s", line)
+        if self.directory is not None:
+            self.directory.progress("transfer", strategy=self.common.strategy, seed=self.common.seed, message=line)
 
     def _tell_gone(self, node: int) -> None:
         """In the middle of a round: whoever looks sees at once whom it waits for, or goes on without."""
@@ -264,7 +276,7 @@ class RoundLoop(Gathering):
             return
         self.gone.add(node)
         then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
-        self.note(f"{self.nodes.get(node, f'node {node}')} is gone; {then}")
+        self.note(f"{self._named(node)} is gone; {then}")
 
     def _look_at_the_clock(self) -> None:
         """Flower takes who is here by this machine's clock, and refuses silos that have another time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -56,28 +57,49 @@ class Gate:
 
 
 class Line:
-    """A line between a silo and its server that can be cut: what is sent then arrives when it is mended, or never."""
+    """A line between a silo and its server that can be cut: what is sent then arrives when it is mended, or never.
 
-    def __init__(self, port: int) -> None:
-        self.server = port
+    It can be slow, with so many bytes a second each way and seconds of delay, and counts the bytes that have come
+    through it ``up`` to the server and ``down``. Where it is broken its connections end and no other is made.
+    """
+
+    def __init__(self, port: int, rate: float = 0.0, delay: float = 0.0) -> None:
+        self.server, self.rate, self.delay = port, rate, delay
         self.whole = threading.Event()
         self.whole.set()
         self.left: int | None = None  # bytes that still go up to the server before it is cut
+        self.passed = {True: 0, False: 0}  # up, down
+        self.free = {True: 0.0, False: 0.0}  # when the line has sent what it was given
+        self.lock, self.ends = threading.Lock(), list[socket.socket]()
+        self.broken = False
         self.listener = socket.create_server((LOOPBACK, 0))
+        if rate:  # a line's own memory is small: what waits, waits in the sender
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def up(self) -> int:
+        return self.passed[True]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
+                if self.broken:
+                    near.close()
+                    continue
                 far = socket.create_connection((LOOPBACK, self.server))
+                self.ends += [near, far]
                 for one, other, up in ((near, far, True), (far, near, False)):
                     threading.Thread(target=self._pass_on, args=(one, other, up), daemon=True).start()
 
     def _pass_on(self, one: socket.socket, other: socket.socket, up: bool) -> None:
+        late: queue.Queue[tuple[float, bytes]] = queue.Queue(64)
+        if self.delay:
+            threading.Thread(target=self._deliver, args=(late, other), daemon=True).start()
         with contextlib.suppress(OSError):
-            while data := one.recv(1 << 16):
+            while data := one.recv(1 << 14 if self.rate else 1 << 16):
                 if up and self.left is not None:
                     self.left -= len(data)
                     if self.left < 0:
@@ -85,10 +107,41 @@ class Line:
                         data, self.left = data[self.left :], None
                         self.whole.clear()
                 self.whole.wait()
-                other.sendall(data)
+                self._take_time(len(data), up)
+                if self.delay:
+                    late.put((time.monotonic() + self.delay, data))
+                else:
+                    other.sendall(data)
+        if self.delay:
+            late.put((0.0, b""))
         for end in (one, other):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+    def _take_time(self, size: int, up: bool) -> None:
+        with self.lock:
+            self.passed[up] += size
+            if not self.rate:
+                return
+            self.free[up] = max(self.free[up], time.monotonic()) + size / self.rate
+            until = self.free[up]
+        time.sleep(max(0.0, until - time.monotonic()))
+
+    def _deliver(self, late: queue.Queue[tuple[float, bytes]], other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while (found := late.get())[1]:
+                time.sleep(max(0.0, found[0] - time.monotonic()))
+                other.sendall(found[1])
+
+    def break_for(self, seconds: float) -> None:
+        """As a router that has lost its power: all connections end, and there are none for so long."""
+        self.broken = True
+        for end in self.ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.ends.clear()
+        time.sleep(seconds)
+        self.broken = False
 
     def close(self) -> None:
         self.whole.set()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tiny import comparable
 
-from server.deploy import local, submit
+from server.deploy import local, processes, submit
+from server.deploy.credentials import Credentials
 from server.deploy.federation import read_federation
 from server.deploy.local import LocalFederation
 from server.run.history import History
@@ -37,6 +39,18 @@ def rows(directory: Path) -> list[list[str]]:
 
 def supernode(federation: LocalFederation) -> list[int]:
     return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == "hospital-02"]
+
+
+def reach_over(running: LocalFederation, port: int) -> None:
+    """hospital-02 is started anew, and reaches its server by another port: over a line."""
+    silo = next(s for s in running.silos if s.name == "hospital-02")
+    over = replace(running, fleet_port=port)
+    command = local._supernode_command(over, silo, Credentials(running.directory / "credentials"))
+    processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
+    environment = local._environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}
+    log = running.directory / "logs" / "hospital-02.log"
+    processes.start(silo.name, command, directory=running.directory, log=log, environment=environment)
+    wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)
 
 
 def text_of(path: Path) -> str:

@@ -36,14 +36,18 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "augment"),
-    [("apple", ""), ("fedala", ""), ("ditto", "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1")],
+    ("strategy", "augment", "dtype"),
+    [
+        ("apple", "", "float32"),
+        ("fedala", "", "float32"),
+        ("ditto", "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1", "topk"),
+    ],
 )
 def test_in_process_and_deployed_give_the_same_numbers(
-    federation: LocalFederation, tmp_path: Path, strategy: str, augment: str
+    federation: LocalFederation, tmp_path: Path, strategy: str, augment: str, dtype: str
 ) -> None:
     """Bit for bit: metrics of every silo and round, losses included, and the bytes."""
-    settings = {**RUN, "strategy": strategy, "augment": augment}
+    settings = {**RUN, "strategy": strategy, "augment": augment, "wire-dtype": dtype}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     submit.run({**settings, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(tmp_path / "here")

@@ -14,13 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults import Clock, Gate, Line, SmallDisk, slowed
-from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
+from trio import RUN, bring_up, reach_over, rows, start_run, supernode, text_of, wait_for
 
 from client.site.bundle import site_root
 from client.site.launch import LOOPBACK, program
@@ -232,18 +231,10 @@ def line(federation: LocalFederation, folder: Path) -> Iterator[Line]:
     """hospital-02 reaches its server over a line that can be cut."""
     running = bring_up(folder)
     line = Line(running.fleet_port)
-    silo = next(s for s in running.silos if s.name == "hospital-02")
-    credentials = Credentials(running.directory / "credentials")
-    over = replace(running, fleet_port=line.port)
-    command = local._supernode_command(over, silo, credentials)
-    processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
-    environment = local._environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}
-    log = running.directory / "logs" / "hospital-02.log"
-    processes.start(silo.name, command, directory=running.directory, log=log, environment=environment)
-    wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)
+    reach_over(running, line.port)
     yield line
     line.close()
-    processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
+    processes.end([p for p in processes.find(running.directory) if p.part == "hospital-02"], grace=5.0)
 
 
 @pytest.mark.parametrize(("seconds", "lost"), [(10.0, "go-on"), (120.0, "resend")])

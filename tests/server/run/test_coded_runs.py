@@ -18,6 +18,7 @@ from tiny import Files, Run, TinyGrid, comparable, federate, forget_models, same
 from torch import Tensor, nn
 from two_layers import DEEP
 
+from client.site.leaving import records
 from models.architectures import MODELS, ModelSpec
 from strategies import strategies
 from strategies.base.coded import NEXT, OWED
@@ -95,6 +96,8 @@ def test_what_is_sent_and_what_is_kept(three: Files, kind: str) -> None:
     assert owed.keys() == {"personal", "best", f"{OWED}model", f"{NEXT}model"}
     for (silo, _), reply in train_replies(run.grid):
         assert set(reply.content.array_records) == {"model.model"}
+        audited = [record for record in records(reply) if record["name"].startswith("model.")]
+        assert sum(record["bytes"] for record in audited) == one + 128 * len(audited)  # a header for each array
         sent = decode(reply.content, base=lambda name: torch.zeros(size))[0].models["model"].vector
         assert not any(same(sent, kept) for kept in run.grid.state(silo).arrays.values())
 

@@ -13,22 +13,29 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
+from client.site.transfers import PATIENT_SECONDS
 from server.run import exchange
 from server.run.engine import flower_identity
-from server.run.exchange import CODES, Exchange, Patience
+from server.run.exchange import CODES, TOLD_LATE, Exchange, Patience
 from server.run.loop import RoundLoop
 from strategies.base.run_settings import parse_settings
 
 
 class Network(Grid):
-    """Nodes that answer after so many seconds; ``away`` has each one's absences, from second to second.
+    """Nodes that answer after so many seconds; ``away`` has each one's absences, from second to second,
+    ``busy`` when it is in a long transfer.
 
     As Flower's SuperLink: a message that a node has is lost when it goes away, one to an absent node is answered with
     an error as soon as somebody asks, and who is back has a new time of activation.
     """
 
-    def __init__(self, takes: dict[int, float], away: dict[int, tuple[float, float]] | None = None) -> None:
-        self.takes, self.away = takes, away or {}
+    def __init__(
+        self,
+        takes: dict[int, float],
+        away: dict[int, tuple[float, float]] | None = None,
+        busy: dict[int, tuple[float, float]] | None = None,
+    ) -> None:
+        self.takes, self.away, self.busy = takes, away or {}, busy or {}
         self.now = 0.0
         self.sent: dict[str, tuple[Message, float]] = {}
         self.pushes = 0
@@ -47,7 +54,10 @@ class Network(Grid):
     def get_nodes(self) -> Iterable[Any]:
         for node in self.get_node_ids():
             back = self.away.get(node, (1e9, 1e9))[1]
-            yield NodeInfo(node_id=node, last_activated_at="later" if self.now >= back else "first")
+            begin, end = self.busy.get(node, (1e9, 1e9))
+            told = PATIENT_SECONDS if begin <= self.now < end else 12.0
+            since = "later" if self.now >= back else "first"
+            yield NodeInfo(node_id=node, last_activated_at=since, heartbeat_interval=told)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         if self.faults:
@@ -118,6 +128,25 @@ def test_a_straggler_costs_a_multiple_of_the_median(
     assert network.now == pytest.approx(until, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("busy", "answered", "until"),
+    [
+        ((40, 150), {1, 2, 3, 4}, 150),
+        ((40, 90), {1, 2, 3}, 60 + TOLD_LATE + 50),
+        ((100, 150), {1, 2, 3}, 60),
+        ((40, 1e9), {1, 2, 3}, 500),
+    ],
+)
+def test_who_is_in_a_long_transfer_is_no_straggler(
+    busy: tuple[float, float], answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three times the median of 20 s is 60 s, and more by the time in a transfer, up to the time of the round."""
+    network = Network({1: 10, 2: 20, 3: 30, 4: 150 if busy[1] < 1e9 else 1e9}, busy={4: busy})
+    replies, _ = go(network, Patience(500, factor=3, floor=40), monkeypatch)
+    assert set(replies) == answered
+    assert network.now == pytest.approx(until, abs=2.5)
+
+
 def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back by an hour; and by a minute less, of which nobody hears."""
     loop = RoundLoop(Network({}), parse_settings({}))
@@ -163,6 +192,37 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
         replies = Exchange(network, Patience(1000, looks=True), lambda node: told.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
+
+
+def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While Flower waits for its rest the silo goes away and comes back, so that what it was at counts as lost."""
+
+    class Waiting(Network):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            self.away[2] = (-1, 1e9)
+            assert gone.wait(60)
+            self.away[2] = (-1, -1)
+            assert back.wait(60)
+            self.now = 1.0
+            return super().pull_messages(message_ids)
+
+    gone, back = threading.Event(), threading.Event()
+    looked = Exchange._look
+
+    def look(self: Exchange, before: Any) -> dict[int, str]:
+        here = looked(self, before)
+        if 2 in self.lost:
+            back.set()
+        return here
+
+    monkeypatch.setattr(exchange, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(Exchange, "_look", look)
+    network = Waiting({1: 0, 2: 0})
+    with flower_identity():
+        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        replies = Exchange(network, Patience(1000, looks=True), lambda node: gone.set()).run(messages)
+    assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
+    assert len(replies) == 2
 
 
 @pytest.mark.parametrize("back", [20.1235, 50.0])

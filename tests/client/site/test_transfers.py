@@ -1,0 +1,118 @@
+"""A long transfer: what is said of it, what the SuperLink is told, and that no limit of Flower's ends it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from supernode import wait_until
+
+from client.site import transfers
+from client.site.flower import internal
+from client.site.supernode import HEARTBEAT_SECONDS
+from client.site.transfers import PATIENT_SECONDS, Transfer, be_patient, watch_pulls
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines, one every 50 ms."""
+    monkeypatch.setattr(transfers, "LONG_SECONDS", 0.02)
+    monkeypatch.setattr(transfers, "EVERY_SECONDS", 0.05)
+    return []
+
+
+def test_a_short_transfer_says_nothing(said: list[str]) -> None:
+    told: list[bool] = []
+    with Transfer("sending", said.append, lasting=told.append) as transfer:
+        transfer.add(b"x")
+    assert said == [] and told == []
+
+
+def test_a_long_one_says_how_far_it_is_and_what_it_came_to(said: list[str]) -> None:
+    told: list[bool] = []
+    with Transfer("sending", said.append, lasting=told.append) as transfer:
+        transfer.expect(4, 8_000_000)
+        for _ in range(4):
+            transfer.add(bytes(2_000_000))
+            time.sleep(0.08)
+    assert said[0].startswith(("sending: 2 of 8 MB, ", "sending: 0 of 8 MB"))
+    assert " MB/s, " in said[1] and said[1].endswith(" s left")
+    assert said[-1].startswith("sending: 8 MB, 4 parts, in 0 s")
+    assert told == [True, False]
+
+
+def test_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 62 of 200 MB in 25 s are 2.48 MB/s, and 138 MB more take 55.6 s."""
+    now = 0.0
+    monkeypatch.setattr(transfers.time, "monotonic", lambda: now)
+    transfer = Transfer("", print, size=200_000_000)
+    now = 25.0
+    assert transfer.line() == "0 of 200 MB, no part for 25 s"
+    transfer.add(bytes(62_000_000))
+    assert transfer.line() == "62 of 200 MB, 2.5 MB/s, 56 s left"
+    now = 60.0
+    assert transfer.line() == "62 of 200 MB, no part for 35 s"
+    unknown = Transfer("", print, parts=44)
+    assert unknown.line() == "nothing yet"
+    now = 62.0
+    unknown.add(bytes(5_000_000))
+    assert unknown.line() == "5 of about 200 MB, 2.5 MB/s, 78 s left"
+    sent_again = Transfer("", print)  # of a reply whose first parts have arrived
+    sent_again.add(bytes(5_000_000))
+    sent_again.expect(1, 5_000_000)
+    assert sent_again.line().startswith("5 of 10 MB")
+
+
+def test_who_waits_for_parts_waits_without_a_limit(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own function gives up after so many looks; where it is watched it does not."""
+    monkeypatch.setattr(inflatable_utils, "random", SimpleNamespace(uniform=lambda a, b: -1.0))  # no pauses
+    looks = 0
+
+    def pull(name: str) -> bytes:
+        nonlocal looks
+        looks += 1
+        if looks < 3000:
+            raise ObjectUnavailableError(name)
+        return b"part"
+
+    with pytest.raises(Exception, match="limit reached"):
+        inflatable_utils.pull_objects(["a"], pull)
+    looks, module = 0, SimpleNamespace(pull_objects=inflatable_utils.pull_objects)
+    for _ in range(2):  # it is not wrapped twice
+        watch_pulls(module, "receiving", said.append)
+    assert module.pull_objects.flowers is inflatable_utils.pull_objects
+    assert module.pull_objects(object_ids=["a"], pull_object_fn=pull) == {"a": b"part"}
+    assert module.pull_objects(["a", "b"], lambda name: name.encode()) == {"a": b"a", "b": b"b"}
+
+
+def test_heartbeats_ask_for_patience_and_are_sent_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Any = internal("fleet_connection")
+    for module in (told, internal("heartbeat")):
+        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_SECONDS)
+    beats: list[float] = []
+
+    def beat() -> bool:
+        beats.append(told.HEARTBEAT_DEFAULT_INTERVAL)
+        return True
+
+    monkeypatch.setattr(transfers, "HEARTS", [SimpleNamespace(heartbeat_fn=beat)])
+    be_patient(True)
+    assert told.HEARTBEAT_DEFAULT_INTERVAL == PATIENT_SECONDS
+    assert internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    wait_until(lambda: beats)
+    be_patient(False)
+    assert told.HEARTBEAT_DEFAULT_INTERVAL == HEARTBEAT_SECONDS
+    assert beats == [PATIENT_SECONDS]
+
+
+def test_flower_reads_them_where_we_think_it_does() -> None:
+    source = inspect.getsource(internal("fleet_connection"))
+    assert "heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL" in source and "timeout=HEARTBEAT_CALL_TIMEOUT" in source
+    assert "HeartbeatSender(send_node_heartbeat)" in source
+    for module in ("supernode_loop", "http_grid"):
+        assert "pull_objects(" in inspect.getsource(internal(module))
