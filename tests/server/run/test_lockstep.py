@@ -204,7 +204,7 @@ def test_samples_of_several_inputs_are_computed_by_themselves() -> None:
     net, make = networks(2)
     request = make(0, 4)
     assert net.hindrance(0, request.x, request.y, None) == ""
-    assert "several inputs" in net.hindrance(0, (request.x, request.x), request.y, None)  # type: ignore[arg-type]
+    assert "several inputs" in net.hindrance(0, (request.x, request.x), request.y, None)
 
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 0.05}
