@@ -205,8 +205,7 @@ def read_features(name: str, path: Path, classes: int) -> list[Feature]:
     """A pickle of entries ``[key, path, label, array]``; nothing in it is run (``pickles.py``)."""
     found = []
     try:
-        with path.open("rb") as file:
-            entries = read_pickle(file)
+        entries = read_pickle(path.read_bytes())
         if not isinstance(entries, list) or not entries:
             raise ValueError("it holds no list of samples")
         for entry in entries:
