@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tarfile
 from pathlib import Path
 
@@ -63,7 +62,7 @@ def read_python(path: Path, classes: int) -> dict[str, Array]:
     key = b"labels" if classes == 10 else b"fine_labels"
     arrays: dict[str, Array] = {}
     for split, pieces in read_members(path, PYTHON_MEMBERS[classes]).items():
-        batches = [read_pickle(io.BytesIO(piece), encoding="bytes") for piece in pieces]
+        batches = [read_pickle(piece, encoding="bytes") for piece in pieces]
         if not all(isinstance(batch, dict) for batch in batches):
             raise ValueError("a member is no dictionary")
         arrays[f"x_{split}"] = to_pictures(np.concatenate([batch[b"data"] for batch in batches]))

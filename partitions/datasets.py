@@ -2,8 +2,8 @@
 
 Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
 our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
-data-dir, or into the cache where no data-dir is given, and its published checksum is checked. A file that is
-already there is checked for its structure only.
+data-dir, or into the cache where no data-dir is given, and its published checksum is checked; some data sets one
+has to get oneself, and a line says so. A file that is already there is checked for its structure only.
 
 Pictures stay uint8 as they come, tables float32 in the units they come in: scaling is left to whoever trains.
 """

@@ -7,10 +7,12 @@ dtype makes them take numbers for addresses). Arrays of plain numbers are then m
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
+import pickletools
 import re
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +23,14 @@ ARRAYS = ("numpy.core.multiarray", "numpy._core.multiarray")
 BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 
 
-def read_pickle(file: IO[bytes], encoding: str = "ASCII") -> Any:
+def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
     """What a pickle holds. Raises ValueError where it holds anything else than plain things and arrays of numbers."""
     try:
-        return plain(ArrayUnpickler(file, encoding=encoding).load())
+        # First without doing what it says: is it whole, and does it number no more things than it has bytes for?
+        for step, number, _ in pickletools.genops(content):
+            if step.name.endswith("PUT") and int(str(number)) > len(content):
+                raise ValueError("it asks for more memory than it has values for")
+        return plain(ArrayUnpickler(io.BytesIO(content), encoding=encoding).load())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, KeyError, TypeError, OverflowError) as error:

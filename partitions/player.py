@@ -13,6 +13,7 @@ from partitions.pool import Parts, Pool, gather, hold_out
 from partitions.splits import Array
 
 TEST_SHARE = 0.2
+SHOWN = 6  # silos of a data set that an error names
 PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}  # per silo, five silos
 
 
@@ -68,8 +69,9 @@ def natural(pool: Pool, settings: object) -> list[Parts]:
             "take another partition, for example dirichlet"
         )
     if pool.silos != len(pool.groups):
+        names = [*pool.groups] if len(pool.groups) <= SHOWN else [*[*pool.groups][:SHOWN], "..."]
         raise ValueError(
-            f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(pool.groups)}), not "
+            f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(names)}), not "
             f"{pool.silos}; set silos={len(pool.groups)}"
         )
     if pool.own_test:

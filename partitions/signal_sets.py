@@ -65,6 +65,8 @@ def load_ku_har(name: str, data_dir: str) -> Dataset:
 def kuhar_windows(name: str, path: Path) -> list[Array]:
     """All windows of a file, float32 (128, 6) each."""
     try:
+        if not path.stat().st_size:
+            raise ValueError("it is empty")
         rows = np.loadtxt(path, delimiter=",", ndmin=2, dtype=np.float64)
         if rows.shape[1] != KUHAR_COLUMNS or not np.isfinite(rows).all():
             raise ValueError(f"{rows.shape[1]} columns in place of {KUHAR_COLUMNS}, or a value that is no number")
@@ -205,8 +207,7 @@ def read_features(name: str, path: Path, classes: int) -> list[Feature]:
     """A pickle of entries ``[key, path, label, array]``; nothing in it is run (``pickles.py``)."""
     found = []
     try:
-        with path.open("rb") as file:
-            entries = read_pickle(file)
+        entries = read_pickle(path.read_bytes())
         if not isinstance(entries, list) or not entries:
             raise ValueError("it holds no list of samples")
         for entry in entries:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
+import random
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from partitions.pickles import read_pickle
 
 
 def read(value: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
-    return read_pickle(io.BytesIO(pickle.dumps(value, protocol=protocol)))
+    return read_pickle(pickle.dumps(value, protocol=protocol))
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -97,4 +97,33 @@ def test_a_damaged_pickle_is_refused():
     content = pickle.dumps([["k", "p", 0, np.arange(9.0)]])
     for damaged in (content[:-20], b"", b"no pickle", b"\x80\x05]q\x00h\x00a.", content.replace(b"f8", b"f\xff")):
         with pytest.raises(ValueError, match=r"\w"):
-            read_pickle(io.BytesIO(damaged))
+            read_pickle(damaged)
+
+
+def test_whatever_is_damaged_is_a_value_error():
+    """Bytes changed, taken out and put in, of each protocol: read, or refused, and nothing else."""
+    rng = random.Random(0)
+    entries = [["k", "p", 1, np.ones((2, 3), np.float32)], ["l", "p", 2, np.arange(6.0)[::2]]]
+    seeds = [pickle.dumps(entries, protocol=protocol) for protocol in (2, 3, 4, 5)]
+    refused = 0
+    for _ in range(3000):
+        content = bytearray(rng.choice(seeds))
+        for _ in range(rng.randint(1, 6)):
+            place, kind = rng.randrange(len(content)), rng.randrange(3)
+            if kind == 0:
+                content[place] = rng.randrange(256)
+            elif kind == 1:
+                del content[place : place + rng.randint(1, 5)]
+            else:
+                content[place:place] = rng.randbytes(rng.randint(1, 4))
+        try:
+            read_pickle(bytes(content))
+        except ValueError:
+            refused += 1
+    assert 2000 < refused < 3000
+
+
+def test_a_pickle_may_not_ask_for_memory():
+    """LONG_BINPUT 0x7fffffff: the memo would take 16 GB."""
+    with pytest.raises(ValueError, match="more memory than it has values for"):
+        read_pickle(b"\x80\x04]r\xff\xff\xff\x7f.")

@@ -140,6 +140,15 @@ def test_speakers_of_crema_d(tmp_path):
         assert (video[i, 0] == i + 1).all() and (video[i, 1] == (i + 1) * (i % 2)).all()
 
 
+def test_many_silos_are_not_all_named(tmp_path):
+    crema(tmp_path, tuple(range(1001, 1009)))
+    data = load_dataset("crema-d", str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"comes with 8 silos \(speaker-1001, .*speaker-1006, \.\.\.\), not 72; set silos=8"
+    ):
+        partition(data, "natural", silos=72, seed=0)
+
+
 def crisis(base: Path, missing: bool = False) -> None:
     for client, n in (("0", 3), ("1", 2), ("dev", 2), ("test", 4)):
         image, text = [], []
