@@ -58,6 +58,23 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
             "fedapm-dirichlet.beta": 0.5,
         },
     ),
+    (
+        "fedala/agnews",
+        {
+            "dataset": "ag-news",
+            "partition": "dirichlet",
+            "dirichlet.beta": 0.1,
+            "silos": 20,
+            "rounds": 2000,
+            "local-epochs": 1,
+            "batch-size": 10,
+            "learning-rate": 0.1,
+            "model": "fasttext",
+            "fedala.eta": 1.0,
+            "fedala.sample-percent": 80,
+            "fedala.layers": 1,
+        },
+    ),
     ("fedapm/cifar10-dirichlet", {"learning-rate": 0.1, "fedapm.rho": 0.01, "fedapm.sigma": 0.01}),
     ("playerfl/fmnist-*", {"silos": 5, "rounds": 100, "batch-size": 128, "player-dirichlet.beta": 0.5}),
     ("playerfl/fmnist-*", {"augment": "rotate:10,shift:2.8,scale:0.1,perspective:0.2"}),
@@ -92,4 +109,5 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
 
 
 def test_there_are_experiments_of_each_paper() -> None:
-    assert {file.parent.name for file in FILES} == {"apple", "diversifed", "fedapm", "flamby", "foundation", "playerfl"}
+    papers = {"apple", "diversifed", "fedala", "fedapm", "flamby", "foundation", "playerfl"}
+    assert {file.parent.name for file in FILES} == papers
