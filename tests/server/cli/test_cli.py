@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {
         "good": good,
         "wide": {"x": rng.normal(size=(40, 5)).astype(np.float32), "y": np.arange(40) % 2},
-        "cube": {**good, "x_train": x[:60].reshape(60, 2, 2)},
+        "cube": {**good, "x_train": x[:60].reshape(60, 1, 1, 1, 2, 2)},
         "lengths": {**good, "y_train": y[:59]},
         "columns": {**good, "x_test": x[60:, :3]},
         "nan": {**good, "x_train": late},
@@ -171,7 +171,7 @@ def test_empty_study(
 
 
 DATA: list[tuple[str, str]] = [
-    ("cube.npz", "x_train is float32 (60, 2, 2); pictures are "),
+    ("cube.npz", "x_train is float32 (60, 1, 1, 1, 2, 2); pictures are "),
     ("lengths.npz", "train has 60 inputs but 59 labels; "),
     ("columns.npz", "test has a table of 3 columns, float32, but train has a table of 4 columns, float32; "),
     ("nan.npz", "x_train has a value that is no finite number, first in sample 7; "),
