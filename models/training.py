@@ -186,14 +186,14 @@ def own_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
     """:func:`loss_gradient` of this model by itself."""
-    model.gradient.zero_()
-    if isinstance(loss, OnFeatures):
-        with seen_features(model) as found:
-            logits = (network or model.module)(x)
-        value = loss.of(logits, found[-1], y)
-    else:
-        value = loss((network or model.module)(x), y)
-    value.backward()  # type: ignore[no-untyped-call]
+    with model.one_gradient():
+        if isinstance(loss, OnFeatures):
+            with seen_features(model) as found:
+                logits = (network or model.module)(x)
+            value = loss.of(logits, found[-1], y)
+        else:
+            value = loss((network or model.module)(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
     return value.detach()
 
 
@@ -297,6 +297,7 @@ class Sgd:
     def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.state: dict[str, Tensor] = {}
+        self.only_where_gradient = not momentum and not weight_decay  # a number without one stays as it is
 
     @torch.no_grad()
     def step(self, vector: Tensor, gradient: Tensor) -> None:
@@ -325,6 +326,7 @@ class Adam:
     ) -> None:
         self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps = lr, weight_decay, amsgrad, betas, eps
         self.state: dict[str, Tensor] = {}
+        self.only_where_gradient = False  # its moments move a number on
 
     @torch.no_grad()
     def step(self, vector: Tensor, gradient: Tensor) -> None:
