@@ -7,6 +7,7 @@ engine needs beyond them is its overhead. The formulas are in ``strategies/``; a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -36,8 +37,10 @@ class Loop:
             data = open_data(settings, context)
             for part, found in ((data.train, self.train), (data.val, self.val)):
                 x, y = Samples(part.x, part.y, self.device).take(slice(None))
-                found.append((x.clone(memory_format=layout), y))  # contiguous() takes grey ones for either
-        shape = tuple(self.train[0][0].shape[1:])
+                if x.dim() == 4:
+                    x = x.clone(memory_format=layout)  # contiguous() takes grey ones for either
+                found.append((x, y))
+        shape = data.input_shape
         name, options = settings.model_for(shape)
         self.model = FlatModel(build(name, shape, data.classes, options), self.device)
         self.w, self.g = self.model.vector, self.model.gradient
@@ -206,6 +209,70 @@ class Apple(Loop):
                 torch.mv(cores.t(), dr, out=self.w)
             learned[i] = cores[i]
         self.own = learned
+
+
+class PlainFedALA:
+    """A later round of FedALA without one vector: plain modules, ``torch.optim.SGD``, state dictionaries.
+
+    What somebody would write for one network, whose embedding has a dense or a ``sparse`` gradient: ALA of the last
+    layer over features that are computed once, an epoch of SGD, the mean of the silos' models.
+    """
+
+    def __init__(self, prepared: Prepared, sparse: bool = False) -> None:
+        loop = FedALA(prepared)
+        self.train, self.rate, self.batch, self.settings = loop.train, loop.rate, loop.batch, loop.settings
+        self.net = copy.deepcopy(loop.model.module)
+        for layer in self.net.modules():
+            if isinstance(layer, torch.nn.Embedding):
+                layer.sparse = sparse
+        for parameter in self.net.parameters():
+            parameter.data, parameter.grad = parameter.data.clone(), None
+        self.center = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        self.own = [{name: tensor.clone() for name, tensor in self.center.items()} for _ in self.train]
+        *body, last = self.net.children()
+        self.body, self.last = torch.nn.Sequential(*body), last
+        self.mix = [[torch.ones_like(parameter) for parameter in last.parameters()] for _ in self.train]
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.rate)
+        self.found = torch.empty(0)
+        last.register_forward_pre_hook(self.keep)
+
+    def keep(self, _: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.found = inputs[0]
+
+    def start(self, silo: int) -> None:
+        (x, y), mix = self.train[silo], self.mix[silo]
+        last_name = list(dict(self.net.named_children()))[-1]
+        now = list(self.last.parameters())
+        old = [self.own[silo][f"{last_name}.{name}"] for name, _ in self.last.named_parameters()]
+        differences = [parameter.detach() - own for parameter, own in zip(now, old, strict=True)]
+
+        @torch.no_grad()
+        def mixed() -> None:
+            for parameter, own, difference, weight in zip(now, old, differences, mix, strict=True):
+                torch.addcmul(own, difference, weight, out=parameter)
+
+        mixed()
+        sample = torch.randperm(len(y))[: int(len(y) * self.settings.sample_percent / 100)]
+        with torch.no_grad():
+            self.net(x[sample])
+        found, y = self.found, y[sample]
+        for index in torch.split(torch.randperm(len(sample)), self.batch):
+            grads = torch.autograd.grad(torch.nn.functional.cross_entropy(self.last(found[index]), y[index]), now)
+            for weight, grad, difference in zip(mix, grads, differences, strict=True):
+                weight.addcmul_(grad, difference, value=-self.settings.eta).clamp_(0, 1)
+            mixed()
+
+    def round(self) -> None:
+        for silo, (x, y) in enumerate(self.train):
+            self.net.load_state_dict(self.center)
+            self.start(silo)
+            for index in torch.split(torch.randperm(len(y)), self.batch):
+                self.optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(self.net(x[index]), y[index]).backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+            self.own[silo] = {name: tensor.clone() for name, tensor in self.net.state_dict().items()}
+        for name in self.center:
+            self.center[name] = torch.stack([own[name] for own in self.own]).mean(0)
 
 
 METHODS: dict[str, type[Loop]] = {

@@ -1,6 +1,6 @@
 """The in-process engine against the bare arithmetic, and every method against FedAvg.
 
-    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [augment]
+    python -m benchmarks.engine [floor] [methods] [algebra] [vectorize] [evaluation] [augment] [text]
                                 [--dataset mnist] [--device cuda] [--repeats 5]
 
 floor: one FedAvg round over 12 silos against a plain loop of the same steps (same network, same batches, same threads,
@@ -12,6 +12,8 @@ random grey pictures of 28x28, batches of 64, whatever the data set. vectorize: 
 one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224 training rows of a
 random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated over one
 in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every other silo.
+text: a later FedALA round of fastText (98,635 words, batches of 10 texts of 200 positions, 4 silos) against a loop of
+plain modules and ``torch.optim.SGD``, with a dense and with a sparse gradient of the embedding, on one thread.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from benchmarks.bare import METHODS, Loop
+from benchmarks.bare import METHODS, Loop, PlainFedALA
 from benchmarks.common import Prepared, each_method, interleaved, random_pictures, ratios, table
 
 # Gradients per FedAvg gradient, by the method's definition: two models, two phases, K inner steps, a fine-tuning pass.
@@ -202,7 +204,38 @@ def augment(given: Values, repeats: int) -> str:
     return table(rows, ["augment", "pictures", "round over one without"])
 
 
-WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation, augment)}
+VOCABULARY, LENGTH = 98_635, 200  # AG News, as FedALA has it
+
+
+def random_texts(path: Path, silos: int, samples: int) -> None:
+    """Texts of 20 to 80 tokens, most of them frequent ones, in four classes; as many for testing as for training."""
+    rng = np.random.default_rng(0)
+    n = 2 * samples * silos
+    x = 1 + (rng.random((n, LENGTH)) ** 3 * (VOCABULARY - 1)).astype(np.int32)
+    x[np.arange(LENGTH) >= rng.integers(20, 81, (n, 1))] = 0
+    np.savez(path, x=x, y=np.arange(n) % 4, vocabulary=np.array(VOCABULARY))
+
+
+def text(given: Values, repeats: int) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "texts.npz"
+        random_texts(file, 4, 200)
+        values = {**values_of({**given, "dataset": str(file)}, 4), "threads": 1, "batch-size": 10, "learning-rate": 0.1}
+        engine = Prepared({**values, "strategy": "fedala", "validation": 0.0})
+        for _ in range(2):  # past the first rounds, in which the weights settle
+            engine.round()
+        works = {
+            "plain loop": PlainFedALA(engine).round,
+            "plain loop, sparse gradient": PlainFedALA(engine, sparse=True).round,
+            "engine": engine.round,
+        }
+        times = interleaved(works, repeats)
+    relative, sparse = ratios(times, "plain loop"), ratios(times, "plain loop, sparse gradient")
+    rows = [[n, f"{statistics.median(times[n]):.2f}", f"{relative[n]:.2f}", f"{sparse[n]:.2f}"] for n in works]
+    return table(rows, ["one FedALA round of fastText", "seconds", "over the plain loop", "over the sparse one"])
+
+
+WORKS = {work.__name__: work for work in (floor, methods, algebra, vectorize, evaluation, augment, text)}
 
 
 def main() -> None:

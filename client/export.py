@@ -262,11 +262,10 @@ def read_samples(file: Path) -> tuple[Array, int]:
     try:
         arrays = read_arrays(file)
         vocabulary = read_vocabulary(arrays)
-        found = {
-            meaning: arrays[key]
-            for key, meaning in reversed(known_names(arrays).items())  # of two names the first one counts
-            if key in arrays and meaning[0] != "y"
-        }
+        found: dict[tuple[str, str], Array] = {}
+        for key, meaning in known_names(arrays).items():
+            if key in arrays and meaning[0] != "y":
+                found.setdefault(meaning, arrays[key])  # of two names the first one counts
         part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
         if part is None:
             names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"

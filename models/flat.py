@@ -9,8 +9,10 @@ Floating-point buffers (BatchNorm statistics) are a second vector; integer buffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -246,10 +248,17 @@ class FlatModel:
             and layer.weight.requires_grad
             and not name.startswith(f"{self.head_name}.")
         }
-        for layer in self.embeddings.values():
+        for name, layer in self.embeddings.items():
             # Only the rows that a batch looked up are added to the gradient, in place; a dense one would be made as
             # large as the table first. A GPU does that in no time, and the sum of a row in one order.
             layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
+            layer.weight.register_hook(partial(self._note_rows, name))  # type: ignore[no-untyped-call]
+        tables = [slice(e.start, e.stop) for e in entries if e.name in self.embeddings]
+        starts, stops = [0, *(t.stop for t in tables)], [*(t.start for t in tables), self.layout.size]
+        self._others = [slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b]  # all but embeddings
+        # Rows of embeddings with a gradient, None: any may have one; and when nobody had written to the gradient since.
+        self._rows: dict[str, list[Tensor]] | None = None
+        self._known = -1
         # As a module of its own, or inside a network's forward pass, which then says so.
         self.has_dropout = getattr(module, "has_dropout", False) or any(
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
@@ -269,6 +278,54 @@ class FlatModel:
             self.vector.copy_(vector)
         if buffers is not None and buffers.numel():
             self.buffers.copy_(buffers)
+
+    def _note_rows(self, name: str, gradient: Tensor) -> None:
+        if not gradient.is_sparse:
+            self._rows = None
+        elif self._rows is not None:
+            self._rows[name].append(gradient._indices()[0])
+
+    def rows_with_gradient(self) -> dict[str, Tensor] | None:
+        """The rows of each embedding that the last :meth:`one_gradient` has reached, all others are zeros.
+
+        None where there is no embedding, or that is not known: somebody has written to the gradient since.
+        """
+        if not self.embeddings or self._rows is None or self.gradient._version != self._known:
+            return None
+        return {name: torch.unique(torch.cat(rows)) for name, rows in self._rows.items() if rows}
+
+    @contextmanager
+    def one_gradient(self) -> Iterator[None]:
+        """In which ``backward`` fills ``gradient``, which is zeros before: only what is not is set to it."""
+        rows = self.rows_with_gradient()
+        if rows is None:
+            self.gradient.zero_()
+        else:
+            for part in self._others:
+                self.gradient[part].zero_()
+            for name, index in rows.items():
+                self.embeddings[name].weight.grad.index_fill_(0, index, 0.0)  # type: ignore[union-attr]
+        self._rows = {name: [] for name in self.embeddings}
+        yield
+        self._known = self.gradient._version
+
+    @torch.no_grad()
+    def step(self, move: Callable[[Tensor, Tensor], object]) -> None:
+        """``move(vector, gradient)`` of all that has a gradient; ``move`` leaves alone what has none, number by number.
+
+        Of an embedding only the rows that a batch looked up are touched.
+        """
+        rows = self.rows_with_gradient()
+        if rows is None:
+            move(self.vector, self.gradient)
+            return
+        for part in self._others:
+            move(self.vector[part], self.gradient[part])
+        for name, index in rows.items():
+            weight, gradient = self.embeddings[name].weight, self.embeddings[name].weight.grad
+            moved = weight[index]
+            move(moved, gradient[index])  # type: ignore[index]
+            weight.index_copy_(0, index, moved)
 
     def reset_buffers(self) -> None:
         """The buffers as the module was built with."""

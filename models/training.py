@@ -191,14 +191,14 @@ def own_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
     """:func:`loss_gradient` of this model by itself."""
-    model.gradient.zero_()
-    if isinstance(loss, OnFeatures):
-        with seen_features(model) as found:
-            logits = (network or model.module)(x)
-        value = loss.of(logits, found[-1], y)
-    else:
-        value = loss((network or model.module)(x), y)
-    value.backward()  # type: ignore[no-untyped-call]
+    with model.one_gradient():
+        if isinstance(loss, OnFeatures):
+            with seen_features(model) as found:
+                logits = (network or model.module)(x)
+            value = loss.of(logits, found[-1], y)
+        else:
+            value = loss((network or model.module)(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
     return value.detach()
 
 
@@ -305,6 +305,7 @@ class Sgd:
     def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.state: dict[str, Tensor] = {}
+        self.only_where_gradient = not momentum and not weight_decay  # a number without one stays as it is
         self.together: Together | None = None  # of the model whose parts it steps, where silos train together
         self.joined: tuple[Optimizer, int, int] | None = None  # of whose state this one's is a row: which, of how many
 
@@ -352,6 +353,7 @@ class Adam:
     ) -> None:
         self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps = lr, weight_decay, amsgrad, betas, eps
         self.state: dict[str, Tensor] = {}
+        self.only_where_gradient = False  # its moments move a number on
         self.together: Together | None = None
         self.joined: tuple[Optimizer, int, int] | None = None
 

@@ -231,7 +231,10 @@ class SiloClient(CodedClient, NumPyClient):
                 if correction is not None:
                     correction(vector, gradient)
                 for part, grad, optimizer in pairs:
-                    optimizer.step(part, grad)
+                    if parts is None and optimizer.only_where_gradient:
+                        self.model.step(optimizer.step)
+                    else:
+                        optimizer.step(part, grad)
         finally:  # the silos of a process share the network
             self.model.freeze()
         for i, (_, _, optimizer) in enumerate(pairs):

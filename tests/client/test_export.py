@@ -18,6 +18,9 @@ from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 from client.export import card_file, export_model, predict_file, read_model
 from models.architectures import build
 from models.stem import StemSettings
+from models.training import Samples, predict
+from partitions.inputs import read_inputs
+from partitions.splits import together
 from server.simulate import simulate
 from strategies.base.state import State
 
@@ -328,3 +331,24 @@ def test_an_export_of_before_there_were_seals_predicts(exported: Path, tmp_path:
     card_file(old).write_bytes(card_file(exported).read_bytes())
     _, net = read_model(old)
     assert net.state_dict().keys() == tensors.keys()
+
+
+def test_several_inputs_are_predicted_as_the_file_has_them(tmp_path: Path) -> None:
+    """In the file's order, which is no alphabetical one; a picture of bytes is scaled as in training."""
+    rng, n = np.random.default_rng(0), 60
+    scan, notes = rng.integers(0, 256, (n, 8, 8), np.uint8), rng.integers(0, 9, (n, 4))
+    file, labels = tmp_path / "ours.npz", np.arange(n) % 2
+    np.savez(file, x_scan=scan, x_notes=notes, x_pulse=rng.normal(size=(n, 1, 16)), y=labels, vocabulary=np.array(9))
+    settings = {"dataset": str(file), "partition": "iid", "silos": 2, "rounds": 1, "threads": 1, "validation": 0.2}
+    run = simulate({**settings, "fedapm-signals.width": 4, "out": str(tmp_path / "run")}, quiet=True)
+    model = tmp_path / "out.safetensors"
+    card = export_model(run, "hospital-02", "last", model)
+    assert card["input"]["shape"] == ["scan 1 8 8", "notes tokens 4 9", "pulse 1 16"]
+    index, label, p = read_csv(predict_file(model, file))
+    assert index == list(range(n)) and set(label) <= {0, 1} and np.isfinite(p).all()
+    with np.load(file) as whole:
+        silo = Samples(
+            together({name: read_inputs(name, whole[f"x_{name}"], 9) for name in ("scan", "notes", "pulse")}), labels
+        )
+    _, net = read_model(model)
+    np.testing.assert_allclose(p, torch.softmax(predict(net, silo), 1).numpy(), rtol=1e-4)

@@ -7,8 +7,10 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from models.flat import Block, Entry, FlatModel, gather, is_finite, scatter
+from models.training import Sgd, loss_gradient
 
 
 class Net(nn.Module):
@@ -308,3 +310,45 @@ def test_an_embedding_that_is_frozen_is_none_of_the_models() -> None:
     network = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 3))
     network[0].requires_grad_(False)
     assert not FlatModel(network).embeddings
+
+
+def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> None:
+    """40 steps of plain SGD on batches that look up a few of 300 rows, some of them twice, beside dense ones.
+
+    In between somebody else writes to the gradient, and the last layer's gradient alone is taken: all that counts is
+    what the gradient holds.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 3), nn.Embedding(300, 5, padding_idx=0), nn.Flatten(), nn.Linear(20, 3)]
+
+    class Net(nn.Module):
+        block_names = ("a", "b", "c")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, _, self.c = copy.deepcopy(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.a(self.c(self.b(x).flatten(1)))
+            return logits
+
+    ours, dense = FlatModel(Net()), FlatModel(Net())
+    y, sparse_steps = torch.tensor([0, 1, 2, 0, 1, 2]), 0
+    for step in range(40):
+        x = torch.randint(0, 9 + step, (6, 4), dtype=torch.int32)
+        loss_gradient(ours, x, y, cross_entropy)
+        dense.gradient.zero_()
+        cross_entropy(dense.module(x), y).backward()
+        if step % 7 == 3:
+            for model in (ours, dense):
+                model.gradient.add_(model.vector, alpha=0.1)
+        if step % 7 == 5:
+            loss_gradient(ours, torch.ones(6, 3), y, cross_entropy, ours.module.a)  # type: ignore[arg-type]
+            dense.gradient.zero_()
+            cross_entropy(dense.module.a(torch.ones(6, 3)), y).backward()  # type: ignore[operator]
+        assert torch.equal(ours.gradient, dense.gradient)
+        sparse_steps += ours.rows_with_gradient() is not None
+        ours.step(Sgd(0.3).step)
+        Sgd(0.3).step(dense.vector, dense.gradient)
+        assert torch.equal(ours.vector, dense.vector)
+    assert sparse_steps == 40 - 6
