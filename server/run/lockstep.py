@@ -46,7 +46,6 @@ FEWEST_SILOS = 4
 LARGEST_BATCH = 600_000  # parameters times samples
 LARGEST_NETWORK = 30_000  # parameters
 LARGEST_STEP = 100_000  # parameters of all silos that step at once
-AT_ONCE = 512  # samples of a silo in an evaluation
 
 T = TypeVar("T")
 
@@ -212,7 +211,8 @@ class Networks:
     def evaluate(self, requests: Sequence[Evaluation]) -> list[dict[str, float]]:
         """The metrics of these requests, which are of one kind: of inputs of one shape."""
         lengths = [len(request.samples) for request in requests]
-        if max(lengths) > AT_ONCE or max(lengths) * self.vectors.shape[1] > self.largest:
+        at_once = requests[0].samples.at_once
+        if max(lengths) > at_once or max(lengths) * self.vectors.shape[1] > self.largest:
             outputs = [predict(self.models[request.row], request.samples) for request in requests]
         else:
             x = pad_sequence([request.samples.take(slice(None))[0] for request in requests], batch_first=True)
