@@ -144,7 +144,7 @@ def vectorize(given: Values, repeats: int) -> str:
             values = values_of({**given, "dataset": str(file)}, silos)
             for name, own in TOGETHER.items():
                 rows.append([name, *turns_and_together({**values, **own}, repeats)])
-            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
+            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda *_: ""):
                 for name, own in LIFTED.items():
                     cells = turns_and_together({**values, **own}, repeats)
                     rows.append([f"{name} (limits lifted)", *cells])

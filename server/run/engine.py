@@ -49,9 +49,10 @@ class InProcessGrid(Grid):
         self.numbers = itertools.count(1)
         self.seconds = 0.0
         asked = run_config.get("vectorize")
-        self.lockstep = Lockstep(quiet=asked == "auto") if asked else None
         file = state_path.parent / "vectorize.json" if state_path is not None else None
         self.choice = Choice(run_config, file) if asked == "auto" else None
+        tried = self.choice is not None and self.choice.tries()
+        self.lockstep = Lockstep(quiet=asked == "auto", tried=tried) if asked else None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)

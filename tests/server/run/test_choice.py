@@ -148,6 +148,34 @@ def test_networks_that_cannot_train_together_take_turns(
     assert "vectorize = auto: silos take turns: batch normalisation" in line
 
 
+@pytest.mark.parametrize(("rounds", "tried"), [(99, False), (100, True)])
+def test_large_networks_are_tried_in_long_runs(
+    silos: Files, monkeypatch: pytest.MonkeyPatch, rounds: int, tried: bool
+) -> None:
+    """Of more parameters, in batches of more samples, than ``true`` joins; 8 rounds are enough to see it."""
+    monkeypatch.setattr(server.run.lockstep, "LARGEST_NETWORK", 30)
+    monkeypatch.setattr(server.run.lockstep, "LARGEST_BATCH", 1)
+
+    class Stopped(Exception):
+        pass
+
+    def watch(progress: Any) -> None:
+        if progress.round == 8:
+            raise Stopped
+
+    found: list[Any] = []
+    pace = Pace(monkeypatch, 0.5)
+
+    def prepare(grid: Any) -> None:
+        found.append(grid)
+        pace.prepare(grid)
+
+    with pytest.raises(Stopped):
+        federate(silos, **{**SMALL, "vectorize": "auto", "rounds": rounds}, prepare=prepare, watch=watch)
+    assert found[0].choice.chosen is tried
+    assert (found[0].lockstep.joint > 0) is tried
+
+
 def test_a_choice_that_cannot_be_read_is_made_again(
     silos: Files, tmp_path: Path, lines: Callable[[], list[str]]
 ) -> None:
