@@ -9,11 +9,11 @@ and off. methods: one round of each method over one of FedAvg; ``gradients`` is 
 FedAvg gradient, so ``overhead`` = ratio / gradients is what the method's own algebra costs. algebra: one round of the
 methods with vector algebra of their own against plain loops of the same arithmetic (``bare.py``); 12 silos of 256
 random grey pictures of 28x28, batches of 64, whatever the data set. vectorize: one round of silos that take turns over
-one of silos that train together, without evaluation, on one thread; 12, 40 and 100 silos with 224 training rows of a
-random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated over one
-in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every other silo.
-text: a later FedALA round of fastText (98,635 words, batches of 10 texts of 200 positions, 4 silos) against a loop of
-plain modules and ``torch.optim.SGD``, with a dense and with a sparse gradient of the embedding, on one thread.
+one of silos that train together, on one thread, without evaluation unless said; 12, 40 and 100 silos with 224 training
+rows of a random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated
+over one in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every
+other silo. text: a later FedALA round of fastText (98,635 words, batches of 10 texts of 200 positions, 4 silos) against
+a loop of plain modules and ``torch.optim.SGD``, with a dense and with a sparse gradient of the embedding, on one thread.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def algebra(given: Values, repeats: int) -> str:
 TOGETHER: dict[str, Values] = {
     "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
+    "FedAvg, MLP 64, batch 10, evaluated": {"batch-size": 10, "evaluate-every": 1},
+    "FedAvg, MLP 64, batch 10, Adam": {"batch-size": 10, "optimizer": "adam", "learning-rate": 0.001},
     "FedAvg, MLP 64, batch 64": {"batch-size": 64},
     "FedAvg, MLP 256, batch 10": {"mlp.hidden": "256", "batch-size": 10},
     "FedAvg, MLP 256, batch 64": {"mlp.hidden": "256", "batch-size": 64},
@@ -143,7 +145,7 @@ def vectorize(given: Values, repeats: int) -> str:
             values = values_of({**given, "dataset": str(file)}, silos)
             for name, own in TOGETHER.items():
                 rows.append([name, *turns_and_together({**values, **own}, repeats)])
-            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda network: ""):
+            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda *_: ""):
                 for name, own in LIFTED.items():
                     cells = turns_and_together({**values, **own}, repeats)
                     rows.append([f"{name} (limits lifted)", *cells])

@@ -138,7 +138,7 @@ def _at_once(part: Tensor) -> int:
 
 
 def _rows(part: Tensor, index: Tensor | slice) -> Tensor:
-    """These samples: by index_select, which takes a tenth of the time of indexing, as that looks at every value."""
+    """Samples of one input; index_select takes a tenth of the time of indexing, which looks at every value."""
     return part[index] if isinstance(index, slice) else part.index_select(0, index)
 
 

@@ -24,6 +24,7 @@ from strategies.base.settings import Value
 WINDOW = 8  # rounds: turns, turns, together, together, and once more
 UNTIMED = 4  # of these, the first: data are read, memory is taken, a method's first round may be another one
 FEWEST_ROUNDS = 20  # of which four may go the slower way
+MANY_ROUNDS = 100  # from which on large networks are tried, too: there the slower way may take half as long again
 WORTH = 0.95  # together where it takes less than so much of the time
 
 
@@ -46,6 +47,10 @@ class Choice:
         if self.first and server_round < self.first + WINDOW:
             return server_round >= self.first and (server_round - self.first) // 2 % 2 == 1
         return bool(self.chosen)
+
+    def tries(self) -> bool:
+        """Whether networks and batches that are rarely faster together are tried all the same."""
+        return self.chosen is True or self.rounds >= MANY_ROUNDS
 
     def took(self, server_round: int, seconds: float, samples: int, hindrance: str) -> None:
         """A round is done. ``hindrance``: why silos that were to train together took turns all the same."""

@@ -49,9 +49,10 @@ class InProcessGrid(Grid):
         self.numbers = itertools.count(1)
         self.seconds = 0.0
         asked = run_config.get("vectorize")
-        self.lockstep = Lockstep(quiet=asked == "auto") if asked else None
         file = state_path.parent / "vectorize.json" if state_path is not None else None
         self.choice = Choice(run_config, file) if asked == "auto" else None
+        tried = self.choice is not None and self.choice.tries()
+        self.lockstep = Lockstep(quiet=asked == "auto", tried=tried) if asked else None
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
@@ -71,19 +72,20 @@ class InProcessGrid(Grid):
             self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
         ]
         started, begun = time.perf_counter(), clock()
-        calls, training, server_round = {}, set(), 0
+        calls, joined, trained, server_round = {}, set(), False, 0
         for message in asked:
-            node = message.metadata.dst_node_id
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
             calls[node] = partial(self.app, message, self.contexts[node])
-            if message.metadata.message_type == MessageType.TRAIN:
-                training.add(node)
+            if kind in (MessageType.TRAIN, MessageType.EVALUATE):
+                joined.add(node)
                 server_round = number_in(message, "round")
+                trained |= kind == MessageType.TRAIN
         replies: dict[int, Message] = {}
-        if training and self.lockstep is not None and (self.choice is None or self.choice.together(server_round)):
-            replies = self.lockstep.run({node: call for node, call in calls.items() if node in training})
+        if joined and self.lockstep is not None and (self.choice is None or self.choice.together(server_round)):
+            replies = self.lockstep.run({node: call for node, call in calls.items() if node in joined})
         replies |= {node: call() for node, call in calls.items() if node not in replies}
-        if training and self.lockstep is not None and self.choice is not None:
-            samples = sum(number_in(replies[node], "samples") for node in training)
+        if trained and self.lockstep is not None and self.choice is not None:
+            samples = sum(number_in(reply, "samples") for reply in replies.values())
             self.choice.took(server_round, clock() - begun, samples, self.lockstep.takes_turns)
         self.seconds += time.perf_counter() - started
         return [replies[node] for node in calls]

@@ -45,8 +45,8 @@ from models.training import Adam, Loss, OnFeatures, Optimizer, Samples, own_grad
 FEWEST_SILOS = 4
 LARGEST_BATCH = 600_000  # parameters times samples
 LARGEST_NETWORK = 30_000  # parameters
+LARGEST_TRIED = 200_000  # parameters, where rounds are timed (choice.py); batches of any size
 LARGEST_STEP = 100_000  # parameters of all silos that step at once
-AT_ONCE = 512  # samples of a silo in an evaluation
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ Asked = Request | Step | Evaluation
 class Networks:
     """Copies of one network. Their vectors are the rows of a matrix (silos, Σ), their gradients those of another."""
 
-    def __init__(self, shared: FlatModel, count: int) -> None:
+    def __init__(self, shared: FlatModel, count: int, *, tried: bool = False) -> None:
         self.vectors = shared.vector.new_zeros(count, shared.layout.size)
         self.gradients = torch.zeros_like(self.vectors)
         rows = zip(self.vectors, self.gradients, strict=True)
@@ -111,7 +111,7 @@ class Networks:
         self.entries, self.last_name = shared.layout.parameters, shared.head_name
         self.whole, self.last = JointForm(shared.module, self.last_name), JointForm(shared.last_block)
         on_cpu = shared.device.type == "cpu"
-        self.largest: float = LARGEST_BATCH if on_cpu else math.inf
+        self.largest: float = LARGEST_BATCH if on_cpu and not tried else math.inf
         self.largest_step: float = LARGEST_STEP if on_cpu else math.inf
 
     def hindrance(self, row: int, x: Any, y: Tensor, network: nn.Module | None) -> str:
@@ -212,7 +212,8 @@ class Networks:
     def evaluate(self, requests: Sequence[Evaluation]) -> list[dict[str, float]]:
         """The metrics of these requests, which are of one kind: of inputs of one shape."""
         lengths = [len(request.samples) for request in requests]
-        if max(lengths) > AT_ONCE or max(lengths) * self.vectors.shape[1] > self.largest:
+        at_once = requests[0].samples.at_once
+        if max(lengths) > at_once or max(lengths) * self.vectors.shape[1] > self.largest:
             outputs = [predict(self.models[request.row], request.samples) for request in requests]
         else:
             x = pad_sequence([request.samples.take(slice(None))[0] for request in requests], batch_first=True)
@@ -281,11 +282,11 @@ class Lockstep:
 
     ``joint`` and ``single`` count the gradients that were computed with others and one by one, ``computations`` how
     many computations the joint ones took; ``steps`` and ``evaluations`` what else was computed with others.
-    ``quiet``: what takes turns all the same is not named.
+    ``quiet``: what takes turns all the same is not named. ``tried``: also what is large trains together.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, *, quiet: bool = False, tried: bool = False) -> None:
+        self.quiet, self.tried = quiet, tried
         self.takes_turns = ""  # why the silos take turns after all
         self.joint = self.computations = self.single = self.steps = self.evaluations = 0
         self.told: set[str] = set()
@@ -324,12 +325,12 @@ class Lockstep:
 
         def network(shared: FlatModel) -> FlatModel:
             if not self.takes_turns:
-                self._take_turns(hindrance(shared))
+                self._take_turns(hindrance(shared, LARGEST_TRIED if self.tried else LARGEST_NETWORK))
             if self.takes_turns:
                 return shared
             networks = self._networks.get(shared)
             if networks is None or len(networks.models) < rows:
-                networks = self._networks[shared] = Networks(shared, rows)
+                networks = self._networks[shared] = Networks(shared, rows, tried=self.tried)
             networks.models[row].together = Seat(self, silo, row, networks)
             return networks.models[row]
 
@@ -461,7 +462,7 @@ def _begin(call: Callable[[], T], _: None) -> T:
     return call()
 
 
-def hindrance(network: FlatModel) -> str:
+def hindrance(network: FlatModel, largest: int = LARGEST_NETWORK) -> str:
     """Why silos with this network had better take turns; empty: they can train together."""
     if not network.is_whole:
         return "a part of the network is frozen"
@@ -474,7 +475,7 @@ def hindrance(network: FlatModel) -> str:
     if network.device.type == "cpu":
         if any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.module.modules()):
             return "on a CPU, convolutions are not faster together"
-        if network.layout.size > LARGEST_NETWORK:
+        if network.layout.size > largest:
             return f"on a CPU, networks of {network.layout.size} parameters are not faster together"
     return ""
 

@@ -81,7 +81,7 @@ def test_the_faster_way_is_chosen_written_down_and_named(
 ) -> None:
     pace = Pace(monkeypatch, share)
     run_auto(silos, pace, directory=tmp_path / "run")
-    assert pace.together == [3, 4, 7, 8, *(range(9, 21) if then else [])]
+    assert pace.together == [3, 4, 7, 8, *(range(9, 22) if then else [])]  # 21: the closing exchange
     (line,) = lines()
     assert f"silos {'train together' if then else 'take turns'}: " in line and f"{share:.2f} of the time" in line
     state = json.loads((tmp_path / "run" / "checkpoint" / "fedavg-7" / "vectorize.json").read_text())
@@ -106,7 +106,7 @@ def test_a_run_that_is_resumed_keeps_what_was_found_out(
         run_auto(silos, Pace(monkeypatch, 0.5), directory=tmp_path / "parts", watch=watch)
     pace = Pace(monkeypatch, 0.5 if stop < 8 else 3.0)
     resumed = run_auto(silos, pace, directory=tmp_path / "parts", resume=True)
-    assert pace.together == [r for r in (3, 4, 7, 8, *range(9, 21)) if r > stop]
+    assert pace.together == [r for r in (3, 4, 7, 8, *range(9, 22)) if r > stop]
     assert comparable(whole.rows) == comparable(resumed.rows)
     assert all(same(whole.personal(silo), resumed.personal(silo)) for silo in silos)
 
@@ -146,6 +146,34 @@ def test_networks_that_cannot_train_together_take_turns(
     assert pace.together == [3]
     (line,) = lines()
     assert "vectorize = auto: silos take turns: batch normalisation" in line
+
+
+@pytest.mark.parametrize(("rounds", "tried"), [(99, False), (100, True)])
+def test_large_networks_are_tried_in_long_runs(
+    silos: Files, monkeypatch: pytest.MonkeyPatch, rounds: int, tried: bool
+) -> None:
+    """Of more parameters, in batches of more samples, than ``true`` joins; 8 rounds are enough to see it."""
+    monkeypatch.setattr(server.run.lockstep, "LARGEST_NETWORK", 30)
+    monkeypatch.setattr(server.run.lockstep, "LARGEST_BATCH", 1)
+
+    class Stopped(Exception):
+        pass
+
+    def watch(progress: Any) -> None:
+        if progress.round == 8:
+            raise Stopped
+
+    found: list[Any] = []
+    pace = Pace(monkeypatch, 0.5)
+
+    def prepare(grid: Any) -> None:
+        found.append(grid)
+        pace.prepare(grid)
+
+    with pytest.raises(Stopped):
+        federate(silos, **{**SMALL, "vectorize": "auto", "rounds": rounds}, prepare=prepare, watch=watch)
+    assert found[0].choice.chosen is tried
+    assert (found[0].lockstep.joint > 0) is tried
 
 
 def test_a_choice_that_cannot_be_read_is_made_again(

@@ -20,6 +20,7 @@ import models.tasks
 import partitions.silo_file
 from models.training import Samples
 from partitions import simulated as simulation
+from server.run.lockstep import Networks
 from server.run.loop import Progress
 from strategies.base.payload import TensorArray
 from strategies.base.silo import SiloClient
@@ -77,14 +78,19 @@ def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> 
 def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[int, Any]:
     """How many times a network was evaluated on a split, and what the run returns."""
     done: list[int] = []
-    ordinary = models.tasks.predict
+    ordinary, of_several = models.tasks.predict, Networks.evaluate
 
     def counted(model: Any, samples: Samples) -> Any:
         done.append(len(samples))
         return ordinary(model, samples)
 
+    def counted_together(networks: Networks, requests: Any) -> Any:
+        done.extend(len(request.samples) for request in requests)
+        return of_several(networks, requests)
+
     with monkeypatch.context() as patch:
         patch.setattr(models.tasks, "predict", counted)
+        patch.setattr(Networks, "evaluate", counted_together)
         result = run()
     return len(done), result
 
