@@ -13,7 +13,7 @@ one of silos that train together, on one thread, without evaluation unless said;
 rows of a random table of 30 columns each, whatever the data set. evaluation: a round in which both models are evaluated
 over one in which none is, on one thread, with the data set and with that table; FedAvg, Local, and FedAvg with every
 other silo. text: a later FedALA round of fastText (98,635 words, batches of 10 texts of 200 positions, 4 silos) against
-a loop of plain modules and ``torch.optim.SGD``, with a dense and with a sparse gradient of the embedding, on one thread.
+a loop of plain modules and ``torch.optim.SGD``, with a dense and a sparse gradient of the embedding, on one thread.
 """
 
 from __future__ import annotations
