@@ -25,16 +25,18 @@ from client.store import RUN_FOLDER, silo_folder
 from models.architectures import build, spec_of, with_head
 from models.flat import FlatModel
 from models.initial import Head, flat_model
+from models.shapes import read_shape
 from models.tasks import task_of
 from models.trainable import WHOLE, Part
 from models.training import Samples
 from models.training import predict as logits_of
 from models.weights import Weights
 from partitions.disk import write_atomically
+from partitions.inputs import read_vocabulary
 from partitions.labels import Fault
 from partitions.names import unknown_name
-from partitions.silo_file import EXTRA_NAMES, read_arrays, read_inputs, write_npz
-from partitions.splits import Array, input_shape
+from partitions.silo_file import EXTRA_NAMES, known_names, names_of, read_arrays, read_x, write_npz
+from partitions.splits import Array, dtype_of, input_shape
 from strategies import strategies
 from strategies.base.settings import UserError
 from strategies.base.state import State, read_sealed, write_sealed
@@ -43,7 +45,7 @@ from strategies.base.state import State, read_sealed, write_sealed
 FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
 CARD = "card"  # the text in a model's header that is the SHA-256 of its card
 BATCH = 512
-TO_PREDICT = ("x_test", "test_images", "x")  # the first of these that a file has
+TO_PREDICT = ("test", "all")  # the first of these parts that a file has
 
 
 def card_file(model: Path) -> Path:
@@ -187,7 +189,7 @@ def network(card: Mapping[str, Any]) -> FlatModel:
 
 def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]:
     """Name, shape of an input, settings and a method's own head of the network that a card describes."""
-    shape = tuple(card["input"]["shape"])
+    shape = read_shape(card["input"]["shape"])
     name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
     settings = own(**card["model"]["settings"]) if own else None
     head = card["model"].get("head")
@@ -202,12 +204,11 @@ def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
     ``index`` counts from 0. Raises UserError where model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model)
-    x = read_x(data)
-    shape, dtype = tuple(card["input"]["shape"]), card["input"]["dtype"]
-    if (input_shape(x), str(x.dtype)) != (shape, dtype):
-        raise UserError(
-            f"{data} holds {x.dtype} samples of shape {input_shape(x)}; {model} takes {dtype} of shape {shape}"
-        )
+    x, vocabulary = read_samples(data)
+    shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
+    here, kind = input_shape(x, vocabulary), dtype_of(x)
+    if (here, kind) != (shape, dtype):
+        raise UserError(f"{data} holds {kind} samples of shape {here}; {model} takes {dtype} of shape {shape}")
     scale = card["normalisation"]
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
     labels = card.get("labels") or {"mean": (), "std": ()}
@@ -218,7 +219,8 @@ def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
     drawn: list[Array] = []
     names: list[str] = []
     for i in range(0, len(x), BATCH):
-        part = x[i : i + BATCH].astype(np.float32)
+        part = x[i : i + BATCH]
+        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
         names, found = task.answers(outputs)
         rows += found
@@ -255,17 +257,25 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     return card, net
 
 
-def read_x(file: Path) -> Array:
-    """The samples to predict: pictures (n, h, w, c), volumes (n, d, h, w, c) or a table (n, columns)."""
+def read_samples(file: Path) -> tuple[Array, int]:
+    """The samples to predict, in one array as partitions/inputs.py keeps them, and how many tokens there are."""
     try:
         arrays = read_arrays(file)
-        name = next((name for name in TO_PREDICT if name in arrays), None)
-        if name is None:
+        vocabulary = read_vocabulary(arrays)
+        found = {
+            meaning: arrays[key]
+            for key, meaning in reversed(known_names(arrays).items())  # of two names the first one counts
+            if key in arrays and meaning[0] != "y"
+        }
+        part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
+        if part is None:
             names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
-            raise Fault(f"has no samples to predict, but {names}", f"name them {' or '.join(TO_PREDICT)}")
-        x = arrays[name]
-        if x.ndim == 0 or not len(x):
-            raise Fault(f"{name} holds no samples", "save an array of n samples")
-        return read_inputs(name, x)
+            raise Fault(f"has no samples to predict, but {names}", "name them x_test or test_images or x")
+        for (kind, split), x in found.items():
+            if split == part and (x.ndim == 0 or not len(x)):
+                raise Fault(f"{names_of(split, kind, arrays)} holds no samples", "save an array of n samples")
+        if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
+            raise Fault("has inputs of different numbers of samples", "save one row of each for each sample")
+        return read_x(part, found, arrays, vocabulary), vocabulary
     except Fault as fault:
         raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

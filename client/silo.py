@@ -23,6 +23,8 @@ from torch import Tensor
 from client.site.policy import PUBLIC, Policy, policy_of, read_policy
 from client.sums import released_sums
 from models.initial import flat_model, initial_model, network_of
+from models.shapes import columns as table_columns
+from models.shapes import written
 from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.trainable import WHOLE, Part
@@ -31,7 +33,7 @@ from partitions.labels import ONE_CLASS
 from partitions.names import silo_name as simulated_name
 from partitions.silo_file import read_silo_file
 from partitions.simulated import part_of, pool_of
-from partitions.splits import Array, SiloData, Split
+from partitions.splits import Array, SiloData, Split, dtype_of, inputs_of
 from strategies.base.metrics_and_cards import WITHHELD
 from strategies.base.payload import Number
 from strategies.base.run_settings import RunSettings
@@ -122,7 +124,7 @@ def data_card(settings: RunSettings, context: Context) -> dict[str, Number]:
         "n_val": len(data.val),
         "n_test": len(data.test),
         "task": data.task,
-        "shape": list(data.input_shape),
+        "shape": written(data.input_shape),
         "classes": data.classes,
         "own_file": is_own_file(context),
         "simulated": not is_own_file(context),
@@ -153,8 +155,8 @@ def silo_policy(context: Context) -> Policy:
 
 
 def columns_in(data: SiloData) -> Array | None:
-    """What is standardised of the training part (n, columns): a table's, behind them a regression's measurements."""
-    parts = [data.train.x] if len(data.input_shape) == 1 else []
+    """What is standardised of the training part (n, columns): tables', behind them a regression's measurements."""
+    parts = [x for x in inputs_of(data.train.x).values() if x.ndim == 2 and x.dtype == np.float32]
     parts += [data.train.y] if data.task == "regression" else []
     return np.hstack(parts) if parts else None
 
@@ -171,7 +173,7 @@ def statistics(
         return ((), ()), ((), ())
     alone = silo_name(context) in config.get("own_statistics", ())
     mean, std = standardisation(columns, "silo" if alone else c.normalization, config)
-    d = data.input_shape[0] if len(data.input_shape) == 1 else 0
+    d = table_columns(data.input_shape)
     return (mean[:d], std[:d]), (mean[d:], std[d:])
 
 
@@ -227,7 +229,7 @@ def model_card(settings: RunSettings, context: Context, config: Mapping[str, Any
         "seed": c.seed,
         "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
         "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
-        "input": {"shape": list(data.input_shape), "dtype": str(data.train.x.dtype)},
+        "input": {"shape": written(data.input_shape), "dtype": dtype_of(data.train.x)},
         "task": data.task,
         "classes": agreed_classes(config, data),
         "normalisation": scale,

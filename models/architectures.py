@@ -36,14 +36,12 @@ from models.densenet import DenseNet
 from models.dimensions import batch_norm, convolution, is_volume, max_pool, mean_over_places
 from models.flat import block_names
 from models.own import OwnSettings, is_own, own_network
+from models.shapes import Shape, kind_of
 from models.stem import Stem, StemSettings
 from models.unet import Unet, UnetSettings
 from models.vit import PUBLISHED as VIT_PUBLISHED
 from models.vit import VisionTransformer, VitSettings
 from models.weights import renamed
-
-Shape = tuple[int, ...]
-
 
 # ---- Convolutions, pooling, fully connected layers ---------------------------------------------------------
 
@@ -324,25 +322,27 @@ class PlayerCnnSettings:
 # ---- Registry ----------------------------------------------------------------------------------------------
 
 Make = Callable[[Shape, int, Any], nn.Module]
+FLATTENED = ("table", "signal", "picture", "volume")
+EVERY = (*FLATTENED, "text", "several")
+AUTO = {"table": "mlp", "signal": "mlp"}  # what "auto" means, but for pictures and volumes
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """One architecture: what it is, where it comes from, what it takes and how it is made.
 
-    ``rank`` is the length of the input shapes it takes: 3 for pictures (c, h, w), 1 for tables (d,), None for
-    all; ``volumes``: also volumes (c, d, h, w); ``smallest`` the least side of a picture. ``settings`` is the
-    dataclass of its own settings, if it has any, which ``make(input_shape, classes, settings)`` receives.
+    ``kinds`` are those of the inputs it takes (models/shapes.py); ``smallest`` the least side of a picture.
+    ``settings`` is the dataclass of its own settings, if it has any, which ``make(input_shape, classes, settings)``
+    receives.
     """
 
     title: str
     source: str
     takes: str
     make: Make
-    rank: int | None = 3
+    kinds: tuple[str, ...] = ("picture",)
     smallest: int = 1
     settings: type | None = None
-    volumes: bool = False
     per_pixel: bool = False  # outputs for every pixel of the picture
     published: tuple[tuple[str, str], ...] = ()  # (pattern, replacement): names in published files, and ours
 
@@ -412,14 +412,14 @@ MODELS: dict[str, ModelSpec] = {
         "PLayer-FL (MLSys 2026), network for Heart",
         "tables (d,); the paper's has 10 columns",
         _player_heart,
-        rank=1,
+        kinds=("table",),
     ),
     "mlp": ModelSpec(
         "fully connected layers",
         "DiversiFed (arXiv 2407.15464), FMNIST: one hidden layer of 64",
         "tables (d,), and pictures (c, h, w) and volumes (c, d, h, w), which are flattened",
         lambda shape, classes, own: Mlp(shape, classes, own.widths(), own.dropout),
-        rank=None,
+        kinds=FLATTENED,
         settings=MlpSettings,
     ),
     "linear": ModelSpec(
@@ -427,7 +427,7 @@ MODELS: dict[str, ModelSpec] = {
         "as everywhere; `mlp` without hidden layers",
         "tables (d,), and pictures (c, h, w), which are flattened",
         lambda shape, classes, _: Mlp(shape, classes, ()),
-        rank=None,
+        kinds=FLATTENED,
     ),
     "small-cnn": ModelSpec(
         "two padded 3x3 convolutions (32, 64), FC 128",
@@ -435,7 +435,7 @@ MODELS: dict[str, ModelSpec] = {
         "pictures (c, h, w) of at least 4x4, volumes (c, d, h, w) of at least 4x4x4",
         _conv_net((32, 64), kernel=3, padding=1, hidden=(128,)),
         smallest=4,
-        volumes=True,
+        kinds=("picture", "volume"),
     ),
     "resnet8": ModelSpec(
         "residual network, three stages of one block",
@@ -444,7 +444,7 @@ MODELS: dict[str, ModelSpec] = {
         lambda shape, classes, own: ResNet(shape, classes, (1, 1, 1), own.stem),
         smallest=8,
         settings=StemSettings,
-        volumes=True,
+        kinds=("picture", "volume"),
         published=RESNET_PUBLISHED,
     ),
     "resnet18": ModelSpec(
@@ -454,7 +454,7 @@ MODELS: dict[str, ModelSpec] = {
         lambda shape, classes, own: ResNet(shape, classes, (2, 2, 2, 2), own.stem),
         smallest=8,
         settings=StemSettings,
-        volumes=True,
+        kinds=("picture", "volume"),
         published=RESNET_PUBLISHED,
     ),
     "resnet50": ModelSpec(
@@ -464,7 +464,7 @@ MODELS: dict[str, ModelSpec] = {
         lambda shape, classes, own: ResNet(shape, classes, (3, 4, 6, 3), own.stem, Bottleneck),
         smallest=8,
         settings=StemSettings,
-        volumes=True,
+        kinds=("picture", "volume"),
         published=RESNET_PUBLISHED,
     ),
     "densenet121": ModelSpec(
@@ -492,7 +492,7 @@ MODELS: dict[str, ModelSpec] = {
         Unet,
         smallest=8,
         settings=UnetSettings,
-        volumes=True,
+        kinds=("picture", "volume"),
         per_pixel=True,
     ),
 }
@@ -511,29 +511,28 @@ def spec_of(name: str) -> ModelSpec:
     def make(shape: Shape, outputs: int, settings: OwnSettings) -> nn.Module:
         return own_network(name, shape, outputs, settings)
 
-    return ModelSpec("a network of one's own", name, "what it can", make, rank=None, settings=OwnSettings)
+    return ModelSpec("a network of one's own", name, "what it can", make, kinds=EVERY, settings=OwnSettings)
 
 
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
 
-    "auto" is ``unet`` where every pixel has an answer; else ``mlp`` for tables and for pictures under 4 pixels,
+    "auto" is ``unet`` where every pixel has an answer; else what AUTO says, and ``mlp`` for pictures under 4 pixels,
     ``small-cnn`` up to 16 (the shortest side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64 on,
     otherwise ``player-cnn``.
 
-    Raises ValueError where no architecture has that name, or for "auto" where the shape is none of a picture
-    or a table.
+    Raises ValueError where no architecture has that name, or for "auto" where the shape is none of an input.
     """
     names = ("auto", *MODELS)
     if name not in names and not is_own(name):
         raise ValueError(f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory")
     if name != "auto":
         return name
-    _check_shape(input_shape)
+    kind = kind_of(input_shape)
     if per_pixel:
         return "unet"
-    if len(input_shape) == 1:
-        return "mlp"
+    if kind in AUTO:
+        return AUTO[kind]
     shorter = min(input_shape[1:])
     if shorter <= 16:
         return "mlp" if shorter < 4 else "small-cnn"
@@ -552,19 +551,17 @@ def our_name(model: str, published: str) -> str:
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:
     """A freshly initialised network.
 
-    ``input_shape`` is (channels, height, width), (channels, depth, height, width) or (columns,), without the batch;
-    ``settings`` is an instance of the architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None:
-    its defaults.
+    ``input_shape`` is as models/shapes.py has it, (channels, height, width) or (columns,) for example, without the
+    batch; ``settings`` is an instance of the architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``;
+    None: its defaults.
 
     ``classes`` is the number of outputs. Raises ValueError, in one line, for an unknown name, or a shape that the
     architecture cannot take.
     """
-    input_shape = tuple(int(side) for side in input_shape)
     name = resolve(name, input_shape)
-    spec = spec_of(name)
-    _check_shape(input_shape)
-    wrong_rank = spec.rank is not None and len(input_shape) not in (spec.rank, 4 if spec.volumes else spec.rank)
-    if wrong_rank or (len(input_shape) > 1 and min(input_shape[1:]) < spec.smallest):
+    spec, kind = spec_of(name), kind_of(input_shape)
+    too_small = kind in ("picture", "volume") and min(input_shape[1:]) < spec.smallest
+    if kind not in spec.kinds or too_small:
         raise ValueError(f"model {name!r} cannot take inputs of shape {input_shape}: it takes {spec.takes}")
     own = spec.settings() if settings is None and spec.settings is not None else settings
     return spec.make(input_shape, classes, own)
@@ -604,9 +601,3 @@ def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None)
     for name, value in own.items():
         setattr(network, name, value)
     return network
-
-
-def _check_shape(shape: Shape) -> None:
-    if len(shape) not in (1, 3, 4) or min(shape) < 1:
-        kinds = "a picture (c, h, w), a volume (c, d, h, w) or a table's row (d,)"
-        raise ValueError(f"an input must be {kinds}, not of shape {shape}")

@@ -30,10 +30,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from models.shapes import Shape, inputs_of, kind_of
 
 COLUMNS = 19  # numbers drawn for a picture, whichever changes there are: each has its own
 CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))  # of a picture, in half sides, x before y
@@ -57,29 +60,37 @@ class Augmentation:
     contrast: float = 0.0
     brightness: float = 0.0
 
-    def check(self, shape: tuple[int, ...]) -> None:
+    def check(self, shape: Shape) -> None:
         """Raise ValueError, in one line, where samples of this shape cannot be changed so."""
-        if len(shape) < 3:
-            raise ValueError("augment changes pictures: for tables leave it empty")
+        pictures = [own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")]
+        if not pictures:
+            raise ValueError("augment changes pictures: for tables, texts and signals leave it empty")
         for name, pixels in (("crop", self.crop), ("shift", self.shift)):
-            if pixels >= min(shape[-2:]):
-                raise ValueError(
-                    f"augment = {name}:{pixels:g} moves pictures of {shape[-2]} x {shape[-1]} out of sight"
-                )
+            for *_, height, width in pictures:
+                if pixels >= min(height, width):
+                    raise ValueError(f"augment = {name}:{pixels:g} moves pictures of {height} x {width} out of sight")
 
     def changed(
-        self, batches: Iterable[tuple[Tensor, Tensor]], n: int, rng: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches (x, y) of one epoch of n samples, each sample with changes of its own."""
-        drawn, done = torch.rand(n, COLUMNS, generator=rng), 0
-        maps, light = torch.empty(0), torch.empty(0)
+        self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """The batches (x, y) of one epoch of n samples, each sample with changes of its own.
+
+        Of several inputs the pictures are changed, those of one sample alike.
+        """
+        drawn, done, light = torch.rand(n, COLUMNS, generator=rng), 0, torch.empty(0)
+        maps: dict[str, Tensor] = {}
         for x, y in batches:
+            alone = isinstance(x, Tensor)
+            pictures = {"": x} if alone else {name: own for name, own in x._asdict().items() if own.dim() > 3}
             if not done:  # all of the epoch's at once, and one copy of each to the device
-                maps, light = self._maps(drawn, x.shape[-2], x.shape[-1]).to(x.device), drawn[:, 17:].to(x.device)
+                light = drawn[:, 17:].to(y.device)
+                maps = {name: self._maps(drawn, *p.shape[-2:]).to(y.device) for name, p in pictures.items()}
             part, done = slice(done, done + len(y)), done + len(y)
-            if any(getattr(self, name) for name in PLACE):
-                x, y = moved(x, y, maps[part])
-            yield self._lit(x, light[part]), y
+            for name, picture in pictures.items():
+                if any(getattr(self, change) for change in PLACE):
+                    picture, y = moved(picture, y, maps[name][part])
+                pictures[name] = self._lit(picture, light[part])
+            yield pictures[""] if alone else x._replace(**pictures), y
 
     def _maps(self, drawn: Tensor, height: int, width: int) -> Tensor:
         """For each picture (n, 3, 3) where a pixel of the changed one is to be taken from.

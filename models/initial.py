@@ -13,11 +13,11 @@ from torch import Tensor
 from models.architectures import build, resolve, spec_of, with_head
 from models.flat import FlatModel
 from models.lora import adapt
+from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze
 from models.training import generator
 from models.weights import start_from
 
-Shape = tuple[int, ...]
 Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
 
 # The network that a silo works with, given the one that the silos of a process share as long as they take turns.

@@ -1,8 +1,9 @@
 """A network of one's own: ``model = "package.module:factory"``.
 
 ``factory(input_shape, outputs)`` gives an ``nn.Module`` that maps float32 (batch, *input_shape) to (batch, outputs), or
-to (batch, outputs, h, w) where every pixel has an answer. Its weights come from torch's global generator. What methods
-rely on is checked before it is used, once per process. Layer blocks are its ``block_names``, or else its children.
+to (batch, outputs, h, w) where every pixel has an answer; what it gets of texts and of several inputs says
+models/shapes.py. Its weights come from torch's global generator. What methods rely on is checked before it is used,
+once per process. Layer blocks are its ``block_names``, or else its children.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from models.flat import FlatModel
+from models.shapes import Shape, example
 
-Shape = tuple[int, ...]
 Factory = Callable[[Shape, int], Any]
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
@@ -92,7 +93,7 @@ def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
             flat = FlatModel(network)
         except (ValueError, IndexError, AttributeError) as error:
             raise _fault(name, shape, f"its layer blocks cannot be used: {_line(error)}") from None
-        x = torch.randn(2, *shape)
+        x = example(shape, 2)
         wanted = (2, outputs, *(shape[1:] if per_pixel else ()))
         try:
             trained = [_seen(network.train(), x, seed) for seed in (1, 2)]
@@ -132,7 +133,7 @@ def _in_numbers(network: nn.Module, again: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def _seen(network: nn.Module, x: Tensor, seed: int) -> Any:
+def _seen(network: nn.Module, x: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     found = network(x)
     return found.clone() if isinstance(found, Tensor) else found

@@ -34,6 +34,7 @@ from typing import NoReturn
 import numpy as np
 from tqdm import tqdm
 
+from partitions.inputs import describe_inputs
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, describe_labels, join_survival, read_count, read_labels
 from partitions.names import unknown_name
 from partitions.pictures import (
@@ -51,7 +52,7 @@ from partitions.pictures import (
     read_mask,
 )
 from partitions.pool import hold_out
-from partitions.silo_file import describe_inputs, read_silo_file, write_silo_file
+from partitions.silo_file import read_silo_file, write_silo_file
 from partitions.splits import Array, SiloData, Split
 from partitions.tables import SPLIT_NAMES, Label, is_number, label_columns, labels_of, read_lines, split_of
 

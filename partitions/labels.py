@@ -141,8 +141,9 @@ def read_classes(name: str, y: Array) -> Array:
 
 
 def _read_masks(name: str, y: Array, x: Array) -> Array:
-    if x.ndim == 2:
-        raise Fault(f"{name} is {y.shape}", "the samples are a table, which has no outlines: save one label for each")
+    if x.ndim < 4:
+        what = "a table, which has" if x.ndim == 2 else "no pictures, and have"
+        raise Fault(f"{name} is {y.shape}", f"the samples are {what} no outlines: save one label for each")
     if y.shape != x.shape[:-1]:
         wanted = f"a mask has a class for each pixel of its picture: {x.shape[:-1]} here"
         hint = "; volumes have channels, too: save x as (n, d, h, w, 1)" if y.ndim == x.ndim == 4 else ""

@@ -22,17 +22,17 @@ VAL_SHARE = 0.2  # of the rest of it
 VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file names train and test only
 
 
-def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass") -> SiloData:
+def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0) -> SiloData:
     """The parts of a file: ``splits`` as it names them (``train``, ``test`` and maybe ``val``, or ``all``).
 
     Raises ValueError where it has too few different samples to be divided.
     """
     if "val" in splits:
-        return SiloData(splits["train"], splits["val"], splits["test"], classes, task)
+        return SiloData(splits["train"], splits["val"], splits["test"], classes, task, vocabulary)
     if "all" not in splits:
         whole = splits["train"]
         train, val = lowest(sample_digests(whole.x), np.arange(len(whole)), VAL_SHARE_OF_TRAIN)
-        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes, task)
+        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes, task, vocabulary)
     whole = splits["all"]
     digests = sample_digests(whole.x)
     different = len(np.unique(digests))
@@ -40,7 +40,8 @@ def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclas
         raise ValueError(f"has only {different} different samples, too few to divide")
     rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
     train, val = lowest(digests, rest, VAL_SHARE)
-    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes, task)
+    parts = {name: rows_of(whole, rows) for name, rows in (("train", train), ("val", val), ("test", test))}
+    return SiloData(**parts, classes=classes, task=task, vocabulary=vocabulary)
 
 
 def lowest(digests: Array, rows: Array, share: float) -> Parts:
@@ -53,6 +54,8 @@ def lowest(digests: Array, rows: Array, share: float) -> Parts:
 def sample_digests(x: Array) -> Array:
     """The first 64 bits of each sample's SHA-256, uint64 (n,)."""
     samples = np.ascontiguousarray(x)
+    if x.dtype.names:  # several inputs: their bytes, one behind the other
+        samples = samples.view(np.uint8).reshape(len(x), x.dtype.itemsize)
     digests = b"".join(hashlib.sha256(sample.data).digest()[:8] for sample in samples)
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 

@@ -169,6 +169,7 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
         test=take(dataset, indices.test),
         classes=dataset.classes,
         task=dataset.task,
+        vocabulary=dataset.vocabulary,
     )
 
 

@@ -7,31 +7,34 @@ Arrays, under one of three sets of names:
 * ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``own_split.py``)
 
 and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
-one per class or output) and ``feature_names`` (text, one per column of a table).
+one per class or output) and ``feature_names`` (text, one per column of a table). Several inputs of a sample have an
+array each, ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample
+lacks is all zeros there. Texts are tokens, with ``vocabulary``, how many there are.
 
-Pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w); volumes have a depth before their height, uint8
-(n, d, h, w, c) or float32 (n, c, d, h, w), and always channels: an array of four dimensions is of pictures. But under
-MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures with more
-than 4 channels. Tables are float32 (n, columns); labels are what their task says (``labels.py``), classes 0, 1, 2, ...
-for example. float64 is read as float32. Anything else is refused. An ``x_val`` without samples says that no validation
-samples are wanted.
+What inputs look like says ``inputs.py``: pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w), for
+example. Volumes have a depth before their height, and always channels: an array of four dimensions is of pictures. But
+under MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures
+with more than 4 channels. Labels are what their task says (``labels.py``), classes 0, 1, 2, ... for example. float64 is
+read as float32. Anything else is refused. An ``x_val`` without samples says that no validation samples are wanted.
 """
 
 from __future__ import annotations
 
 import lzma
 import math
+import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
 from partitions.disk import write_atomically
+from partitions.inputs import check_alike, describe_inputs, is_input_name, read_inputs, read_vocabulary
 from partitions.labels import (
     ONE_CLASS,
     Fault,
@@ -45,7 +48,7 @@ from partitions.labels import (
 from partitions.names import nearest
 from partitions.own_split import TEST_SHARE, divide_own, rows_of, say_division
 from partitions.pool import hold_out
-from partitions.splits import Array, Dataset, SiloData, Split
+from partitions.splits import Array, Dataset, SiloData, Split, inputs_of, together
 
 SPLITS = ("train", "val", "test")
 OWN_NAMES = {f"{kind}_{split}": (kind, split) for split in SPLITS for kind in ("x", "y")}
@@ -53,7 +56,9 @@ MEDMNIST_NAMES = {
     f"{split}_{word}": (kind, split) for split in SPLITS for kind, word in (("x", "images"), ("y", "labels"))
 }
 UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
-EXTRA_NAMES = ("task", "classes", "label_names", "feature_names")
+NAMED = re.compile(r"x_(?P<input>\w+)_(?P<split>train|val|test)")  # of several inputs
+UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
+EXTRA_NAMES = ("task", "classes", "label_names", "feature_names", "vocabulary")
 LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
 MOST_TIMES = 100
 
@@ -77,6 +82,11 @@ class Contents:
     task: str
     label_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+
+    def divided(self) -> SiloData:
+        """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
+        return divide_own(self.splits, self.classes, self.task, self.vocabulary)
 
 
 def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
@@ -84,7 +94,7 @@ def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
     checks, contents = examine(Path(path), task)
     if contents is not None:
         try:
-            data = divide_own(contents.splits, contents.classes, contents.task)
+            data = contents.divided()
             checks.append(Check("split", True, say_division(contents.splits, data)))
         except ValueError as error:
             checks.append(Check("split", False, str(error), "give samples for training and for testing"))
@@ -99,7 +109,7 @@ def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """
     contents = read_contents(Path(path), task)
     try:
-        return divide_own(contents.splits, contents.classes, contents.task)
+        return contents.divided()
     except ValueError as error:
         raise ValueError(f"{path}: {error}; give samples for training and for testing") from None
 
@@ -125,7 +135,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     for split in (train, splits["test"]):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
-    return Dataset(path.stem, train, splits["test"], contents.classes, task=contents.task)
+    whole = Dataset(path.stem, train, splits["test"], contents.classes, task=contents.task)
+    return replace(whole, vocabulary=contents.vocabulary)
 
 
 def write_silo_file(
@@ -145,11 +156,15 @@ def write_silo_file(
     arrays: dict[str, Array] = {}
     samples = dict(streams or {})
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
-        pictures = split.x.ndim > 2 and split.x.dtype != np.uint8
-        arrays[f"x_{name}"] = np.moveaxis(split.x, -1, 1) if pictures else split.x
-        if pictures and f"x_{name}" in samples:
-            samples[f"x_{name}"] = (np.moveaxis(sample, -1, 0) for sample in samples[f"x_{name}"])
+        for own, x in inputs_of(split.x).items():
+            key = f"x_{own}_{name}" if own else f"x_{name}"
+            channels_first = x.ndim > 2 and x.dtype != np.uint8
+            arrays[key] = np.moveaxis(x, -1, 1) if channels_first else x
+            if channels_first and key in samples:
+                samples[key] = (np.moveaxis(sample, -1, 0) for sample in samples[key])
         arrays |= written_labels(name, split.y, data.task)
+    if data.vocabulary:
+        arrays["vocabulary"] = np.array(data.vocabulary)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)
     if data.task in (*ONE_CLASS, "segmentation"):
@@ -214,14 +229,14 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         checks.append(Check(name, True, f"{len(found)} arrays, {path.stat().st_size / 1e6:.1f} MB"))
         name = "names"
         arrays = join_survival(found)
-        named = sort_names(arrays)
+        named, vocabulary = sort_names(arrays), read_vocabulary(arrays)
         checks.append(Check(name, True, ", ".join(found)))
         name = "samples"
         check_samples(named)
         counts = (f"{split} {len(y)}" for (kind, split), y in named.items() if kind == "y")
         checks.append(Check(name, True, ", ".join(counts)))
         name = "inputs"
-        xs = {split: read_inputs(names_of(split, "x", arrays), x) for (kind, split), x in named.items() if kind == "x"}
+        xs = {split: read_x(split, named, arrays, vocabulary) for kind, split in named if kind == "y"}
         check_alike(xs)
         first = next(iter(xs.values()))
         features = read_names(arrays, "feature_names", first.shape[1] if first.ndim == 2 else 0)
@@ -240,7 +255,7 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
     splits = {split: Split(xs[split], ys[split]) for split in xs}
-    return checks, Contents(splits, classes, task, label_names, features)
+    return checks, Contents(splits, classes, task, label_names, features, vocabulary)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -316,13 +331,13 @@ def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
     """Tell which array is what: (``x`` or ``y``, split) -> array. Unknown, mixed and missing names are
     refused.
     """
-    known = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
+    known = known_names(arrays)
     wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
     for key in arrays:
         if key not in known and key not in EXTRA_NAMES:
             hint = nearest(key.lower(), [*known, *EXTRA_NAMES])
             raise Fault(f"has an array {key!r} of no known name{hint}", f"the names are {wanted}")
-    for layout in (OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES):
+    for layout in layouts(arrays):
         present = [key for key in layout if key in arrays]
         if not present:
             continue
@@ -336,16 +351,46 @@ def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
     raise Fault("holds no samples", f"the names are {wanted}")
 
 
+def layouts(arrays: Collection[str]) -> list[dict[str, tuple[str, str]]]:
+    """The sets of names that a file may use: what each name means, ``x``, ``y`` or of several inputs ``x:image``."""
+    found = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
+    plain = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
+    parts = [match["input"] for key in arrays if key not in plain and (match := NAMED.fullmatch(key))]
+    if parts:
+        inputs = {f"x_{own}_{split}": (f"x:{own}", split) for own in dict.fromkeys(parts) for split in SPLITS}
+        found.insert(0, {**inputs, **{f"y_{split}": ("y", split) for split in SPLITS}})
+    whole = [match["input"] for key in arrays if key not in plain and (match := UNSPLIT_NAMED.fullmatch(key))]
+    if len(whole) > 1 and not any(key.startswith("y_") for key in arrays):
+        found.insert(0, {**{f"x_{own}": (f"x:{own}", "all") for own in whole}, "y": ("y", "all")})
+    return found
+
+
+def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
+    return {key: meaning for layout in reversed(layouts(arrays)) for key, meaning in layout.items()}
+
+
 def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
     """The name under which the file has this array."""
-    layouts = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
-    return next(key for key, value in layouts.items() if value == (kind, split) and key in arrays)
+    return next(key for key, value in known_names(arrays).items() if value == (kind, split) and key in arrays)
+
+
+def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
+    """The inputs of a split, checked; several as one array."""
+    found: dict[str, Array] = {}
+    for (kind, part), x in named.items():
+        if part == split and kind != "y":
+            name = names_of(split, kind, arrays)
+            own = kind.partition(":")[2]
+            if own and not is_input_name(own):
+                raise Fault(f"has an input {own!r}", "an input's name is in small letters, as `image` in x_image_train")
+            found[own] = read_inputs(name, x, vocabulary)
+    return together(found) if "" not in found else found[""]
 
 
 def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
     """Inputs and labels of a split belong together, and no split is empty (val may be)."""
     for (kind, split), x in named.items():
-        if kind != "x":
+        if kind == "y":
             continue
         y = named["y", split]
         if x.ndim == 0 or y.ndim == 0:
@@ -357,43 +402,6 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
             raise Fault(f"has {few}", "give samples for training and for testing")
 
 
-def read_inputs(name: str, x: Array) -> Array:
-    """Check inputs, and bring them to uint8 or float32 (n, h, w, c) or (n, d, h, w, c), or float32 (n, columns)."""
-    forms = (
-        "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
-        "(n, c, d, h, w), tables float32 (n, d)"
-    )
-    if x.dtype == np.float64:
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-    if x.dtype == np.uint8:
-        if x.ndim not in (3, 4, 5):
-            raise Fault(f"{name} is uint8 {x.shape}", f"{forms}; a table must be saved as float32")
-        grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST_NAMES)
-        x = x[..., np.newaxis] if grey else x
-        if x.shape[-1] > 4 >= x.shape[1]:
-            last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
-            raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
-    elif x.dtype == np.float32:
-        if x.ndim not in (2, 4, 5):
-            raise Fault(f"{name} is float32 {x.shape}", forms)
-        if x.ndim > 2:
-            if x.shape[1] > 4 >= x.shape[-1]:
-                first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
-                raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
-            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-        if not np.isfinite(x).all():
-            row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-            raise Fault(
-                f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples"
-            )
-    else:
-        raise Fault(f"{name} is {x.dtype}", forms)
-    if 0 in x.shape[1:]:
-        raise Fault(f"{name} is {x.shape}: its samples are empty", forms)
-    return x
-
-
 def read_names(arrays: Mapping[str, Array], key: str, count: int) -> tuple[str, ...]:
     """The names of classes or columns, if the file has them."""
     if key not in arrays:
@@ -402,26 +410,3 @@ def read_names(arrays: Mapping[str, Array], key: str, count: int) -> tuple[str, 
     if names.ndim != 1 or names.dtype.kind != "U" or len(names) != count:
         raise Fault(f"{key} does not hold {count} texts", "save one name for each, or leave them out")
     return tuple(str(name) for name in names)
-
-
-def check_alike(xs: Mapping[str, Array]) -> None:
-    """All splits hold samples of one shape and type."""
-    first, reference = next(iter(xs.items()))
-    for split, x in xs.items():
-        if (x.dtype, x.shape[1:]) != (reference.dtype, reference.shape[1:]):
-            raise Fault(
-                f"{split} has {describe_inputs(x)}, but {first} has {describe_inputs(reference)}",
-                "all samples must have the same shape and type",
-            )
-
-
-def describe_inputs(x: Array) -> str:
-    """Say what the samples are."""
-    if x.ndim == 2:
-        return f"a table of {x.shape[1]} columns, {x.dtype}"
-    kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
-    size = " x ".join(map(str, x.shape[1:-1]))
-    hint = ""
-    if x.ndim == 4 and channels > 4:
-        hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
-    return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ Array = npt.NDArray[Any]
 class Split:
     """Samples of one kind (train, val or test), preloaded.
 
-    ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), or a table float32 (n, columns); ``y``:
-    labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
+    ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), signals float32 (n, t, c), texts int32
+    (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
+    ``y``: labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
     """
 
     x: Array
@@ -30,7 +32,8 @@ class Split:
 class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
-    ``classes``: how many outputs its task needs: classes, findings, measurements.
+    ``classes``: how many outputs its task needs: classes, findings, measurements; ``vocabulary``: how many tokens its
+    texts may have.
     """
 
     train: Split
@@ -38,11 +41,12 @@ class SiloData:
     test: Split
     classes: int
     task: str = "multiclass"
+    vocabulary: int = 0
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it: (c, h, w) of pictures, (c, d, h, w) of volumes, (d,) of tables."""
-        return input_shape(self.train.x)
+    def input_shape(self) -> tuple[Any, ...]:
+        """Shape of one sample as a model sees it (models/shapes.py)."""
+        return input_shape(self.train.x, self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,12 @@ class Dataset:
     groups: dict[str, Array] | None = None
     task: str = "multiclass"
     own_test: bool = False
+    vocabulary: int = 0
 
     @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one sample as a model sees it: (c, h, w) of pictures, (c, d, h, w) of volumes, (d,) of tables."""
-        return input_shape(self.train.x)
+    def input_shape(self) -> tuple[Any, ...]:
+        """Shape of one sample as a model sees it (models/shapes.py)."""
+        return input_shape(self.train.x, self.vocabulary)
 
     @property
     def labels(self) -> Array:
@@ -72,9 +77,32 @@ class Dataset:
         return np.concatenate([self.train.y, self.test.y])
 
 
-def input_shape(x: Array) -> tuple[int, ...]:
-    """(n, h, w, c) -> (c, h, w); (n, d, h, w, c) -> (c, d, h, w); (n, d) -> (d,)."""
+def input_shape(x: Array, vocabulary: int = 0) -> tuple[Any, ...]:
+    """(n, h, w, c) -> (c, h, w); (n, d) -> (d,); of tokens (n, t) -> ("tokens", t, vocabulary); of several by name."""
+    if x.dtype.names:
+        return tuple((name, input_shape(x[name], vocabulary)) for name in x.dtype.names)
+    if x.dtype.kind == "i":
+        return ("tokens", x.shape[1], vocabulary)
     return (x.shape[-1], *x.shape[1:-1]) if x.ndim > 2 else tuple(x.shape[1:])
+
+
+def inputs_of(x: Array) -> dict[str, Array]:
+    """The array (n, ...) of each input by its name; of a single one, which has none, under ``""``."""
+    return {name: x[name] for name in x.dtype.names} if x.dtype.names else {"": x}
+
+
+def dtype_of(x: Array) -> str:
+    """The number format; of several inputs each one's: ``image uint8, notes int32``."""
+    return ", ".join(f"{name} {own.dtype}".strip() for name, own in inputs_of(x).items())
+
+
+def together(inputs: Mapping[str, Array]) -> Array:
+    """Several inputs of the same samples as one array (n,), whose rows are taken and joined as those of any other."""
+    n = len(next(iter(inputs.values())))
+    joined = np.empty(n, [(name, x.dtype, x.shape[1:]) for name, x in inputs.items()])
+    for name, x in inputs.items():
+        joined[name] = x
+    return joined
 
 
 def take(dataset: Dataset, indices: Array) -> Split:

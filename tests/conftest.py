@@ -104,7 +104,11 @@ class TinyBatchNorm(nn.Module):
 def tiny_bn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes ``tiny-bn``, a network with running statistics, known by name."""
     spec = ModelSpec(
-        "tiny", "tests", "any input", lambda s, classes, _: TinyBatchNorm(math.prod(s), classes), rank=None
+        "tiny",
+        "tests",
+        "any input",
+        lambda s, classes, _: TinyBatchNorm(math.prod(s), classes),
+        kinds=("table", "picture", "volume"),
     )
     monkeypatch.setitem(MODELS, "tiny-bn", spec)
     yield

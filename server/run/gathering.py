@@ -15,6 +15,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from models.shapes import read_shape
 from models.tasks import Task, task_of
 from server.run.exchange import UNREACHABLE, Exchange, Patience
 from server.run.names import ImpostorError, Names
@@ -157,7 +158,7 @@ class Gathering:
         if saved is not None:  # a checkpoint of before says it by its cards
             known = saved.numbers.get("facts") or facts_of(saved.numbers["cards"].values())
             said, by = known, "this run has"
-        fixed = {**said, **({"shape": tuple(said["shape"])} if "shape" in said else {})}
+        fixed = {**said, **({"shape": read_shape(said["shape"])} if "shape" in said else {})}
         verdict = judge(list(cards.values()), fixed, by, sums=self.common.normalization == "agreed")
         self.left_out = {self.names.called(node): fault for node, fault in faults.items()} | verdict.left_out
         if len(verdict.cards) < self.needed:
@@ -257,4 +258,4 @@ def facts_of(cards: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The facts that these cards agreed on, in a run of before they were saved."""
     cards = list(cards)
     own_file, classes = any(card["own_file"] for card in cards), max(card["classes"] for card in cards)
-    return asdict(Facts(own_file, tuple(cards[0]["shape"]), classes, cards[0].get("task", "multiclass")))
+    return Facts(own_file, read_shape(cards[0]["shape"]), classes, cards[0].get("task", "multiclass")).saved()

@@ -10,7 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from logging import INFO
 from pathlib import Path
 from typing import Any, cast
@@ -383,7 +383,7 @@ class RoundLoop(Gathering):
                 "run_id": self.run_id,
                 "silos": sorted(strategy.silos),
                 "cards": self.cards,
-                "facts": asdict(self.facts),
+                "facts": self.facts.saved(),
                 "statistics": self.statistics,
                 "keys": self.keys,
                 "weights": self.weights,

@@ -12,11 +12,12 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from models.shapes import Shape, read_shape, written
 from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from strategies.base.metrics_and_cards import MOST, SUMS, WITHHELD, is_shape, is_whole
 from strategies.base.settings import UserError
@@ -32,9 +33,13 @@ class Facts:
     """What all silos of a run have in common."""
 
     own_file: bool  # else their data are simulated
-    shape: tuple[int, ...]
+    shape: Shape
     classes: int  # or findings, or measurements: the outputs of the network
     task: str = "multiclass"
+
+    def saved(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"shape": written(self.shape)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,10 @@ def read_agreed(text: str) -> dict[str, Any]:
     if said.get("task", TASKS[0]) not in TASKS:
         raise UserError(f"agreed: task = {said['task']!r}: one of {', '.join(TASKS)} is wanted here")
     if "shape" in said and not is_shape(said["shape"]):
-        raise UserError(f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here")
+        raise UserError(
+            f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as a "
+            "silo's data card has them"
+        )
     if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
         raise UserError(f"agreed: classes = {said['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
     samples = said.get("samples", {})
@@ -111,7 +119,7 @@ def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool
 def _fact(card: Card, key: str) -> Any:
     if key == "task":
         return card.get(key, TASKS[0])  # a silo of an earlier version knows no other
-    return tuple(card["shape"]) if key == "shape" else card[key]
+    return read_shape(card["shape"]) if key == "shape" else card[key]
 
 
 def _most_said(values: Sequence[Any]) -> Any:

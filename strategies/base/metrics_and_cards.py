@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, MetricRecord
 
+from models.shapes import columns, read_shape, written
 from models.tasks import RANGES, TASKS, all_metrics
 from partitions.labels import MOST_CLASSES
 
@@ -32,7 +33,6 @@ CARD = ("name", *COUNTS, "task", "shape", "classes", *FACTS, *OPTIONAL)
 LONGEST = 300  # characters of any text of a silo's
 LONGEST_NAME = 100
 MOST = 2**31  # samples of a silo
-MOST_INPUT = 2**28  # numbers of one sample
 LARGEST = 3.5e38  # more than any float32
 
 
@@ -115,19 +115,18 @@ def _faults(card: Mapping[str, Any]) -> Iterator[str]:
 
 def columns_of(card: Mapping[str, Any]) -> int:
     """Of how many columns a silo's card may give sums: those of a table, and the measurements of a regression."""
-    table = card["shape"][0] if len(card["shape"]) == 1 else 0
-    return int(table + (card["classes"] if card.get("task") == "regression" else 0))
+    return columns(read_shape(card["shape"])) + (card["classes"] if card.get("task") == "regression" else 0)
 
 
 def _faulty_sums(card: Mapping[str, Any]) -> Iterator[str]:
     """Sums of columns: those of the squares are at least the square of the sum, divided by n."""
-    columns, n = columns_of(card), card["n_train"]
-    if not columns:
+    count, n = columns_of(card), card["n_train"]
+    if not count:
         yield f"has sums of columns, and samples of shape {card['shape']}"
     for key in SUMS:
         sums = card.get(key)
-        if not isinstance(sums, list) or len(sums) != columns or not all(map(_is_finite, sums)):
-            yield f"has no {key} of {columns} finite numbers"
+        if not isinstance(sums, list) or len(sums) != count or not all(map(_is_finite, sums)):
+            yield f"has no {key} of {count} finite numbers"
     for total, square in zip(card["sum"], card["square_sum"], strict=True):
         if abs(total) / n > LARGEST or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2:
             yield f"has a sum of {total!r} and one of squares of {square!r}, which cannot be of {n} samples"
@@ -144,9 +143,11 @@ def _is_name(name: object) -> bool:
 
 
 def is_shape(value: object) -> bool:
-    """Whether a sample may have this shape."""
-    numbers = isinstance(value, list) and 1 <= len(value) <= 4 and all(is_whole(n, 1, MOST_INPUT) for n in value)
-    return numbers and math.prod(cast(list[int], value)) <= MOST_INPUT
+    """Whether a sample may have this shape, as models/shapes.py writes it."""
+    try:
+        return isinstance(value, list) and written(read_shape(value)) == value
+    except ValueError:
+        return False
 
 
 def reason_of(text: str | None) -> str:

@@ -420,7 +420,10 @@ def test_the_smallest_picture_works_and_a_smaller_one_is_refused(name: str) -> N
         (("transformer", (1, 28, 28), 10), r"unknown model 'transformer'; there are: auto, apple-cnn, "),
         (("apple-cnn", (30,), 2), r"'apple-cnn' cannot take .* \(30,\): it takes pictures \(c, h, w\)"),
         (("player-heart", (1, 28, 28), 10), r"'player-heart' cannot take .*tables \(d,\)"),
-        (("mlp", (28, 28), 10), r"a volume \(c, d, h, w\) or a table's row \(d,\), not of shape \(28, 28\)"),
+        (
+            ("mlp", (2, 2, 2, 2, 2), 10),
+            r"a volume \(c, d, h, w\), a text or several of them, not of shape \(2, 2, 2, 2, 2\)",
+        ),
         (("apple-cnn", (1, 28, 28, 28), 2), r"'apple-cnn' cannot take .* \(1, 28, 28, 28\): it takes pictures"),
         (("small-cnn", (1, 8, 3, 8), 2), r"'small-cnn' cannot take .*volumes \(c, d, h, w\) of at least 4x4x4"),
         (("unet", (1, 7, 8, 8), 2), r"'unet' cannot take .* of at least 8x8x8"),

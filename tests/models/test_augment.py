@@ -12,6 +12,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from models.augment import CORNERS, MOST, Augmentation, moved, projections, read_augmentation
+from models.shapes import batch_type
 from models.training import generator
 
 SIZE = (12, 9)
@@ -178,7 +179,9 @@ def test_a_setting_that_makes_no_sense_is_one_line(text: str, message: str) -> N
 @pytest.mark.parametrize(
     ("text", "shape", "message"),
     [
-        ("flip", (30,), "augment changes pictures: for tables leave it empty"),
+        ("flip", (30,), "augment changes pictures: for tables, texts and signals leave it empty"),
+        ("flip", ("tokens", 5, 9), "augment changes pictures: for tables, texts and signals leave it empty"),
+        ("shift:4", (("a", (1, 9, 9)), ("b", (1, 4, 9))), "shift:4 moves pictures of 4 x 9 out of sight"),
         ("shift:8", (1, 8, 20), "shift:8 moves pictures of 8 x 20 out of sight"),
         ("crop:20", (1, 32, 20, 20), "crop:20 moves pictures of 20 x 20 out of sight"),
     ],
@@ -194,3 +197,16 @@ def test_identity_is_the_picture() -> None:
     x = pictures(3)
     out, _ = moved(x, torch.zeros(3), torch.eye(3).repeat(3, 1, 1))
     torch.testing.assert_close(out, x, atol=1e-5, rtol=0)
+
+
+def test_of_several_inputs_the_pictures_are_changed_as_they_would_be_alone() -> None:
+    augmentation: Any = read_augmentation("flip,rotate:20,brightness:0.3")
+    picture, notes = torch.randn(6, 1, 8, 8), torch.randint(9, (6, 5), dtype=torch.int32)
+    x, y = batch_type(("scan", "notes"))(picture, notes), torch.arange(6)
+
+    def changed(batch: Any) -> Any:
+        return next(iter(augmentation.changed([(batch, y)], 6, torch.Generator().manual_seed(0))))[0]
+
+    found = changed(x)
+    assert torch.equal(found.scan, changed(picture)) and not torch.equal(found.scan, picture)
+    assert found.notes is notes

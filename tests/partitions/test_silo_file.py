@@ -267,7 +267,12 @@ BAD_ARRAYS = {
     "integers": (good(x_train=np.ones((20, 3), np.int32)), "x_train is int32", "tables float32 (n, d)"),
     "text": (good(x_train=np.full((20, 3), "a")), "x_train is <U1", "tables float32 (n, d)"),
     "uint8 table": (good(x_train=np.ones((20, 3), np.uint8)), "x_train is uint8 (20, 3)", "saved as float32"),
-    "float without channel": (good(x_train=np.ones((20, 6, 5), np.float32)), "float32 (20, 6, 5)", "(n, c, h, w)"),
+    "float of six axes": (
+        good(x_train=np.ones((20, 1, 1, 6, 5, 2), np.float32)),
+        "(20, 1, 1, 6, 5, 2)",
+        "(n, c, h, w)",
+    ),
+    "tokens without vocabulary": (good(x_train=np.ones((20, 3), np.int64)), "x_train is int64", "with `vocabulary`"),
     "one-dimensional": (good(x_train=np.ones(20, np.float32)), "x_train is float32 (20,)", "(n, d)"),
     "channels first": (good(x_train=np.ones((20, 3, 6, 5), np.uint8)), "with its channels first", "transpose"),
     "channels last": (good(x_train=np.ones((20, 6, 5, 3), np.float32)), "with its channels last", "transpose"),

@@ -46,7 +46,7 @@ NORMS = (slice(36, 44), slice(64, 72))  # γ and β of the two, each behind a li
 @pytest.fixture(autouse=True)
 def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, affine in (("residual", True), ("plain-norm", False)):
-        spec = ModelSpec("tiny", "tests", "tables", lambda s, classes, _, a=affine: Residual(classes, a), rank=1)  # type: ignore[misc]
+        spec = ModelSpec("tiny", "tests", "tables", lambda s, classes, _, a=affine: Residual(classes, a), ("table",))  # type: ignore[misc]
         monkeypatch.setitem(MODELS, name, spec)
     yield
     forget_models()

@@ -131,6 +131,13 @@ BAD: dict[str, Spoil] = {
     "another shape": says(shape=[4], sum=[0.0] * 4, square_sum=[1.0] * 4),
     "another number of dimensions": says(shape=[3, 3], sum=None, square_sum=None),
     "columns of a picture": says(shape=[3, 3]),
+    "a text": says(shape=["tokens 3 9"], sum=None, square_sum=None),
+    "columns of a text": says(shape=["tokens 3 9"]),
+    "several inputs": says(shape=["a 3", "b 2 2"]),
+    "two inputs of a name": says(shape=["a 3", "a 3"]),
+    "inputs without a name": says(shape=["1 3", "tokens 3"]),
+    "nine inputs": says(shape=[f"a{i} 1" for i in range(9)]),
+    "an endless input": says(shape=["a " + "9" * 5000]),
     # -- classes
     "no classes": says(classes=None),
     "no class": says(classes=0),

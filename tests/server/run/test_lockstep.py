@@ -344,7 +344,9 @@ class Choosy(nn.Module):
 def test_a_network_that_cannot_be_joined_takes_turns(
     silos: Files, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], list[str]]
 ) -> None:
-    spec = ModelSpec("choosy", "tests", "tables of 3 columns", lambda shape, classes, own: Choosy(classes), rank=1)
+    spec = ModelSpec(
+        "choosy", "tests", "tables of 3 columns", lambda shape, classes, own: Choosy(classes), kinds=("table",)
+    )
     monkeypatch.setitem(MODELS, "choosy", spec)
     settings: dict[str, Any] = {"strategy": "apple", **SMALL, "model": "choosy"}
     in_turns, together = (federate(silos, **settings, vectorize=v) for v in (False, True))

@@ -1,0 +1,109 @@
+"""What one sample is, as a network gets it: its shape.
+
+| sample | shape | a batch |
+|---|---|---|
+| a row of a table | (columns,) | float32 (b, columns) |
+| a signal, or features over time | (channels, time) | float32 (b, channels, time) |
+| a picture | (channels, height, width) | float32 (b, channels, height, width) |
+| a volume | (channels, depth, height, width) | float32 (b, channels, depth, height, width) |
+| a text | ("tokens", length, vocabulary) | int32 (b, length), from 0 up to below the vocabulary |
+| several of these | (("image", shape), ("notes", shape), ...) | a named tuple of them |
+
+What is shorter than its length ends in zeros: the token 0 stands for no word. Of several inputs one that is missing is
+all zeros. Outside a process (a data card, a model's card, the federation file) a shape is a list, :func:`written`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import namedtuple
+from collections.abc import Sequence
+from functools import lru_cache
+from keyword import iskeyword
+from typing import Any
+
+import torch
+
+Shape = tuple[Any, ...]
+
+KINDS = {1: "table", 2: "signal", 3: "picture", 4: "volume"}  # by the number of sides
+TOKENS = "tokens"
+MOST_INPUTS = 8
+MOST_VALUES = 2**28  # of one sample
+
+
+def kind_of(shape: Shape) -> str:
+    """``table``, ``signal``, ``picture``, ``volume``, ``text`` or ``several``. ValueError where it is no shape."""
+    if shape and shape[0] == TOKENS:
+        if len(shape) == 3 and all(_is_size(size) for size in shape[1:]):
+            return "text"
+    elif shape and all(isinstance(part, tuple) for part in shape):
+        if len(shape) <= MOST_INPUTS and all(len(part) == 2 and is_name(part[0]) for part in shape):
+            kinds = [kind_of(own) for _, own in shape]
+            if "several" not in kinds and len({name for name, _ in shape}) == len(shape):
+                return "several"
+    elif len(shape) in KINDS and all(_is_size(size) for size in shape) and math.prod(shape) <= MOST_VALUES:
+        return KINDS[len(shape)]
+    raise ValueError(
+        "an input must be a table's row (d,), a signal (c, t), a picture (c, h, w), a volume (c, d, h, w), a text or "
+        f"several of them, not of shape {shape}"
+    )
+
+
+def is_name(name: object) -> bool:
+    """Whether an input may be called so: a field of a named tuple, in small letters."""
+    right = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
+    return bool(right) and not iskeyword(str(name)) and name != TOKENS
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST_VALUES
+
+
+def inputs_of(shape: Shape) -> dict[str, Shape]:
+    """The shape of each input by its name; of a single one, which has none, under ``""``."""
+    return dict(shape) if kind_of(shape) == "several" else {"": shape}
+
+
+def columns(shape: Shape) -> int:
+    """How many columns its tables have together: what is standardised."""
+    return sum(own[0] for own in inputs_of(shape).values() if kind_of(own) == "table")
+
+
+def written(shape: Shape) -> list[int] | list[str]:
+    """A shape as a list of numbers, or of texts: ``["tokens 200 65536"]``, ``["image 3 28 28", "age 1"]``."""
+    if kind_of(shape) not in ("several", "text"):
+        return list(shape)
+    return [" ".join(map(str, ((name,) if name else ()) + own)) for name, own in inputs_of(shape).items()]
+
+
+def read_shape(value: Sequence[Any]) -> Shape:
+    """The shape that is written so. Raises ValueError where there is none."""
+    if value and all(isinstance(part, str) for part in value):
+        parts = [part.split() or [""] for part in value]
+        alone = len(parts) == 1 and parts[0][0] == TOKENS
+        shape = _sizes(parts[0]) if alone else tuple((words[0], _sizes(words[1:])) for words in parts)
+    else:
+        shape = tuple(value)
+    kind_of(shape)
+    return shape
+
+
+@lru_cache(maxsize=16)
+def batch_type(names: tuple[str, ...]) -> Any:
+    """What a batch of inputs with these names is: a named tuple."""
+    return namedtuple("Batch", names)
+
+
+def example(shape: Shape, n: int) -> Any:
+    """A batch of n random samples of this shape, by torch's generator."""
+    if kind_of(shape) == "several":
+        return batch_type(tuple(name for name, _ in shape))(*(example(own, n) for _, own in shape))
+    if shape[0] == TOKENS:
+        return torch.randint(shape[2], (n, shape[1]), dtype=torch.int32)
+    return torch.randn(n, *shape)
+
+
+def _sizes(words: Sequence[str]) -> Shape:
+    return tuple(int(word) if word.isdecimal() and word.isascii() else word for word in words)

@@ -1,0 +1,121 @@
+"""The inputs of a silo's data file: checked, and brought to the form in which they are kept.
+
+| what | in the file | kept as |
+|---|---|---|
+| pictures | uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w) | uint8 or float32 (n, h, w, c) |
+| volumes | uint8 (n, d, h, w, c), or float32 (n, c, d, h, w) | uint8 or float32 (n, d, h, w, c) |
+| signals | float32 (n, c, t) | float32 (n, t, c) |
+| texts | whole numbers (n, t), tokens | int32 (n, t) |
+| tables | float32 (n, columns) | float32 (n, columns) |
+| several | one array each, ``x_image_train``, ``x_notes_train`` | a structured array (n,), a field each |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from keyword import iskeyword
+
+import numpy as np
+
+from partitions.labels import Fault
+from partitions.splits import Array, inputs_of
+
+MOST_TOKENS = 1 << 28  # in a vocabulary
+MEDMNIST = ("train_images", "val_images", "test_images")
+FORMS = (
+    "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
+    "(n, c, d, h, w), signals float32 (n, c, t), tables float32 (n, d), texts whole numbers (n, t) with `vocabulary`"
+)
+
+
+def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Array:
+    """Check the array of this name in the file, and bring it to the form in which it is kept. Raises Fault.
+
+    ``vocabulary``: how many tokens there are, if the file says so.
+    """
+    if x.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    if x.dtype == np.uint8:
+        if x.ndim not in (3, 4, 5):
+            raise Fault(f"{name} is uint8 {x.shape}", f"{FORMS}; a table must be saved as float32")
+        grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST)
+        x = x[..., np.newaxis] if grey else x
+        if x.shape[-1] > 4 >= x.shape[1]:
+            last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
+            raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
+    elif x.dtype == np.float32:
+        if x.ndim not in (2, 3, 4, 5):
+            raise Fault(f"{name} is float32 {x.shape}", FORMS)
+        if x.ndim > 2:
+            if x.ndim > 3 and x.shape[1] > 4 >= x.shape[-1]:
+                first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
+                raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
+            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+        if not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
+            raise Fault(
+                f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples"
+            )
+    elif x.dtype.kind in "iu" and x.ndim == 2 and vocabulary:
+        if x.size and (x.min() < 0 or x.max() >= vocabulary):
+            row = int(np.flatnonzero(((x < 0) | (x >= vocabulary)).any(axis=1))[0])
+            raise Fault(
+                f"{name} has a token outside of 0..{vocabulary - 1}, first in sample {row}",
+                "`vocabulary` is how many tokens there are, with 0, which stands for no word",
+            )
+        x = x.astype(np.int32)
+    else:
+        raise Fault(f"{name} is {x.dtype}", f"{FORMS}; a table must be saved as float32")
+    if 0 in x.shape[1:]:
+        raise Fault(f"{name} is {x.shape}: its samples are empty", FORMS)
+    return x
+
+
+def read_vocabulary(arrays: Mapping[str, Array]) -> int:
+    """How many tokens the file says there are; 0 where it has no texts."""
+    if "vocabulary" not in arrays:
+        return 0
+    stated = arrays["vocabulary"]
+    if stated.size != 1 or stated.dtype.kind not in "iu" or not 1 <= int(stated.item()) <= MOST_TOKENS:
+        raise Fault(f"vocabulary is no whole number up to {MOST_TOKENS}", "save how many tokens there are, with 0")
+    return int(stated.item())
+
+
+def is_input_name(name: str) -> bool:
+    """Whether one of several inputs may be called so (as models/shapes.py has it)."""
+    return re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) is not None and not iskeyword(name) and name != "tokens"
+
+
+def check_alike(xs: Mapping[str, Array]) -> None:
+    """All splits hold samples of one shape and type."""
+    first, reference = next(iter(xs.items()))
+    for split, x in xs.items():
+        if (x.dtype, x.shape[1:]) != (reference.dtype, reference.shape[1:]):
+            raise Fault(
+                f"{split} has {describe_inputs(x)}, but {first} has {describe_inputs(reference)}",
+                "all samples must have the same shape and type",
+            )
+
+
+def describe_inputs(x: Array) -> str:
+    """Say what the samples are."""
+    return "; ".join(f"{name}: {_described(own)}" if name else _described(own) for name, own in inputs_of(x).items())
+
+
+def _described(x: Array) -> str:
+    if x.dtype.kind == "i":
+        return f"texts of up to {x.shape[1]} tokens"
+    if x.ndim == 2:
+        return f"a table of {x.shape[1]} columns, {x.dtype}"
+    if x.ndim == 3:
+        few = x.shape[2] <= 16
+        hint = "" if few else "; pictures are float32 (n, c, h, w), with c = 1 where they are grey"
+        return f"signals of {x.shape[2]} channel{'s' * (x.shape[2] > 1)}, {x.shape[1]} steps, {x.dtype}{hint}"
+    kind, channels = "volumes" if x.ndim == 5 else "pictures", x.shape[-1]
+    size = " x ".join(map(str, x.shape[1:-1]))
+    hint = ""
+    if x.ndim == 4 and channels > 4:
+        hint = f"; volumes are {'(n, d, h, w, c)' if x.dtype == np.uint8 else '(n, c, d, h, w)'}"
+    return f"{kind} of {size}, {channels} channel{'s' * (channels > 1)}, {x.dtype}{hint}"
