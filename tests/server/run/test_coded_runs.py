@@ -262,7 +262,7 @@ class Words(nn.Module):
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
     """Two silos of twelve texts of three words of 500; makes ``words`` known, a network for them."""
-    spec = ModelSpec("words", "tests", "any input", lambda shape, classes, _: Words(classes), kinds=("table",))
+    spec = ModelSpec("words", "tests", "any input", lambda shape, classes, _: Words(classes), ("table",))
     monkeypatch.setitem(MODELS, "words", spec)
     draw = torch.Generator().manual_seed(0)
     files = {}
