@@ -14,7 +14,13 @@ from partitions.silo_file import write_npz
 
 NAMES = ("north", "south", "west")
 SIZES = (60, 45, 30)
-SMALL_FUSION = {"fedapm_signals__width": 16, "fedapm_signals__filters": 8, "fedapm_signals__dropout": 0.0}
+SMALL_FUSION = {
+    "fedapm_signals__width": 16,
+    "fedapm_signals__filters": 8,
+    "fedapm_signals__dropout": 0.0,
+    "optimizer": "adam",
+    "learning_rate": 0.01,
+}
 NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federate`
     "multilabel": {"model": "small-cnn"},
     "ordinal": {"model": "mlp", "mlp__hidden": "16"},
@@ -96,9 +102,9 @@ def notes(rng: np.random.Generator) -> Arrays:
 
 
 def pulses(rng: np.random.Generator) -> Arrays:
-    """Signals of two channels that swing about 0 or about 1."""
+    """Signals of two channels that swing about -2 or about 2."""
     y, phase = np.arange(200) % 2, rng.uniform(0, 6, (200, 1, 1))
-    swing = np.sin(np.arange(24) + phase) + y[:, None, None]
+    swing = np.sin(np.arange(24) + phase) + (4 * y - 2)[:, None, None]
     return {"x": (swing + rng.normal(0, 0.3, (200, 2, 24))).astype(np.float32), "y": y}
 
 
@@ -107,7 +113,7 @@ def stays(rng: np.random.Generator) -> Arrays:
     text, signal = notes(rng), pulses(rng)
     y, rows = text["y"], np.arange(200)
     scan = np.clip(rng.normal(90, 30, (200, 8, 8)) + 40 * y[:, None, None], 1, 255).astype(np.uint8)
-    blood = (rng.normal(size=(200, 3)) + y[:, None]).astype(np.float32)
+    blood = (rng.normal(size=(200, 3)) + 2 * y[:, None]).astype(np.float32)
     scan[rows % 5 == 0], text["x"][rows % 7 == 0] = 0, 0
     inputs = {"x_scan": scan, "x_notes": text["x"], "x_pulse": signal["x"], "x_blood": blood}
     return {**inputs, "y": y, "vocabulary": np.array(40)}

@@ -29,7 +29,7 @@ def test_deployed_and_in_process_are_the_same(tmp_path: Path, task: str, monkeyp
     silos = "".join(f"\n  - {{name: {name}, data: {file}}}" for name, file in files.items())
     (tmp_path / "federation.yaml").write_text(f"name: {task}\nsilos:{silos}\n")
     run = {"strategy": "fedala", "rounds": 2, "threads": 1, "batch-size": 16, "learning-rate": 0.05, "seed": 42}
-    run |= {key.replace("__", "."): value for key, value in NETWORKS[task].items()}
+    run |= {key.replace("__", ".").replace("_", "-"): value for key, value in NETWORKS[task].items()}
     run |= {"normalization": "silo", "min-metric-samples": 0}
     if task in ("segmentation", "balls"):  # masks move with their pictures
         run["augment"] = "flip,rotate:20"

@@ -30,7 +30,7 @@ OF_ONE_CLASS = {"fedproto", "fedrod", "fedpac", "gpfl"}
 
 
 def go(folder: Path, kind: str, **changes: Any) -> Any:
-    return federate(hospital_files(folder, kind), **{**NETWORKS[kind], **EASY, "rounds": 2, **changes})
+    return federate(hospital_files(folder, kind), **{**EASY, **NETWORKS[kind], "rounds": 2, **changes})
 
 
 @pytest.mark.parametrize("made", ALL)
@@ -92,7 +92,7 @@ def test_a_run_that_is_resumed_is_the_same(tmp_path: Path, task: str) -> None:
 def test_summary_report_export_and_predictions(tmp_path: Path, made: str) -> None:
     task, out = TASK_OF.get(made, made), tmp_path / "run"
     kind, file = task_of(task), one_file(tmp_path, made)
-    changes = {k.replace("__", ".").replace("_", "-"): v for k, v in {**NETWORKS[made], **EASY}.items()}
+    changes = {k.replace("__", ".").replace("_", "-"): v for k, v in {**EASY, **NETWORKS[made]}.items()}
     run = {"dataset": str(file), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "min-metric-samples": 1}
     simulate({**run, **changes, "strategy": "local,fedavg,ditto", "out": str(out)}, quiet=True)
     entries = json.loads((out / "summary.json").read_text())["runs"]
