@@ -91,5 +91,5 @@ def test_silos_that_train_together_get_the_same_numbers() -> None:
 
 
 def test_tables_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="augment changes pictures: for tables leave it empty"):
+    with pytest.raises(ValueError, match="augment changes pictures: for tables, texts and signals leave it empty"):
         go(tmp_path, "survival", augment="flip")
