@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,25 @@ SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "va
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
-MOST_CHARACTERS = 1 << 24  # of a cell
-csv.field_size_limit(MOST_CHARACTERS)  # the library's own is less than some hospital's notes have
+MOST_CHARACTERS = 1 << 24  # of a cell; the library's own limit is less than some hospital's notes have
 
 Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
 Line = tuple[str, dict[str, str]]  # "table.csv, line 7", and its cells by column
 
 
+@contextmanager
+def long_cells() -> Iterator[None]:
+    """In which a csv's cells may be long; elsewhere in the process the limit stays what it was."""
+    before = csv.field_size_limit(MOST_CHARACTERS)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
 def read_lines(path: Path) -> tuple[list[str], list[Line]]:
     """The columns of a csv and its lines; comma, semicolon or tab. Without a header the columns are named here."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file, long_cells():
         first = file.readline()
         file.seek(0)
         reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
