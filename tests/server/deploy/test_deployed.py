@@ -85,15 +85,17 @@ def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str,
 
 def superlinks() -> list[int]:
     """Processes of simulation SuperLinks."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if "flower-superlink" in command and "--simulation" in command:
-            found.append(int(path.parent.name))
-    return found
+    every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    commands = {pid: command_of(pid) for pid in every}
+    return [pid for pid, command in commands.items() if "flower-superlink" in command and "--simulation" in command]
+
+
+def command_of(pid: int) -> str:
+    """How a process was started; empty where it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 def superlink(federation: LocalFederation) -> list[int]:
@@ -102,12 +104,7 @@ def superlink(federation: LocalFederation) -> list[int]:
 
 def server_app(federation: LocalFederation) -> list[int]:
     """The process that runs our ServerApp, started by the SuperLink's SuperExec."""
-    pids = []
-    for one in processes.find(federation.directory):
-        command = Path(f"/proc/{one.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if "flwr-serverapp" in command:
-            pids.append(one.pid)
-    return pids
+    return [one.pid for one in processes.find(federation.directory) if "flwr-serverapp" in command_of(one.pid)]
 
 
 @pytest.mark.parametrize("victims", [supernode, superlink, server_app])
