@@ -89,8 +89,13 @@ INTERNALS = {
         "how Flower's `config.toml` begins",
         "a first `up` writes no connection",
     ),
-    "build_fab_from_disk": Internal(
-        "flwr.cli.build:build_fab_from_disk", "the app as `flwr run` ships it, for its SHA-256", "`add-silo` fails"
+    "build_fab_from_files": Internal(
+        "flwr.cli.build:build_fab_from_files",
+        "the app as `flwr run` ships it, to run it and for its SHA-256",
+        "`run` and `add-silo` fail",
+    ),
+    "user_config_to_proto": Internal(
+        "flwr.common.serde:user_config_to_proto", "a run's settings in the request that starts it", "`run` fails"
     ),
     "TaskIdentity": Internal(
         "flwr.supercore.task_identity:TaskIdentity",
@@ -197,12 +202,6 @@ HABITS = (
         "`pyproject.toml`, `fab-include`",
         "a file is missing at a silo, or data of a checkout travel",
         "`test_deployed.py`",
-    ),
-    Habit(
-        "`flwr run --format json` prints `success`, `run-id` and `error-message`",
-        "`server/deploy/submit.py`",
-        "`silofl run` does not know the run that it submitted",
-        "`test_local_federation.py`",
     ),
 )
 

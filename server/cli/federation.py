@@ -40,7 +40,7 @@ def add_commands(commands: Any) -> None:
     p = commands.add_parser(
         "run",
         help="run methods on a federation",
-        description="Submit with `flwr run`, follow the rounds, and say why where it fails. Ctrl-C stops the run. "
+        description="Submit as `flwr run` does, follow the rounds, and say why where it fails. Ctrl-C stops the run. "
         "The last line printed is the run directory.",
     )
     add_run_options(p)

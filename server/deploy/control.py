@@ -1,14 +1,14 @@
-"""Flower's Control API and the `flwr` connections: who is online, which runs there are, stop one.
+"""Flower's Control API and the `flwr` connections: who is online, which runs there are, start and stop one.
 
-Speaks with the client class that `flwr list`, `flwr stop` and `flwr supernode` use themselves (flwr 1.39,
-protobuf over HTTPS), because a start of that command line costs more than a second each time. Only `flwr run`
-is run as the command it is (`server/submit.py`).
+Speaks with the client class that `flwr run`, `flwr list`, `flwr stop` and `flwr supernode` use themselves (flwr
+1.39, protobuf over HTTPS), because a start of that command line costs more than a second each time.
 """
 
 import contextlib
+import hashlib
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -227,6 +227,13 @@ class Control:
     def _run(run: Any) -> Run:
         status = f"{run.status.status}:{run.status.sub_status}".rstrip(":")
         return Run(run.run_id, status, run.status.details, run.fab_hash)
+
+    def start(self, fab: bytes, settings: Mapping[str, Any]) -> int:
+        """Start a run of an app bundle with these settings, as `flwr run` does; the run's number."""
+        request = self._requests.StartRunRequest(override_config=internal("user_config_to_proto")(dict(settings)))
+        request.fab.content, request.fab.hash_str = fab, hashlib.sha256(fab).hexdigest()
+        with self._translated():
+            return int(self._client.StartRun(request).run_id)
 
     def stop(self, run_id: int) -> bool:
         """Stop a run; False where it had ended already."""

@@ -1,6 +1,7 @@
-"""`silofl run` and `silofl stop`: submit with `flwr run`, follow the run to its end, say why it failed.
+"""`silofl run` and `silofl stop`: submit as `flwr run` does, follow the run to its end, say why it failed.
 
-A study (several methods or seeds) is one Flower run after the other, all in one run directory. The server app
+A study (several methods or seeds) is one Flower run after the other, of the app as it was when the study began, all in
+one run directory. The server app
 appends a JSON line per round to `progress.jsonl` there; how a run ends is asked from the SuperLink, so that a
 run that dies before its first round, or with its server app, is noticed too.
 """
@@ -10,15 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
+import signal
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from client.site.launch import environment, program
+from client.site.apps import build
 from partitions.disk import shared, write_atomically
 from server.deploy.containers import find_deployed
 from server.deploy.control import Control, read_connection
@@ -63,7 +64,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     from server.run.study import study_config, study_runs
 
     name = connection or default_connection()
-    app = app or app_directory()
+    bundle = build(app or app_directory())
     with Control(read_connection(name)) as control:
         given = {**_own_data(name, values), **_of_the_file(name), **values}
         if "silos" not in given:
@@ -82,7 +83,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
             directory = open_directory(out, config, federation_file(name), resume=first.resume)
         for one in runs:
             settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
-            submit_and_follow(control, app, settings, directory.path)
+            submit_and_follow(control, bundle, settings, directory.path)
     return directory.path
 
 
@@ -168,10 +169,10 @@ def _of_the_file(connection: str) -> dict[str, Any]:
     return {**federation.run, **({"agreed": federation.agreed} if federation.agreed else {})}
 
 
-def submit_and_follow(control: Control, app: Path, settings: Mapping[str, Any], out: Path) -> None:
-    """One Flower run from submission to end. Ctrl-C stops the run before it is passed on."""
+def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any], out: Path) -> None:
+    """One Flower run of an app bundle from submission to end. Ctrl-C stops the run before it is passed on."""
     progress = Progress(out / "progress.jsonl")
-    run_id, interrupted = submit(app, control.connection.name, settings)
+    run_id, interrupted = submit(control, app, settings)
     try:
         if interrupted:
             raise KeyboardInterrupt
@@ -182,42 +183,30 @@ def submit_and_follow(control: Control, app: Path, settings: Mapping[str, Any], 
         raise
 
 
-def submit(app: Path, connection: str, settings: Mapping[str, Any]) -> tuple[int, bool]:
-    """`flwr run`; the run's number, and whether Ctrl-C was pressed meanwhile.
+def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[int, bool]:
+    """Start the run; its number, and whether Ctrl-C was pressed meanwhile.
 
     Raises RunFailedError with Flower's own message where the run is refused.
     """
-    from strategies.base.run_settings import toml_text
-
-    with tempfile.TemporaryDirectory(prefix="silofl-") as folder:
-        config = Path(folder, "run-config.toml")
-        config.write_text(toml_text(dict(settings)), encoding="utf-8")
-        command = [program("flwr"), "run", str(app), connection, "--run-config", str(config), "--format", "json"]
-        # In a session of its own: a Ctrl-C that ended it half-way would leave a run of which nobody knows the number.
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            start_new_session=True,
-        )
-        interrupted = False
+    with interrupts_noted() as interrupts:
         try:
-            out, err = process.communicate()
-        except KeyboardInterrupt:
-            interrupted = True
-            out, err = process.communicate()
+            return control.start(app, settings), bool(interrupts)
+        except ConnectionError as error:
+            raise RunFailedError(f"the run was not submitted: {error}") from None
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """While a run is submitted: a Ctrl-C that ended the call half-way would leave a run whose number nobody knows."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # which alone sees any
+        yield noted
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
-        answer = json.loads(out)
-    except ValueError:
-        answer = {}
-    if not answer.get("success"):
-        text = answer.get("error-message") or err or out
-        lines = [line.strip() for line in text.splitlines() if line.strip()]  # warnings first, the reason last
-        reason = lines[-1] if lines else f"exit code {process.returncode}"
-        raise RunFailedError(f"`flwr run` did not submit the run: {reason}")
-    return int(answer["run-id"]), interrupted
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Progress:

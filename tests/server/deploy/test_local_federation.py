@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from client.site.apps import build
 from client.site.launch import LOOPBACK, free_ports, program
 from server.cli.main import main
 from server.deploy import local, processes, submit
@@ -158,7 +160,7 @@ def run(federation: LocalFederation, app: Path, out: Path, behaviour: str = "", 
     out.mkdir(exist_ok=True)
     with Control(read_connection(federation.connection.name)) as control:
         settings = {"behaviour": behaviour, "silos": silos, "out": str(out)}
-        submit.submit_and_follow(control, app, settings, out)
+        submit.submit_and_follow(control, build(app), settings, out)
 
 
 def silo_pids(federation: LocalFederation) -> dict[str, int]:
@@ -260,10 +262,26 @@ def test_a_run_that_fails_at_import_says_why(
 
 def test_a_run_that_is_refused_says_why(federation: LocalFederation, app: Path, tmp_path: Path) -> None:
     with (
-        pytest.raises(submit.RunFailedError, match=r"did not submit the run: .*Invalid run configuration"),
+        pytest.raises(submit.RunFailedError, match=r"was not submitted: .*Invalid run configuration"),
         Control(federation.connection) as control,
     ):
-        submit.submit_and_follow(control, app, {"no-such-key": 1}, tmp_path)
+        submit.submit_and_follow(control, build(app), {"no-such-key": 1}, tmp_path)
+
+
+def test_ctrl_c_while_a_run_is_submitted_stops_it(
+    federation: LocalFederation, app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = Control.start
+
+    def start(control: Control, fab: bytes, settings: dict[str, object]) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        return begin(control, fab, settings)
+
+    monkeypatch.setattr(Control, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run(federation, app, tmp_path / "out", "waits")
+    assert local.status(federation)["runs"][0]["status"] == "finished:stopped"
 
 
 def test_stop_ends_a_run_and_who_follows_it(federation: LocalFederation, app: Path, tmp_path: Path) -> None:

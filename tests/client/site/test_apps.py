@@ -1,0 +1,61 @@
+"""An app bundle is byte for byte the one that `flwr run` makes: a hospital pins its SHA-256."""
+
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from client.site.apps import build, files_of
+
+ROOT = Path(__file__).parents[3]
+PROJECT = """
+[project]
+name = "probe"
+version = "1.0.0"
+license = "Apache-2.0"
+[tool.flwr.app]
+publisher = "test"
+[tool.flwr.app.components]
+serverapp = "probe:server"
+clientapp = "probe:client"
+"""
+FILES = (
+    "probe.py",
+    "part/within.py",
+    "part/test_within.py",  # Flower leaves tests out
+    "part/__pycache__/within.py",
+    ".github/notes.md",  # hidden, and part of the app all the same
+    ".git/hooks.py",
+    ".venv/lib/torch.py",
+    "part/runs/old.py",
+    "runs.py",
+    "made/of/code.py",
+    "drafts-1/a.py",
+    "LICENSE",
+    "data.npz",
+)
+IGNORED = "# results\n.venv/\nruns/\n__pycache__/\nmade/of/*\n/drafts-*/\n"
+
+
+def test_of_this_checkout() -> None:
+    assert build(ROOT) == build_fab_from_disk(ROOT)
+    assert not any(name.startswith(".venv/") for name in files_of(ROOT))
+
+
+@pytest.mark.parametrize("ignored", [IGNORED, None])
+def test_of_a_folder_with_all_that_lies_about(tmp_path: Path, ignored: str | None) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    if ignored is not None:
+        (tmp_path / ".gitignore").write_text(ignored)
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    (tmp_path / "linked.py").symlink_to(tmp_path / "probe.py")
+    fab = build(tmp_path)
+    assert fab == build_fab_from_disk(tmp_path)
+    assert (b"runs/old.py" in fab) is (ignored is None) and b".github/notes.md" in fab and b"linked.py" not in fab
+
+
+def test_of_no_app(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pyproject\.toml not found"):
+        build(tmp_path)
