@@ -2,7 +2,8 @@
 
     setup                   one-shot: credentials, demo data, registration (server.deploy.setup)
     install                 one-shot, at a hospital: a bundle's files into the silo's volume
-    flower-superlink ...    once `setup` has written its credentials; beside it server.deploy.registrar
+    flower-superlink ...    as server.deploy.superlink, once `setup` has written its credentials; beside it
+                            server.deploy.registrar
     flower-supernode ...    supervised (client.site.supervisor)
     anything else           as it is, such as `silofl doctor`
 
@@ -32,6 +33,9 @@ def main(command: list[str]) -> int:
         install()
         return 0
     if command[:1] == ["flower-superlink"]:
+        from server.deploy.superlink import in_place_of
+
+        command = in_place_of(command)
         wait_for_setup(Path("/server/ready"), os.environ["SILOFL_HOSTS"])
         subprocess.Popen([sys.executable, "-P", __file__, "registrar"])  # ends with this container
         os.umask(0)  # with SILOFL_SHARED of this image: the run directories are the host's user's to tidy up

@@ -74,6 +74,20 @@ INTERNALS = {
         "the loop cannot tell a silo that is gone from one that failed",
     ),
     # The server.
+    "flower_superlink": Internal(
+        "flwr.superlink.cli.flower_superlink:flower_superlink", "the entry that a server runs", "no server starts"
+    ),
+    "FleetServicer": Internal(
+        "flwr.server.superlink.fleet.grpc_rere.fleet_servicer:FleetServicer",
+        "its `PullMessages` is wrapped: the answer waits for a message",
+        "no server starts",
+    ),
+    "PullMessagesResponse": Internal(
+        "flwr.proto.fleet_pb2:PullMessagesResponse", "an answer that nobody reads any more", "no server starts"
+    ),
+    "NoObjectInStoreError": Internal(
+        "flwr.supercore.object_store:NoObjectInStoreError", "a message has been confirmed", "silos get no messages"
+    ),
     "ObjectPushError": Internal(
         "flwr.supercore.inflatable.inflatable_utils:ObjectPushError",
         "a part of a message did not reach the SuperLink, and goes again",
@@ -177,6 +191,13 @@ HABITS = (
         "`client/site/private.py`, `client/site/warm/unpack.py`",
         "an app is unpacked where Flower does not look",
         "`test_two_versions_one_after_the_other_and_a_process_for_each_message`",
+    ),
+    Habit(
+        "a SuperLink in memory keeps messages in `message_ins_store` with `delivered_at`, and deletes a message's parts "
+        "from its store when the silo confirms it; a SuperNode asks for no message while it has one",
+        "`server/deploy/superlink.py`",
+        "every question is answered at once, or messages come twice",
+        "`test_superlink.py`",
     ),
     Habit(
         "`ActivateNode` with a heartbeat interval of 0 is refused after key and clock were looked at",

@@ -2,7 +2,8 @@
 
 Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks every 0.5 s for its ClientApp's reply.
 Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
-takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower.
+takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower;
+and again at once where the server took its time over the answer, as ours does (``server/deploy/superlink.py``).
 
 It also says more often that it is alive, so that whoever waits for a silo that is gone knows it within half a minute.
 
@@ -25,6 +26,7 @@ REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's ow
 BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
 HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
 AGAIN_SECONDS = 5.0  # between two starts of the SuperExec
+WAITED_SECONDS = 1.0  # for an answer: a server that has kept a silo waiting for so long will do so again
 IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there was no message
 
 
@@ -65,6 +67,7 @@ class Clock:
     ) -> None:
         self._sleep, self._now, self._each = sleep, now, each
         self._last_message = -BUSY_SECONDS
+        self._asked = now()  # when it went on to ask, or to do what the message asks for
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -75,10 +78,13 @@ class Clock:
         if seconds < IDLE_SECONDS:
             self._last_message = self._now()
             self._sleep(min(seconds, REPLY_SECONDS))
+        elif self._now() - self._asked >= WAITED_SECONDS:
+            pass
         elif self._now() - self._last_message < BUSY_SECONDS:
             self._sleep(min(seconds, POLL_SECONDS))
         else:
             self._sleep(seconds)
+        self._asked = self._now()
 
 
 def main() -> NoReturn:

@@ -45,10 +45,11 @@ from server.deploy.control import Connection, Control, remove_connection, write_
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import NAME, Federation
 from server.deploy.processes import Process
+from server.deploy.superlink import in_place_of
 
 SUPERLINK, WARM = "superlink", "warm-parent"  # parts; the others are silos
 # In the command line of a part's own process; a SuperNode is first a shell script, then client/site/private.py.
-MAIN_PROCESSES = ("flower-superlink", "flower-supernode", "private.py supernode")
+MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py supernode")
 START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo killed a moment ago has to wait a minute
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
@@ -329,8 +330,8 @@ def _environment(directory: Path, part: str, sharing: int = 0) -> dict[str, str]
 
 def _superlink_command(local: LocalFederation, credentials: Credentials) -> list[str]:
     inside = local.address in THIS_MACHINE
-    return superlink_command(
-        program("flower-superlink"),
+    command = superlink_command(
+        "flower-superlink",
         ca_certificate=credentials.ca_certificate,
         certificate=credentials.server_certificate,
         key=credentials.server_key,
@@ -338,6 +339,7 @@ def _superlink_command(local: LocalFederation, credentials: Credentials) -> list
         host=LOOPBACK,  # Control and Runtime API: never further than this machine
         port=local.control_port,
     )
+    return in_place_of(command)
 
 
 def _start_superexec(local: LocalFederation, superlink: Process, credentials: Credentials) -> None:

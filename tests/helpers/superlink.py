@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.site.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, program, superlink_command
+from client.site.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, superlink_command
 from client.site.node import Site
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.superlink import in_place_of
 
 
 @dataclass
@@ -44,7 +45,7 @@ def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iter
     credentials = ensure_credentials(folder / "credentials", silos=silos, hosts=THIS_MACHINE)
     fleet, port = free_ports(2)
     command = superlink_command(
-        program("flower-superlink"),
+        "flower-superlink",
         ca_certificate=credentials.ca_certificate,
         certificate=credentials.server_certificate,
         key=credentials.server_key,
@@ -54,7 +55,10 @@ def superlink(folder: Path, silos: tuple[str, ...] = ("north", "south")) -> Iter
     )
     inherited = environment(folder / "flower")
     log = folder / "superlink.log"
-    with log.open("wb") as output, subprocess.Popen(command, env=inherited, stdout=output, stderr=output) as process:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(in_place_of(command), env=inherited, stdout=output, stderr=output) as process,
+    ):
         try:
             found = SuperLink(credentials, fleet, port, process)
             deadline = time.monotonic() + 120

@@ -56,6 +56,16 @@ def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
     assert slept(0.05) == pytest.approx(0.05)  # never longer than Flower's
 
 
+def test_nobody_sleeps_where_the_server_takes_its_time() -> None:
+    hours = Hours()
+    clock = Clock(hours.sleep, lambda: hours.now)
+    for waited, slept in ((0.0, 3.0), (1.5, 0.0), (0.2, 3.0), (2.0, 0.0), (2.0, 0.0)):
+        hours.now += waited
+        before = hours.now
+        clock.sleep(3)
+        assert hours.now - before == slept
+
+
 def test_flower_sleeps_where_we_think_it_does() -> None:
     """The loop sleeps through its module's ``time``, 3 s without a message and half a second for a reply."""
     source = inspect.getsource(start_client_internal)

@@ -94,7 +94,7 @@ def victims(who: str, standing: int) -> list[int]:
         "SuperExec": [p.pid for p in silo if "flower-superexec" in p.command],
         "SuperNode": [p.pid for p in silo if "private.py supernode" in p.command],
         "ServerApp": [p.pid for p in server if "flwr-serverapp" in p.command],
-        "SuperLink": [p.pid for p in server if "bin/flower-superlink" in p.command],
+        "SuperLink": [p.pid for p in server if "server.deploy.superlink" in p.command],
         "server's SuperExec": [p.pid for p in server if "flower-superexec" in p.command],
         "server's host": [p.pid for p in server],
         "all hosts": [p.pid for p in found],

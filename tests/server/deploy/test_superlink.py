@@ -1,0 +1,202 @@
+"""A silo that asks for a message waits for one, and has again what it never got.
+
+State, store and service are Flower's, behind gRPC on the loopback interface; the last test asks a whole SuperLink, as
+`silofl up` starts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import ArrayRecord, RecordDict
+from flwr.app.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.retry import RetryInvoker, exponential
+from flwr.superlink.federation import NoOpFederationManager
+from superlink import superlink
+
+from client.site.flower import internal
+from server.deploy.control import Control
+from server.deploy.superlink import MOST_TIMES, WAIT_SECONDS, waiting
+
+SOON = WAIT_SECONDS / 2
+
+
+class Waiting(FleetServicer):
+    """Flower's service as our SuperLink has it."""
+
+    PullMessages = waiting(FleetServicer.PullMessages, most=2)  # type: ignore[assignment]
+
+
+@dataclass
+class Server:
+    """A Fleet API with one silo and one run, which is on."""
+
+    states: LinkStateFactory
+    stores: ObjectStoreFactory
+    address: str
+    node: int
+    run: int
+
+    def store(self, number: float, *, whole: bool = True) -> str:
+        """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
+        state, content = self.states.state(), RecordDict({"model": ArrayRecord([np.full(3, number)])})
+        now = time.time()
+        metadata = Metadata(self.run, "", SUPERLINK_NODE_ID, self.node, "", "", now, 60.0, "train")
+        message = make_message(metadata, content)
+        metadata.__dict__["_message_id"] = message.object_id
+        session = state.start_session(self.run)
+        stored, missing = state.store_message_and_object_tree(message, get_object_tree(message), session)
+        assert stored and missing
+        self.rest = (session, {name: part.deflate() for name, part in get_all_nested_objects(message).items()})
+        if whole:
+            self.complete()
+        return message.object_id
+
+    def complete(self) -> None:
+        """Push the parts of the message that was stored last."""
+        session, parts = self.rest
+        for name, part in parts.items():
+            assert self.states.state().store_object(self.run, session, name, part)
+
+    def silo(self) -> Silo:
+        return Silo(FleetStub(grpc.insecure_channel(self.address)), self.node, self.run)
+
+
+@dataclass
+class Silo:
+    stub: FleetStub
+    node: int
+    run: int
+
+    def ask(self, timeout: float = 30.0) -> tuple[list[str], float]:
+        """The numbers of the messages that it is given, and after how many seconds."""
+        started = time.monotonic()
+        answer = self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=self.node)), timeout=timeout)
+        return [m.metadata.message_id for m in answer.messages_list], time.monotonic() - started
+
+    def confirm(self, message: str) -> None:
+        node = Node(node_id=self.node)
+        request = ConfirmMessageReceivedRequest(node=node, run_id=self.run, message_object_id=message)
+        self.stub.ConfirmMessageReceived(request)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    stores = ObjectStoreFactory()
+    states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), stores)
+    state = states.state()
+    node = state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, b"key", 60.0)
+    assert state.activate_node(node, 60.0)
+    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+    (task,) = state.get_tasks(run_ids=[run])
+    assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
+    service = grpc.server(ThreadPoolExecutor(8))
+    add_FleetServicer_to_server(Waiting(states, stores, False), service)
+    port = service.add_insecure_port("127.0.0.1:0")
+    service.start()
+    yield Server(states, stores, f"127.0.0.1:{port}", node, run)
+    service.stop(None).wait()
+
+
+def test_a_message_that_is_there_is_given_at_once(server: Server) -> None:
+    name = server.store(1.0)
+    given, seconds = server.silo().ask()
+    assert given == [name] and seconds < SOON
+
+
+def test_without_one_the_answer_is_nothing_after_a_while(server: Server) -> None:
+    given, seconds = server.silo().ask()
+    assert given == [] and seconds >= WAIT_SECONDS
+
+
+def test_it_is_given_as_soon_as_it_has_come_whole(server: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.silo().ask)
+        time.sleep(0.3)
+        name = server.store(1.0, whole=False)
+        time.sleep(0.3)
+        assert not asked.done()  # its parts are on their way
+        server.complete()
+        given, seconds = asked.result()
+    assert given == [name] and 0.6 <= seconds < WAIT_SECONDS
+
+
+def test_what_a_silo_has_confirmed_is_not_given_again(server: Server) -> None:
+    silo, name = server.silo(), server.store(1.0)
+    assert silo.ask()[0] == [name]
+    silo.confirm(name)
+    assert silo.ask()[0] == []
+
+
+def test_what_it_never_got_is_given_again(server: Server) -> None:
+    """The line was cut while the answer was on its way, or in the middle of the message's parts."""
+    silo, name = server.silo(), server.store(1.0)
+    assert silo.ask()[0] == [name]  # and is lost
+    later = server.store(2.0)
+    assert silo.ask()[0] == [name]
+    silo.confirm(name)
+    assert silo.ask()[0] == [later]
+
+
+def test_but_not_for_ever(server: Server) -> None:
+    silo, name = server.silo(), server.store(1.0)
+    given = [silo.ask()[0] for _ in range(MOST_TIMES + 2)]
+    assert given == [[name]] * (MOST_TIMES + 1) + [[]]
+
+
+def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server) -> None:
+    with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+        server.silo().ask(timeout=0.3)
+    time.sleep(0.3)
+    name = server.store(1.0)
+    time.sleep(WAIT_SECONDS)
+    assert not server.states.state().message_ins_store[name].metadata.delivered_at  # type: ignore[attr-defined]
+    assert server.silo().ask()[0] == [name]
+
+
+def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server: Server) -> None:
+    with ThreadPoolExecutor() as pool:
+        held = [pool.submit(server.silo().ask) for _ in range(2)]
+        time.sleep(0.5)
+        given, seconds = server.silo().ask()
+        assert given == [] and seconds < SOON
+        assert all(asked.result()[1] >= WAIT_SECONDS for asked in held)
+    assert server.silo().ask()[1] >= WAIT_SECONDS  # there is room again
+
+
+def test_a_whole_superlink_lets_a_silo_wait(tmp_path: Path) -> None:
+    with superlink(tmp_path) as running, Control(running.connection) as control:
+        credentials = running.credentials
+        control.register("north", credentials.node_public_pem("north"))
+        key: Any = load_ssh_private_key(credentials.node_key("north").read_bytes(), None)
+        invoker = RetryInvoker(exponential, grpc.RpcError, max_tries=1, max_time=None)
+        with internal("fleet_connection").grpc_request_response(
+            f"127.0.0.1:{running.fleet}",
+            insecure=False,
+            retry_invoker=invoker,
+            root_certificates=credentials.ca_certificate.read_bytes(),
+            authentication_keys=(key, key.public_key()),
+        ) as (_, receive, *_):
+            started = time.monotonic()
+            assert receive() is None
+            assert WAIT_SECONDS <= time.monotonic() - started < WAIT_SECONDS + 10
