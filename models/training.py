@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -296,16 +297,17 @@ def clip_norm(gradient: Tensor, largest: float) -> None:
     gradient.mul_((largest / gradient.norm().clamp(min=1e-12)).clamp(max=1.0))
 
 
-class Sgd:
-    """v <- m v + (g + wd w); w <- w - lr v, as ``torch.optim.SGD`` without dampening.
+class Optimizer(ABC):
+    """Steps of a model's vector, element by element.
 
-    All of it is element by element: rows of several models, which have taken as many steps, can be one ``vector``.
+    So rows of several models, which have taken as many steps, can be one ``vector``.
     """
 
-    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+    only_where_gradient = False  # whether a number without a gradient stays as it is
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
         self.state: dict[str, Tensor] = {}
-        self.only_where_gradient = not momentum and not weight_decay  # a number without one stays as it is
         self.together: Together | None = None  # of the model whose parts it steps, where silos train together
         self.joined: tuple[Optimizer, int, int] | None = None  # of whose state this one's is a row: which, of how many
 
@@ -315,12 +317,31 @@ class Sgd:
         else:
             self.together.step(self, vector, gradient)
 
+    @abstractmethod
+    def own_step(self, vector: Tensor, gradient: Tensor) -> None:
+        """One step, in place."""
+
+    @abstractmethod
     def form(self) -> tuple[float, ...]:
         """Equal for optimisers that do the same in their next step."""
+
+    @abstractmethod
+    def alike(self) -> Optimizer:
+        """Another one of this form, without state."""
+
+
+class Sgd(Optimizer):
+    """v <- m v + (g + wd w); w <- w - lr v, as ``torch.optim.SGD`` without dampening."""
+
+    def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
+        super().__init__(lr)
+        self.momentum, self.weight_decay = momentum, weight_decay
+        self.only_where_gradient = not momentum and not weight_decay
+
+    def form(self) -> tuple[float, ...]:
         return self.lr, self.momentum, self.weight_decay, len(self.state)
 
     def alike(self) -> Sgd:
-        """Another one of this form, without state."""
         return Sgd(self.lr, self.momentum, self.weight_decay)
 
     @torch.no_grad()
@@ -337,11 +358,8 @@ class Sgd:
         vector.add_(gradient, alpha=-self.lr)
 
 
-class Adam:
-    """Adam (Kingma and Ba 2015, algorithm 1) with L2 weight decay in the gradient; ``amsgrad`` keeps the largest v.
-
-    As :class:`Sgd`, element by element.
-    """
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, algorithm 1) with L2 weight decay in the gradient; ``amsgrad`` keeps the largest v."""
 
     def __init__(
         self,
@@ -351,25 +369,14 @@ class Adam:
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps = lr, weight_decay, amsgrad, betas, eps
-        self.state: dict[str, Tensor] = {}
-        self.only_where_gradient = False  # its moments move a number on
-        self.together: Together | None = None
-        self.joined: tuple[Optimizer, int, int] | None = None
-
-    def step(self, vector: Tensor, gradient: Tensor) -> None:
-        if self.together is None:
-            self.own_step(vector, gradient)
-        else:
-            self.together.step(self, vector, gradient)
+        super().__init__(lr)
+        self.weight_decay, self.amsgrad, self.betas, self.eps = weight_decay, amsgrad, betas, eps
 
     def form(self) -> tuple[float, ...]:
-        """Equal for optimisers that do the same in their next step."""
         steps = float(self.state["steps"]) if self.state else 0.0
         return self.lr, self.weight_decay, self.amsgrad, *self.betas, self.eps, steps, len(self.state)
 
     def alike(self) -> Adam:
-        """Another one of this form, without state."""
         return Adam(self.lr, self.weight_decay, self.amsgrad, self.betas, self.eps)
 
     @torch.no_grad()
@@ -390,9 +397,6 @@ class Adam:
             v = torch.maximum(self.state["v_max"], v, out=self.state["v_max"])
         denominator = v.sqrt().div_((1 - beta2**steps) ** 0.5).add_(self.eps)
         vector.addcdiv_(m, denominator, value=-self.lr / (1 - beta1**steps))
-
-
-Optimizer = Sgd | Adam
 
 
 def make_optimizer(
