@@ -40,8 +40,7 @@ def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclas
         raise ValueError(f"has only {different} different samples, too few to divide")
     rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
     train, val = lowest(digests, rest, VAL_SHARE)
-    parts = {name: rows_of(whole, rows) for name, rows in (("train", train), ("val", val), ("test", test))}
-    return SiloData(**parts, classes=classes, task=task, vocabulary=vocabulary)
+    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes, task, vocabulary)
 
 
 def lowest(digests: Array, rows: Array, share: float) -> Parts:

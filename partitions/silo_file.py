@@ -27,7 +27,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -135,8 +135,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     for split in (train, splits["test"]):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
-    whole = Dataset(path.stem, train, splits["test"], contents.classes, task=contents.task)
-    return replace(whole, vocabulary=contents.vocabulary)
+    classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
+    return Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary)
 
 
 def write_silo_file(
