@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,6 @@ SMALL: dict[str, Any] = {"strategy": "fedavg", **DEEP, "batch_size": 4, "rounds"
 @pytest.fixture
 def silos(tmp_path: Path) -> Files:
     return random_silos(tmp_path, {"a": 6, "b": 6, "c": 5, "d": 6})
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    logger = logging.getLogger("flwr")
-    before, logger.propagate = logger.propagate, True
-    yield lambda: [r.getMessage() for r in caplog.records if "vectorize" in r.getMessage()]
-    logger.propagate = before
 
 
 class Pace:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -395,15 +394,6 @@ def test_an_exception_that_ends_the_run_ends_all_silos(silos: Files) -> None:
     with pytest.raises(KeyboardInterrupt):
         federate(silos, strategy="fedavg", **SMALL, prepare=prepare, vectorize=True)
     assert sorted(unwound) == ["a", "b", "c"]
-
-
-@pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """What was logged about silos that take turns."""
-    logger = logging.getLogger("flwr")
-    before, logger.propagate = logger.propagate, True
-    yield lambda: [r.getMessage() for r in caplog.records if "vectorize" in r.getMessage()]
-    logger.propagate = before
 
 
 @pytest.mark.parametrize("changes", [{"model": "tiny-bn"}, {"mlp.dropout": 0.3}])
