@@ -193,8 +193,8 @@ HABITS = (
         "`test_two_versions_one_after_the_other_and_a_process_for_each_message`",
     ),
     Habit(
-        "a SuperLink in memory keeps messages in `message_ins_store` with `delivered_at`, and deletes a message's parts "
-        "from its store when the silo confirms it; a SuperNode asks for no message while it has one",
+        "a SuperLink in memory keeps messages in `message_ins_store` with `delivered_at`, and deletes a message's "
+        "parts from its store when the silo confirms it; a SuperNode asks for no message while it has one",
         "`server/deploy/superlink.py`",
         "every question is answered at once, or messages come twice",
         "`test_superlink.py`",

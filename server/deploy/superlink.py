@@ -78,7 +78,7 @@ def messages_to(state: Any, node: int) -> list[tuple[str, Any]]:
 
 
 def has_message(state: Any, store: Any, node: int) -> bool:
-    """Whether a message to the node has come, with all its parts: for one of those the SuperNode would wait a second."""
+    """Whether a message to the node has come with all its parts; for one of them the SuperNode would wait a second."""
     new = [name for name, metadata in messages_to(state, node) if not metadata.delivered_at]
     return any(all(store.get(part) for part in parts(store, name)) for name in new)
 
