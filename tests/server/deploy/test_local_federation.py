@@ -6,6 +6,7 @@ the tests of the module share one federation and run in their order.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -171,9 +172,10 @@ def listening(pid: int) -> set[tuple[str, int]]:
     """Addresses and ports on which a process listens."""
     inodes = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        target = os.readlink(fd)
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            target = os.readlink(fd)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     found = set()
     lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
     for fields in map(str.split, lines):
