@@ -1,10 +1,9 @@
 """`flower-superlink`, except that a silo that asks for a message is kept waiting until there is one.
 
 Flower's SuperLink (1.39) answers at once, and mostly with nothing: a silo asks four times a second while a run is on,
-and each question is signed, checked, and searches all messages of the run. For twelve silos that was half of what an
-empty round costs the machine. Here the answer waits until a message has come whole, two seconds at most, so that a
-silo asks seldom and has its message at once. Any SuperNode may ask; ours asks again without a pause (`Clock` in
-``client/site/supernode.py``).
+and each question is signed, checked, and searches all messages of the run. Here the answer waits until a message has
+come whole, two seconds at most, so that a silo that waits for the others asks seldom and has its message at once. Any
+SuperNode may ask; ours asks again without a pause (`Clock` in ``client/site/supernode.py``).
 
 An answer may be lost on its way, with its message, which would keep the silo, and the round, waiting. But a SuperNode
 asks only when it is done with what it had. So what it was given before and has not confirmed is given to it again, a
