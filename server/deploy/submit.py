@@ -1,9 +1,8 @@
 """`silofl run` and `silofl stop`: submit as `flwr run` does, follow the run to its end, say why it failed.
 
 A study (several methods or seeds) is one Flower run after the other, of the app as it was when the study began, all in
-one run directory. The server app
-appends a JSON line per round to `progress.jsonl` there; how a run ends is asked from the SuperLink, so that a
-run that dies before its first round, or with its server app, is noticed too.
+one run directory. The server app appends a JSON line per round to `progress.jsonl` there; how a run ends is asked from
+the SuperLink, so that a run that dies before its first round, or with its server app, is noticed too.
 """
 
 from __future__ import annotations

@@ -12,15 +12,13 @@ few times.
 Run by ``python -P -m server.deploy.superlink`` with the arguments of `flower-superlink`.
 """
 
+import logging
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from logging import INFO
 from typing import Any
-
-from flwr.common import log
 
 from client.site.flower import internal
 
@@ -90,7 +88,7 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
     for name, metadata in messages_to(state, node):
         if metadata.delivered_at and times[name] < MOST_TIMES and any(parts(store, name)):
             times[name] += 1
-            log(INFO, "node %d did not get message %s; it is given to it again", node, name)
+            logging.getLogger("flwr").info("node %d did not get message %s; it is given to it again", node, name)
             metadata.delivered_at = ""
 
 
