@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from apps import project
 from flwr.app import ConfigRecord, Context, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.cli.build import build_fab_from_disk
@@ -122,19 +123,7 @@ class Silo:
         folder.mkdir(exist_ok=True)
         (folder / "main.py").write_text(textwrap.dedent(CLIENT))
         (folder / "helper.py").write_text(f"VERSION = {version!r}\n")
-        (folder / "pyproject.toml").write_text(
-            textwrap.dedent("""
-            [project]
-            name = "probe"
-            version = "1.0.0"
-            license = "Apache-2.0"
-            [tool.flwr.app]
-            publisher = "test"
-            [tool.flwr.app.components]
-            serverapp = "main:app"
-            clientapp = "main:app"
-            """)
-        )
+        (folder / "pyproject.toml").write_text(project("main:app", "main:app"))
         content = build_fab_from_disk(folder)
         return Fab(hashlib.sha256(content).hexdigest(), content, {})
 

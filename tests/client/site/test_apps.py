@@ -3,22 +3,12 @@
 from pathlib import Path
 
 import pytest
+from apps import project
 from flwr.cli.build import build_fab_from_disk
 
 from client.site.apps import build, files_of
 
 ROOT = Path(__file__).parents[3]
-PROJECT = """
-[project]
-name = "probe"
-version = "1.0.0"
-license = "Apache-2.0"
-[tool.flwr.app]
-publisher = "test"
-[tool.flwr.app.components]
-serverapp = "probe:server"
-clientapp = "probe:client"
-"""
 FILES = (
     "probe.py",
     "part/within.py",
@@ -44,7 +34,7 @@ def test_of_this_checkout() -> None:
 
 @pytest.mark.parametrize("ignored", [IGNORED, None])
 def test_of_a_folder_with_all_that_lies_about(tmp_path: Path, ignored: str | None) -> None:
-    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "pyproject.toml").write_text(project("probe:server", "probe:client"))
     if ignored is not None:
         (tmp_path / ".gitignore").write_text(ignored)
     for name in FILES:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from apps import project
 
 from client.site.apps import build
 from client.site.launch import LOOPBACK, free_ports, program
@@ -103,23 +104,8 @@ def make_app(folder: Path, server: str = SERVER, client: str = CLIENT) -> Path:
     folder.mkdir()
     (folder / "probe_server.py").write_text(textwrap.dedent(server))
     (folder / "probe_client.py").write_text(textwrap.dedent(client))
-    (folder / "pyproject.toml").write_text(
-        textwrap.dedent("""
-        [project]
-        name = "probe"
-        version = "1.0.0"
-        license = "Apache-2.0"
-        [tool.flwr.app]
-        publisher = "test"
-        [tool.flwr.app.components]
-        serverapp = "probe_server:app"
-        clientapp = "probe_client:app"
-        [tool.flwr.app.config]
-        behaviour = ""
-        silos = 2
-        out = ""
-        """)
-    )
+    settings = 'behaviour = ""\nsilos = 2\nout = ""'
+    (folder / "pyproject.toml").write_text(project("probe_server:app", "probe_client:app", settings))
     return folder
 
 
