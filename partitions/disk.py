@@ -10,8 +10,11 @@ import contextlib
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+LOOK_SECONDS = 0.1  # between two looks whether a lock is free
 
 
 def keep_private() -> int:
@@ -99,11 +102,18 @@ def _usual_mode() -> int:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str) -> Iterator[None]:
-    """Hold the lock ``path`` until the block, or the process, ends. ValueError(``busy``) where another one holds it."""
+def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock ``path`` until the block, or the process, ends. ValueError(``busy``) where another one holds it,
+    and still does after ``patience`` seconds.
+    """
+    until = time.monotonic() + patience
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(busy) from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise ValueError(busy) from None
+                time.sleep(LOOK_SECONDS)
         yield

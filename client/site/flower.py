@@ -128,7 +128,7 @@ INTERNALS = {
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
         "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for a SuperExec that "
-        "dies; its `_push_messages` and `pull_objects` are wrapped",
+        "dies; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped",
         "every round takes 3 s more; a process that dies without a reply keeps its silo waiting; no silo starts",
     ),
     "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),

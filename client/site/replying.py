@@ -1,4 +1,4 @@
-"""A SuperNode that answers every message it takes.
+"""A SuperNode that answers every message it takes, and that message alone.
 
 Flower's loop (1.39) takes one message at a time, waits for its reply and sends it. In three cases it waits for ever, or
 drops what it has, and the server waits for the silo until the round's time is up:
@@ -8,6 +8,9 @@ drops what it has, and the server waits for the silo until the round's time is u
 * a reply does not get through: Flower drops it, though the silo has trained for it.
 
 Here the first two are answered with an error, and a reply is sent up to four times.
+
+In a fourth it keeps what it should drop: of a run that is stopped while a message's parts come, the message stays with
+a task, whose process waits for the other parts, and gives up in the middle of the next run. Here it is forgotten.
 """
 
 import time
@@ -21,12 +24,19 @@ GRACE_SECONDS = 2.0  # between a task's end and the error reply; a process hands
 LOOK_SECONDS = 0.5  # between two looks for the reply: Flower's own, which `supernode.Clock` shortens
 PAUSES = (1.0, 5.0, 20.0)  # before the second, third and fourth try
 UNANSWERED = "its ClientApp's process ended without a reply"
+OVER = "its run was over before the whole message had come"
 
 
 def install() -> None:
-    """Put :func:`push_messages` into Flower's loop, around its own."""
+    """Put :func:`pull_message` and :func:`push_messages` into Flower's loop, around its own."""
     loop = internal("supernode_loop")
-    push = loop._push_messages
+    pull, push = loop._pull_and_store_message, loop._push_messages
+
+    def pull_message(state: Any, object_store: Any, **given: Any) -> int | None:
+        run: int | None = pull(state=state, object_store=object_store, **given)
+        if run is None:
+            forget(state, object_store)
+        return run
 
     def push_messages(state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
         wait_for_reply(state, object_store, loop.time.sleep)
@@ -43,18 +53,29 @@ def install() -> None:
 
             send_replies(push, state, object_store, send_noted, push_noted)
 
-    loop._push_messages = push_messages
+    loop._pull_and_store_message, loop._push_messages = pull_message, push_messages
+
+
+def forget(state: Any, store: Any) -> None:
+    """Drop what is left of a message that was not taken, and end its task: its process ends, and says nothing."""
+    left = stored(state)
+    runs = sorted({message.metadata.run_id for message in left})
+    for task in state.get_tasks(run_ids=runs) if runs else ():
+        state.finish_task(task.task_id, internal("SubStatus").FAILED, OVER)
+    for message in left:
+        state.delete_messages(message_ids=[message.metadata.message_id])
+        store.delete(message.metadata.message_id)
 
 
 def wait_for_reply(
     state: Any, store: Any, sleep: Callable[[float], None], now: Callable[[], float] = time.monotonic
 ) -> None:
-    """Return once a whole reply is there: the ClientApp's, or an error in the place of one that cannot come any more.
+    """Return once a message's whole reply is there: the ClientApp's, or an error where none can come any more.
 
     ``state`` is the SuperNode's NodeState, ``store`` its ObjectStore.
     """
     over_since: float | None = None
-    while not any(is_whole(reply, store) for reply in replies(state)):
+    while unanswered(state, store):
         over_since = (over_since or now()) if is_over(state) else None
         if over_since is not None and now() - over_since >= GRACE_SECONDS:
             break
@@ -63,21 +84,25 @@ def wait_for_reply(
         if not is_whole(reply, store):
             state.delete_messages(message_ids=[reply.metadata.message_id])
             store.delete(reply.metadata.message_id)
-    for message in unanswered(state):
+    for message in unanswered(state, store):
         answer_in_its_place(message, state, store)
+
+
+def stored(state: Any) -> list[Any]:
+    """The messages that were taken, and the replies to them."""
+    with state.lock_msg_store:
+        return [entry.message for entry in state.msg_store.values()]
 
 
 def replies(state: Any) -> list[Any]:
     """The replies that wait to be sent."""
-    with state.lock_msg_store:
-        return [e.message for e in state.msg_store.values() if e.message.metadata.reply_to_message_id]
+    return [message for message in stored(state) if message.metadata.reply_to_message_id]
 
 
-def unanswered(state: Any) -> list[Any]:
-    """The messages that have been taken and not been answered."""
-    answered = {reply.metadata.reply_to_message_id for reply in replies(state)}
-    with state.lock_msg_store:
-        messages = [e.message for e in state.msg_store.values() if not e.message.metadata.reply_to_message_id]
+def unanswered(state: Any, store: Any) -> list[Any]:
+    """The messages that were taken and have no whole reply."""
+    answered = {reply.metadata.reply_to_message_id for reply in replies(state) if is_whole(reply, store)}
+    messages = [message for message in stored(state) if not message.metadata.reply_to_message_id]
     return [message for message in messages if message.metadata.message_id not in answered]
 
 
@@ -96,8 +121,7 @@ def names_in(tree: Any) -> list[str]:
 
 def is_over(state: Any) -> bool:
     """Whether no process is at work, or will be, for the messages that wait for a reply."""
-    with state.lock_msg_store:
-        runs = sorted({entry.message.metadata.run_id for entry in state.msg_store.values()})
+    runs = sorted({message.metadata.run_id for message in stored(state)})
     finished = internal("Status").FINISHED
     return all(task.status.status == finished for task in state.get_tasks(run_ids=runs))
 

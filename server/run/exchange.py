@@ -32,6 +32,7 @@ TOLD_LATE = LONG_SECONDS + 8.0  # a transfer has lasted for so long when it is s
 PUSH_PAUSES = (0.5, 2.0, 5.0)  # before the second, third and fourth try to hand the messages over
 CODES = internal("ErrorCode")
 UNREACHABLE = (CODES.NODE_UNAVAILABLE, CODES.MESSAGE_UNAVAILABLE, CODES.REPLY_MESSAGE_UNAVAILABLE)
+CRASHED = CODES.CLIENT_APP_CRASHED  # the silo is there, the process that had the message is not
 
 
 @dataclass(frozen=True)

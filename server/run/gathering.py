@@ -6,6 +6,7 @@ Before the first round all silos are gathered; later, those that were away when 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from logging import INFO, WARNING
@@ -17,7 +18,7 @@ from flwr.serverapp import Grid
 
 from models.shapes import read_shape
 from models.tasks import Task, task_of
-from server.run.exchange import UNREACHABLE, Exchange, Patience
+from server.run.exchange import CRASHED, UNREACHABLE, Exchange, Patience
 from server.run.names import ImpostorError, Names
 from server.run.rundir import RunDirectory
 from strategies.base.cards import Facts, judge, misfit, read_agreed
@@ -28,6 +29,7 @@ from strategies.base.settings import UserError
 from strategies.base.state import State
 
 CARD_SECONDS = 300.0  # how long a silo may take over its data card
+CARD_TRIES = 3  # times that a silo is asked for it whose process dies over it
 
 
 class Gathering:
@@ -39,6 +41,7 @@ class Gathering:
         self.facts = Facts(True, (), 1)
         self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
         self.strangers: dict[str, str] = {}  # silos that the run that is resumed does not have
+        self.crashes: Counter[int] = Counter()  # how often a node's process has died over its card
         self.names = Names()
         self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
         self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
@@ -109,7 +112,8 @@ class Gathering:
         impostors: dict[int, str],
         before: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add these nodes' data cards, or why they have none. One that is just not reachable is asked again later.
+        """Add these nodes' data cards, or why they have none. One that is just not reachable, or whose process died
+        (out of memory, killed), is asked again later.
 
         ``before``: the silos of the run that is resumed, if one is; others take part in new runs only.
         """
@@ -147,10 +151,15 @@ class Gathering:
                     card["device"],
                     card["versions"],
                 )
-            elif reply.error.code in UNREACHABLE:
+            elif reply.error.code in UNREACHABLE or (reply.error.code == CRASHED and self._may_crash(node)):
                 log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reason_of(reply.error.reason))
             else:
                 faults[node] = printable(f"a silo (node {node}) cannot take part: {reason_of(reply.error.reason)}")
+
+    def _may_crash(self, node: int) -> bool:
+        """Whether a node whose process has died over its card once more is to be asked again."""
+        self.crashes[node] += 1
+        return self.crashes[node] < CARD_TRIES
 
     def _agree(self, cards: Mapping[str, Mapping[str, Any]], faults: Mapping[int, str], saved: State | None) -> None:
         """Take what holds for all silos, and name who is left out. Raises UserError where no quorum is left."""

@@ -17,6 +17,7 @@ from strategies.base.run_settings import toml_text
 from strategies.base.settings import UserError, Value
 
 LOCK = ".lock"  # held by the process that trains
+LINGER_SECONDS = 10.0  # for which the process of a run that was just stopped may still hold it
 WORKERS = "workers"  # holds the parts of a study whose runs go on side by side (parts.py)
 # These may differ between a run and its continuation; everything else makes it another run.
 FREE_ON_RESUME = (
@@ -84,12 +85,13 @@ class RunDirectory:
         """Create the directory, or take it up again, and keep other processes from writing there until the block ends.
 
         ``member`` is one run of a study whose directory already stands. Raises UserError where the directory holds
-        another run, or something that is no run, ValueError where another process is at it; nothing is changed then.
+        another run, or something that is no run, ValueError where another process is at it, and does not end at once
+        as that of a stopped run does, which may be resumed; nothing is changed then.
         """
         directory = cls(path.expanduser())
         directory._check_place(resume, member)
         directory.path.mkdir(parents=True, exist_ok=True)
-        with directory.held():
+        with directory.held(LINGER_SECONDS if resume else 0.0):
             found = directory._check_place(resume, member)  # nobody has come in between
             if not (found and member):
                 kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
@@ -114,12 +116,12 @@ class RunDirectory:
         return found
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep other processes from writing here. Raises ValueError where another one is at it."""
+    def held(self, patience: float = 0.0) -> Iterator[None]:
+        """Keep other processes from writing here. Raises ValueError where another one is at it for so many seconds."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
                 busy = f"{self.path}: another run is writing to it; silofl stop ends it"
-                stack.enter_context(locked(self.own / LOCK, busy))
+                stack.enter_context(locked(self.own / LOCK, busy, patience))
             yield
 
     def check_free(self) -> None:

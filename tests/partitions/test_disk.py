@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,8 @@ def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: 
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match="somebody else is at it"), locked(lock, "somebody else is at it"):
         pass
-    other.kill()
-    other.communicate()
+    threading.Timer(0.3, other.kill).start()
+    with locked(lock, "it ends in time", patience=60):
+        other.communicate(timeout=1)  # it has ended
     with locked(lock, "free again"):
         pass

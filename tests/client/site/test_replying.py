@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, Message, MessageType, Metadata, RecordDict
 from flwr.app.message import make_message
-from flwr.common.constant import SubStatus
+from flwr.common.constant import Status, SubStatus
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
@@ -40,6 +41,11 @@ class SuperLink:
         self.parts.add(name)
 
 
+def message_of(run: int, name: str) -> Message:
+    metadata = Metadata(run, name, 0, 1, "", "", time.time(), 600.0, MessageType.TRAIN)
+    return make_message(metadata=metadata, content=RecordDict({"arrays": ArrayRecord()}))
+
+
 class Silo:
     """The memory of a SuperNode that has taken one message, whose task a ClientApp's process is at."""
 
@@ -47,15 +53,15 @@ class Silo:
         self.store = InMemoryObjectStore()
         self.state = InMemoryNodeState(self.store)
         self.state.set_node_id(1)
-        metadata = Metadata(RUN, "a" * 64, 0, 1, "", "", time.time(), 600.0, MessageType.TRAIN)
-        self.message = make_message(metadata=metadata, content=RecordDict())
+        self.message = message_of(RUN, "a" * 64)
         self.state.store_message(self.message)
         task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=RUN, fab_hash="f" * 64)
         assert task is not None
         self.task = task
         self.state.claim_task(task)
         self.state.activate_task(task)
-        monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
+        for name in ("_pull_and_store_message", "_push_messages"):  # so that what `install` does is undone
+            monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
         monkeypatch.setattr(replying, "GRACE_SECONDS", 0.05)
         monkeypatch.setattr(replying, "LOOK_SECONDS", 0.01)
         monkeypatch.setattr(replying, "PAUSES", (0.01, 0.01, 0.01))
@@ -88,6 +94,27 @@ class Silo:
     def push(self, link: SuperLink) -> None:
         """What Flower's loop does after it has taken a message."""
         start_client_internal._push_messages(self.state, self.store, link.send, link.push_object)
+
+    def pulls_of_a_run_that_is_stopped(self) -> None:
+        """The next message comes without its parts: its run is stopped meanwhile."""
+        message = message_of(RUN, "")
+        message.metadata.__dict__["_message_id"] = message.object_id
+
+        def pull_object(run_id: int, name: str) -> bytes:
+            raise RunNotRunningException
+
+        taken = start_client_internal._pull_and_store_message(
+            state=self.state,
+            object_store=self.store,
+            node_config={},
+            receive=lambda: (message, get_object_tree(message)),
+            get_run=lambda run_id: Run.create_empty(run_id),
+            get_fab=lambda name, run_id: pytest.fail("the run is known"),
+            pull_object=pull_object,
+            confirm_message_received=lambda run_id, name: pytest.fail("it has not come"),
+            trusted_entities=None,
+        )
+        assert taken is None
 
 
 @pytest.fixture
@@ -177,6 +204,48 @@ def test_after_the_fourth_try_the_silo_is_free_again(silo: Silo) -> None:
     silo.push(link)
     assert len(link.replies) == 4
     assert empty(silo)
+
+
+@pytest.mark.timeout(30)
+def test_the_reply_to_another_message_ends_no_wait(silo: Silo) -> None:
+    """One of a stopped run is there, while the next run's message is worked at: that one is not answered for."""
+    other = message_of(RUN + 1, "b" * 64)
+    silo.state.store_message(other)
+    _insert_message(Message(RecordDict(), reply_to=other), silo.state, silo.store)
+    silo.takes()
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            silo.hands_over()
+
+    replying.wait_for_reply(silo.state, silo.store, sleep)
+    assert len(looks) == 3
+    assert [said(reply) for reply in replying.replies(silo.state)] == ["content", "content"]
+
+
+@pytest.mark.timeout(30)
+def test_a_message_whose_run_is_stopped_while_it_comes_leaves_nothing(silo: Silo) -> None:
+    silo.takes()
+    silo.hands_over()
+    silo.ends(SubStatus.COMPLETED)
+    silo.push(SuperLink())
+    silo.state.store_run(Run.create_empty(RUN))
+    silo.pulls_of_a_run_that_is_stopped()
+    assert empty(silo)
+    assert {task.status.status for task in silo.state.get_tasks()} == {Status.FINISHED}
+
+
+@pytest.mark.timeout(30)
+def test_without_us_flower_keeps_it(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test before is there for: should this fail, `forget` can go."""
+    silo.ends()
+    silo.state.delete_messages()
+    silo.state.store_run(Run.create_empty(RUN))
+    monkeypatch.undo()
+    silo.pulls_of_a_run_that_is_stopped()
+    assert not empty(silo)
 
 
 @pytest.mark.timeout(30)

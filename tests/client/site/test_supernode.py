@@ -111,9 +111,8 @@ def test_the_shim_takes_flowers_own_options(tmp_path: Path) -> None:
 def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = importlib.import_module("flwr.supernode.cli.flower_supernode")
     seen: list[object] = []
-    monkeypatch.setattr(start_client_internal, "time", start_client_internal.time)
-    monkeypatch.setattr(start_client_internal, "subprocess", start_client_internal.subprocess)
-    monkeypatch.setattr(start_client_internal, "_push_messages", start_client_internal._push_messages)
+    for name in ("time", "subprocess", "_pull_and_store_message", "_push_messages"):
+        monkeypatch.setattr(start_client_internal, name, getattr(start_client_internal, name))
     for module in (heartbeat, connection):
         monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", HEARTBEAT_DEFAULT_INTERVAL)
     monkeypatch.setattr(sys, "argv", ["x"])

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import ConfigRecord, Error, Message, MetricRecord
 from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
 
+from server.run.exchange import CRASHED
+from server.run.gathering import CARD_TRIES
 from server.run.rundir import RunDirectory
 from server.run.summary import write_summary
 from strategies.base.cards import FAR, IMPLAUSIBLE, judge
@@ -247,6 +249,28 @@ def test_a_card_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind:
     assert run.strategy.extra["mean"] == whole.strategy.extra["mean"]
     assert {(r.round, r.silo) for r in run.rows if r.metric == "rejected"} == {(2, "d"), (3, "d")}
     assert {round_of(m) for m, _ in run.grid.traffic if run.grid.name_of(m.metadata.dst_node_id) == "d"} == {0}
+
+
+def killed(times: int) -> Callable[[TinyGrid], None]:
+    """The process of silo d dies over its card, so many times."""
+    left = [times]
+
+    def after(name: str, message: Message, reply: Message) -> Message:
+        if (name, message.metadata.message_type) != ("d", "query") or not left[0]:
+            return reply
+        left[0] -= 1
+        return Message(Error(CRASHED, "ClientApp process was ended by SIGKILL"), reply_to=message)
+
+    return lambda grid: setattr(grid, "after", after)
+
+
+def test_a_process_that_dies_over_its_card_is_not_a_card(four: Files) -> None:
+    """Killed, or out of memory beside another one: the silo is asked again, but not for ever."""
+    run = federate(four, prepare=killed(CARD_TRIES - 1), rounds=1, **OPTIONS)
+    assert list(run.strategy.silos) == list(four)
+    run = federate(four, prepare=killed(CARD_TRIES), rounds=1, **OPTIONS)
+    assert list(run.strategy.silos) == list(HONEST)
+    assert "ended by SIGKILL" in run.federation.left_out["node 4"]
 
 
 def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:

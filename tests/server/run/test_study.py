@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from tiny import history_without_seconds
 
 from models.metrics import METRICS
+from server.run import rundir
 from server.run.history import HEADER, History, Row, metric_rows
 from server.run.rundir import RunDirectory, flatten, read_toml, toml_text
 from server.run.study import study_config, study_runs
@@ -471,8 +473,10 @@ def test_progress_events(study: Path) -> None:
             assert e["accuracy"] == sum(found) / 2
 
 
-def test_two_processes_do_not_write_one_run_directory(tmp_path: Path) -> None:
-    """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line."""
+def test_two_processes_do_not_write_one_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first holds it until it ends, however it ends; a second one, which resumes it, is refused in one line, unless
+    the first, as that of a stopped run does, ends a moment later.
+    """
     config = tmp_path / "run" / "config.toml"
     with RunDirectory.open(config.parent, {"rounds": 1}, resume=False) as directory:
         pass
@@ -494,13 +498,15 @@ with directory.held():
         with pytest.raises(ValueError, match=refused):
             directory.check_free()
         opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)  # as it would be, were it alone
+        monkeypatch.setattr(rundir, "LINGER_SECONDS", 0.3)
         with pytest.raises(ValueError, match=refused), opened:
             pass
         assert (config.read_bytes(), config.stat().st_mtime_ns) == before
-        other.stdin.write("\n")
+        monkeypatch.setattr(rundir, "LINGER_SECONDS", 60.0)
+        threading.Timer(0.3, other.kill).start()
+        with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
+            assert b"rounds = 9" in config.read_bytes()
     directory.check_free()
-    with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
-        assert b"rounds = 9" in config.read_bytes()
 
 
 def test_run_directory_of_something_else(tmp_path: Path) -> None:
