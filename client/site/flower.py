@@ -127,8 +127,8 @@ INTERNALS = {
     ),
     "supernode_loop": Internal(
         "flwr.supernode.start_client_internal",
-        "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for a SuperExec that "
-        "dies; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped",
+        "its `time` is replaced, for it sleeps 3 s where we want a quarter, and its `subprocess`, for we need no "
+        "SuperExec; its `_pull_and_store_message`, `_push_messages` and `pull_objects` are wrapped",
         "every round takes 3 s more; a process that dies without a reply keeps its silo waiting; no silo starts",
     ),
     "heartbeat": Internal("flwr.supercore.heartbeat", "how often a SuperNode says that it is alive", "no silo starts"),
@@ -181,10 +181,11 @@ HABITS = (
         "`test_flower_sleeps_where_we_think_it_does`",
     ),
     Habit(
-        "a SuperExec starts the `flwr-clientapp` that it finds first on PATH, one process per message",
-        "`client/site/warm`",
-        "no pins and no warm starts",
-        "`test_deployed.py`",
+        "a SuperNode starts one SuperExec, by `subprocess.Popen`, with the options of the `flwr-clientapp` that this "
+        "would start for each message, but for the token",
+        "`client/site/supernode.py`",
+        "no message is answered",
+        "`test_flower_starts_its_superexec_where_we_think_it_does`",
     ),
     Habit(
         "an app's module is taken from `sys.modules`, or from `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8`",

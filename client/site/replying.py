@@ -10,7 +10,7 @@ drops what it has, and the server waits for the silo until the round's time is u
 Here the first two are answered with an error, and a reply is sent up to four times.
 
 In a fourth it keeps what it should drop: of a run that is stopped while a message's parts come, the message stays with
-a task, whose process waits for the other parts, and gives up in the middle of the next run. Here it is forgotten.
+its task, which would go on in the middle of the next run. Here it is forgotten.
 """
 
 import time
@@ -27,8 +27,11 @@ UNANSWERED = "its ClientApp's process ended without a reply"
 OVER = "its run was over before the whole message had come"
 
 
-def install() -> None:
-    """Put :func:`pull_message` and :func:`push_messages` into Flower's loop, around its own."""
+def install(start: Callable[[Any], None]) -> None:
+    """Put :func:`pull_message` and :func:`push_messages` into Flower's loop, around its own.
+
+    ``start`` starts the process of a message that has come, of the SuperNode's NodeState.
+    """
     loop = internal("supernode_loop")
     pull, push = loop._pull_and_store_message, loop._push_messages
 
@@ -39,6 +42,7 @@ def install() -> None:
         return run
 
     def push_messages(state: Any, object_store: Any, send: Callable[..., Any], push_object: Callable[..., Any]) -> None:
+        start(state)
         wait_for_reply(state, object_store, loop.time.sleep)
         with Transfer("sending the reply", say, lasting=be_patient) as transfer:
 
@@ -57,7 +61,7 @@ def install() -> None:
 
 
 def forget(state: Any, store: Any) -> None:
-    """Drop what is left of a message that was not taken, and end its task: its process ends, and says nothing."""
+    """Drop what is left of a message that was not taken, and end its task."""
     left = stored(state)
     runs = sorted({message.metadata.run_id for message in left})
     for task in state.get_tasks(run_ids=runs) if runs else ():

@@ -1,9 +1,14 @@
-"""`flower-supernode`, except that it asks for messages often while a run is on, and answers each (`replying.py`).
+"""`flower-supernode`, except that it asks for messages often while a run is on, starts the process of each itself, and
+answers each (`replying.py`).
 
 Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks every 0.5 s for its ClientApp's reply.
 Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
 takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower;
 and again at once where the server took its time over the answer, as ours does (``server/deploy/superlink.py``).
+
+Flower's SuperNode leaves starting processes to a SuperExec: one more process (120 MB), which asks it for work again and
+again, and would run whatever kind of app the server has sent. Here a message's process starts when the message is
+whole, and only one that asks pins and policy.
 
 It also says more often that it is alive, so that whoever waits for a silo that is gone knows it within half a minute.
 
@@ -25,35 +30,41 @@ POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
 BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
 HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
-AGAIN_SECONDS = 5.0  # between two starts of the SuperExec
+CLIENT_APP = "flwr-clientapp"  # what Flower calls a message's task, and the command that is started for it
 WAITED_SECONDS = 1.0  # for an answer: a server that has kept a silo waiting for so long will do so again
 IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there was no message
 
 
 class Executor:
-    """The module `subprocess` for Flower's loop: the SuperExec that it starts is started again when it has died.
+    """What Flower's loop has for the module `subprocess`: it starts what the SuperExec would start."""
 
-    Without one a silo is online and trains nothing.
-    """
+    def __init__(self) -> None:
+        self._options: Sequence[str] = ()
+        self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._command: Sequence[str] = ()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = -AGAIN_SECONDS
+    def Popen(self, command: Sequence[str]) -> None:
+        """Flower starts its SuperExec, whose options are those of the processes that it would start."""
+        self._options = command[1:]
 
-    def Popen(self, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-        self._command, self._started = command, self._now()
-        self._process = subprocess.Popen(command)
-        return self._process
+    def start(self, state: Any) -> None:
+        """Start a process for each task that has none; ``state`` is the SuperNode's NodeState.
+
+        A task without one ends: its message is answered with the reason.
+        """
+        failed = internal("SubStatus").FAILED
+        for task in state.get_tasks(statuses=[internal("Status").PENDING]):
+            if task.type != CLIENT_APP:
+                state.finish_task(task.task_id, failed, f"this silo runs no {task.type}")
+                continue
+            try:
+                command = [CLIENT_APP, *self._options, "--token", str(state.claim_task(task.task_id))]
+                self._processes.append(subprocess.Popen(command))
+            except OSError as error:
+                state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
 
     def look(self) -> None:
-        """Start it again if it has ended, and was not started a moment ago."""
-        if self._process is None or self._process.poll() is None or self._now() - self._started < AGAIN_SECONDS:
-            return
-        code = self._process.returncode
-        print(f"the silo's SuperExec has ended (exit code {code}); it is started again", flush=True)
-        self.Popen(self._command)
+        """Let go of processes that have ended."""
+        self._processes = [process for process in self._processes if process.poll() is None]
 
 
 class Clock:
@@ -93,15 +104,13 @@ def main() -> NoReturn:
 
 
 def run_supernode() -> None:
-    """Flower's own entry, with our clock, our heartbeat, our ways with replies and long transfers, and a SuperExec that
-    comes back.
-    """
+    """Flower's own entry, with our clock, our heartbeat, and our ways with processes, replies and long transfers."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.subprocess = executor = Executor()
     loop.time = Clock(each=executor.look)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
-    replying.install()
+    replying.install(executor.start)
     transfers.install()
     sys.argv[0] = "flower-supernode"
     entry()

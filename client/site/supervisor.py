@@ -226,8 +226,8 @@ class Supervised:
 def end_group(process: subprocess.Popen[str]) -> None:
     """Wait for a SuperNode's end, then end what it has started.
 
-    Its SuperExec stays for as long as the SuperNode's process number is there, which it is until it is waited for,
-    and would keep the output, which we read to its end, open.
+    That would stay for as long as the SuperNode's process number is there, which it is until it is waited for, and
+    keep the output, which we read to its end, open.
     """
     process.wait()
     with contextlib.suppress(ProcessLookupError):

@@ -207,10 +207,9 @@ def _bring_up(federation: Federation, directory: Path, say: Callable[[str], None
     with Control(local.connection) as control:
         _wait_for_superlink(local, control, running[SUPERLINK])
         _register(local, control, credentials)
-        whole = _with_executor(processes.find(directory))
-        if old and SUPERLINK not in whole:
+        if old and not _starts_runs(processes.find(directory)):
             _start_superexec(local, running[SUPERLINK], credentials)
-        unchanged = {silo.name for silo in set(local.silos) & set(old.silos if old else ())} & whole
+        unchanged = {silo.name for silo in set(local.silos) & set(old.silos if old else ())}
         outdated = running.keys() - unchanged - {SUPERLINK, WARM}
         processes.end([running.pop(part) for part in outdated], grace=GRACE_SECONDS)
         missing = [silo for silo in local.silos if silo.name not in running]
@@ -399,9 +398,9 @@ def _main_processes(directory: Path) -> dict[str, Process]:
     return main
 
 
-def _with_executor(found: Sequence[Process]) -> set[str]:
-    """The parts, of these processes, that have a SuperExec: without one a silo, or the server, starts nothing."""
-    return {process.part for process in found if "flower-superexec" in process.command}
+def _starts_runs(found: Sequence[Process]) -> bool:
+    """Whether the server, of these processes, has a SuperExec: without one it starts no run."""
+    return any(process.part == SUPERLINK and "flower-superexec" in process.command for process in found)
 
 
 def _fail(local: LocalFederation, process: Process) -> PartFailedError:
@@ -523,7 +522,6 @@ def _forget(directory: Path) -> None:
 def status(local: LocalFederation) -> dict[str, Any]:
     """What runs and what is online, as `silofl status --json` prints it."""
     running = _main_processes(local.directory)
-    executors = _with_executor(processes.find(local.directory))
     nodes: dict[str, str] = {}
     runs: list[dict[str, Any]] = []
     with contextlib.suppress(ConnectionError), Control(local.connection) as control:
@@ -532,8 +530,6 @@ def status(local: LocalFederation) -> dict[str, Any]:
     silos = []
     for silo in local.silos:
         state = nodes.get(silo.name, "unknown") if silo.name in running else "stopped"
-        if state == "online" and silo.name not in executors:
-            state = "no executor"
         pid = running[silo.name].pid if silo.name in running else None
         silos.append({"name": silo.name, "state": state, "device": silo.device, "data": silo.data, "pid": pid})
     return {
@@ -545,7 +541,7 @@ def status(local: LocalFederation) -> dict[str, Any]:
         "superlink": {
             "running": SUPERLINK in running,
             "pid": running[SUPERLINK].pid if SUPERLINK in running else None,
-            "executor": SUPERLINK in executors,
+            "executor": _starts_runs(processes.find(local.directory)),
         },
         "warm": {"running": WARM in running, "pid": running[WARM].pid if WARM in running else None},
         "silos": silos,

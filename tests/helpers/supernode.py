@@ -1,7 +1,7 @@
 """A SuperNode for tests of what runs in a silo's own processes, without a SuperLink.
 
 `Silo` is Flower's own SuperNode state and Runtime API, served from this process: a test gives it a message and an app,
-starts `flwr-clientapp` through the shim as a SuperExec would, and looks at the reply. The parent imports Flower only,
+starts `flwr-clientapp` through the shim as a SuperNode would, and looks at the reply. The parent imports Flower only,
 so it is ready in about a second.
 """
 
@@ -83,7 +83,7 @@ CLIENT = """
 
 
 class Silo:
-    """A SuperNode's state and Runtime API, and the environment of its SuperExec."""
+    """A SuperNode's state and Runtime API, and the environment of the processes that it starts."""
 
     def __init__(self, folder: Path) -> None:
         stores = ObjectStoreFactory()
@@ -137,7 +137,7 @@ class Silo:
         kind: str = "train",
         run_id: int = 0,
     ) -> list[str]:
-        """Store a message for the app as a SuperNode does; the command with which a SuperExec starts its task.
+        """Store a message for the app as a SuperNode does; the command with which it starts the task.
 
         Each is of a run of its own, where none is named.
         """

@@ -1,9 +1,9 @@
 """Warm silos: each ClientApp message runs in a process forked from one that has its imports done.
 
-A SuperExec starts a `flwr-clientapp` process for every message; 3 s of that are imports. With the directory of
+A SuperNode starts a `flwr-clientapp` process for every message; 3 s of that are imports. With the directory of
 `install_shim` first on its PATH it starts `shim.py` instead, which hands the task to a *parent* over a Unix socket::
 
-    SuperExec -> shim.py  ~~socket~~  parent.py (imports done, never runs a task)
+    SuperNode -> shim.py  ~~socket~~  parent.py (imports done, never runs a task)
                       ~~~~~~~~~~~~~~~~~~~  `- minder.py, one per message (forked)
                                                 `- worker.py (forked): Flower's own clientapp entry
                                                    ~~socket~~  resident.py, one per run: the app

@@ -116,7 +116,7 @@ class Watch:
                 self.note.update(json.loads(line))
 
     def _forward_signals(self) -> None:
-        """A byte of the shim is the number of a signal that it got; its end is the SuperExec's."""
+        """A byte of the shim is the number of a signal that it got; its end is the SuperNode's."""
         try:
             data = self.shim.recv(64)
         except OSError:
@@ -128,7 +128,7 @@ class Watch:
                 os.kill(self.worker, number)
         if not data:
             self.watched.remove(self.shim)
-            self._end("ClientApp process ended with its SuperExec")
+            self._end("ClientApp process ended with its SuperNode")
 
     def _look_at_the_clock(self) -> None:
         if self.ends is not None and time.monotonic() >= self.ends:

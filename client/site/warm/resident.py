@@ -9,7 +9,7 @@ so and ends, and that worker runs the app in its own process, as it does whereve
 run or app is seen by another, and each message is pulled, checked and written down in a process of its own.
 
 The keeper ends the resident when its worker hangs up (a signal, the message's time to live), after idle minutes, when
-memory is short, and when the silo's SuperExec or the warm parent is gone. It tells the worker how a resident died, and
+memory is short, and when the silo's SuperNode or the warm parent is gone. It tells the worker how a resident died, and
 the worker dies alike: the minder answers that message, and the next one finds no keeper and forks one. The resident
 itself ends after an answer that is an error.
 
@@ -175,8 +175,8 @@ def keep(listener: socket.socket, path: Path, warm: Path) -> NoReturn:
             channel.close()
             reside(residents, null)
         residents.close()
-        superexec = os.pidfd_open(int(os.environ["SILOFL_SUPEREXEC"]))
-        Keeper(resident, channel, listener, superexec, warm).follow()
+        starter = os.pidfd_open(int(os.environ["SILOFL_STARTED_BY"]))
+        Keeper(resident, channel, listener, starter, warm).follow()
         path.unlink(missing_ok=True)  # while it still listens: whoever comes next finds it gone, and binds it anew
     os._exit(0)
 
@@ -185,9 +185,9 @@ class Keeper:
     """A resident, and the worker whose question it answers."""
 
     def __init__(
-        self, resident: int, channel: socket.socket, listener: socket.socket, superexec: int, warm: Path
+        self, resident: int, channel: socket.socket, listener: socket.socket, starter: int, warm: Path
     ) -> None:
-        self.resident, self.channel, self.listener, self.superexec = resident, channel, listener, superexec
+        self.resident, self.channel, self.listener, self.starter = resident, channel, listener, starter
         self.warm = warm
         self.worker: socket.socket | None = None
         self.patience, self.idle_since = idle_seconds(), time.monotonic()
@@ -196,11 +196,11 @@ class Keeper:
         """Until the resident has ended, or is to; then end it."""
         goes_on = True
         while goes_on:
-            watched: list[Any] = [self.channel, self.listener, self.worker or self.superexec]
+            watched: list[Any] = [self.channel, self.listener, self.worker or self.starter]
             ready = select.select(watched, [], [], LOOK_SECONDS)[0]
             if self.channel in ready:
                 goes_on = self._pass_on_word()
-            elif self.worker in ready or self.superexec in ready:
+            elif self.worker in ready or self.starter in ready:
                 goes_on = False  # the one has hung up, the other ended
             elif self.listener in ready:
                 self._take_question()

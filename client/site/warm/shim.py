@@ -1,4 +1,4 @@
-"""`flwr-clientapp` as a SuperExec finds it first on PATH: hands the task to the warm parent (`parent.py`).
+"""`flwr-clientapp` as a SuperNode finds it first on PATH: hands the task to the warm parent (`parent.py`).
 
 Run as a script by ``python -I -S`` (no site-packages, a few milliseconds), never imported. It gives its
 arguments, environment, working directory, umask and standard streams to the parent over a Unix socket,
@@ -17,7 +17,7 @@ import socket
 import sys
 
 READY_SECONDS = 30.0  # a parent that is still importing answers within this time; imports take about 5 s
-LOOK_SECONDS = 1.0  # how often to see whether the SuperExec that started us is still there
+LOOK_SECONDS = 1.0  # how often to see whether the SuperNode that started us is still there
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMMAND = [sys.executable, "-P", os.path.join(os.path.dirname(HERE), "private.py"), "warm.commands"]
@@ -27,7 +27,7 @@ def main() -> None:
     """Run one task warm, or cold where that fails."""
     mask = os.umask(0)
     os.umask(mask)
-    environment = {**os.environ, "SILOFL_SUPEREXEC": str(os.getppid())}  # what stays for the next message ends with it
+    environment = {**os.environ, "SILOFL_STARTED_BY": str(os.getppid())}  # what stays for the next message ends with it
     request = {"argv": sys.argv[1:], "env": environment, "cwd": os.getcwd(), "umask": mask}
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     connection = None
@@ -96,7 +96,7 @@ def follow(connection: socket.socket) -> None:
     data = b""
     while len(data) < 4:
         if os.getppid() != started_by:
-            os._exit(1)  # the SuperExec is gone; hanging up makes the parent end the task
+            os._exit(1)  # the SuperNode is gone; hanging up makes the parent end the task
         if select.select([connection], [], [], LOOK_SECONDS)[0]:
             part = connection.recv(4)
             if not part:

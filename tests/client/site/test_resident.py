@@ -114,7 +114,7 @@ def test_it_ends_with_its_message(silo: Silo, how: str) -> None:
     process.communicate(timeout=30)
     wait_until(lambda: gone(first))
     wait_until(silo.replied)
-    assert ("ended with its SuperExec" if how == "shim" else "end of the message's time to live") in silo.reason()
+    assert ("ended with its SuperNode" if how == "shim" else "end of the message's time to live") in silo.reason()
 
 
 def test_where_the_keeper_dies_the_worker_runs_the_app(silo: Silo) -> None:
@@ -177,7 +177,7 @@ def test_it_ends_when_it_has_waited_and_with_the_parent(silo: Silo, tmp_path: Pa
     wait_until(lambda: not list(tmp_path.glob("warm.sock.*[0-9]")))
 
 
-def test_it_ends_with_its_superexec(silo: Silo) -> None:
+def test_it_ends_with_its_supernode(silo: Silo) -> None:
     """Here a shell, which ends after the message."""
     shell = silo.start(["sh", "-c", '"$@"; true', "sh", *silo.message(silo.app("one"), run_id=ONE)])
     shell.communicate(timeout=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -11,20 +12,17 @@ from pathlib import Path
 
 import pytest
 from flwr.client.grpc_rere_client import connection
-from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTERVAL
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, HEARTBEAT_MIN_INTERVAL, SubStatus
 from flwr.supercore import heartbeat
+from flwr.supercore.constant import TaskType
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.tls import get_client_tls_args
 from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from client.site import supernode
-from client.site.supernode import (
-    AGAIN_SECONDS,
-    BUSY_SECONDS,
-    HEARTBEAT_SECONDS,
-    POLL_SECONDS,
-    REPLY_SECONDS,
-    Clock,
-    Executor,
-)
+from client.site.flower import internal
+from client.site.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock, Executor
 from client.site.warm.install import install_shim
 
 
@@ -73,32 +71,60 @@ def test_flower_sleeps_where_we_think_it_does() -> None:
     assert "import time\n" in source
 
 
-def test_a_superexec_that_died_is_started_again(capsys: pytest.CaptureFixture[str]) -> None:
-    """At most every five seconds; as Flower starts it, with nothing but a command."""
-    hours = Hours()
-    executor = Executor(lambda: hours.now)
-    executor.look()  # none has been started yet
-    first = executor.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    executor.look()
-    first.kill()
-    first.wait()
-    executor.look()  # it was started a moment ago
-    assert not capsys.readouterr().out
-    hours.now += AGAIN_SECONDS
-    executor.look()
-    second = executor._process
-    assert second is not None and second is not first and second.poll() is None and second.args == first.args
-    assert "the silo's SuperExec has ended (exit code -9); it is started again" in capsys.readouterr().out
-    executor.look()
-    assert executor._process is second
-    second.kill()
-    second.wait()
+@pytest.fixture
+def state() -> InMemoryNodeState:
+    state = InMemoryNodeState(InMemoryObjectStore())
+    state.set_node_id(1)
+    return state
+
+
+def test_a_task_has_its_process_at_once(
+    state: InMemoryNodeState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what Flower would give to its SuperExec; a task has one process, and a process that ended is let go of."""
+    (tmp_path / "flwr-clientapp").write_text('#!/bin/sh\necho "$@" >> "$SAID"\n')
+    (tmp_path / "flwr-clientapp").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    executor = Executor()
+    executor.Popen(["flower-superexec", "--insecure", "--runtime-api-address", "here:1", "--parent-pid", "7"])
+    executor.start(state)  # there is none
+    task = state.create_task(task_type=TaskType.CLIENT_APP, run_id=7, fab_hash="f" * 64)
+    assert task is not None
+    executor.start(state)
+    executor.start(state)
+    while executor._processes:
+        executor.look()
+    (line,) = (tmp_path / "said").read_text().splitlines()
+    *options, token = line.split()
+    assert options == ["--insecure", "--runtime-api-address", "here:1", "--parent-pid", "7", "--token"]
+    found = state.get_task_by_token(token)
+    assert found is not None and found.task_id == task
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(TaskType.AGENT_APP, "this silo runs no flwr-agentapp"), (TaskType.CLIENT_APP, "no process for the ClientApp: ")],
+)
+def test_a_task_that_gets_no_process_ends_with_the_reason(
+    state: InMemoryNodeState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: TaskType, why: str
+) -> None:
+    """Flower's SuperExec runs whatever a server sends: of other kinds of apps nobody would ask pins and policy."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state.create_task(task_type=kind, run_id=7, fab_hash="f" * 64)
+    Executor().start(state)
+    (task,) = state.get_tasks()
+    assert task.status.sub_status == SubStatus.FAILED and task.status.details.startswith(why)
 
 
 def test_flower_starts_its_superexec_where_we_think_it_does() -> None:
     source = inspect.getsource(start_client_internal)
     assert re.findall(r"subprocess\.\w+\(.*\)", source) == ["subprocess.Popen(command)"]
     assert "import subprocess\n" in source
+    command = source.partition('command = ["flower-superexec"]')[2].partition("subprocess.Popen")[0]
+    options = {*re.findall(r'"(--[\w-]+)"', command + inspect.getsource(get_client_tls_args))}
+    assert {"--insecure", "--root-certificates", "--runtime-api-address", "--parent-pid"} <= options
+    assert options <= internal("clientapp_parser")()._option_string_actions.keys()
 
 
 def test_the_shim_takes_flowers_own_options(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> 
 
 
 @pytest.mark.timeout(60)
-def test_a_superexec_that_outlives_its_supernode_is_ended(supervision: Supervision) -> None:
+def test_what_outlives_a_supernode_is_ended(supervision: Supervision) -> None:
     """It has the SuperNode's output, which is read to its end: this returns because the child was ended."""
     script = "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
     with pytest.raises(RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"):

@@ -131,10 +131,10 @@ def test_the_child_ends_with_its_shim(warm_silo: Silo) -> None:
     wait_until(lambda: gone(pid))
     wait_until(warm_silo.replied)
     process.communicate()
-    assert "ended with its SuperExec" in warm_silo.reason()
+    assert "ended with its SuperNode" in warm_silo.reason()
 
 
-def test_the_child_ends_with_its_superexec(warm_silo: Silo) -> None:
+def test_the_child_ends_with_its_supernode(warm_silo: Silo) -> None:
     """The shim's parent, here a shell, goes away without a word."""
     command = warm_silo.message(warm_silo.app("one"), "waits")
     shell = warm_silo.start(["sh", "-c", '"$@"; true', "sh", *command])

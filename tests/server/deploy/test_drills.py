@@ -91,7 +91,6 @@ def victims(who: str, standing: int) -> list[int]:
     return {
         "worker": [standing],
         "warm parent": [local.status(running)["warm"]["pid"]],
-        "SuperExec": [p.pid for p in silo if "flower-superexec" in p.command],
         "SuperNode": [p.pid for p in silo if "private.py supernode" in p.command],
         "ServerApp": [p.pid for p in server if "flwr-serverapp" in p.command],
         "SuperLink": [p.pid for p in server if "server.deploy.superlink" in p.command],
@@ -109,7 +108,7 @@ def kill(pids: list[int]) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("who", ["worker", "SuperExec", "warm parent", "SuperNode"])
+@pytest.mark.parametrize("who", ["worker", "warm parent", "SuperNode"])
 def test_a_silos_process_is_killed_in_each_phase(
     gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
 ) -> None:
@@ -126,8 +125,6 @@ def test_a_silos_process_is_killed_in_each_phase(
         now = max(n for n in range(1, settings["rounds"]) if reached(out, n)()) + 1
         kill(victims(who, standing))
         since = time.monotonic()
-        if who == "SuperExec":
-            time.sleep(3.0)  # the worker still has that long to go
         gate.open()
         if who == "SuperNode":
             named(out, "hospital-02 is gone; waits for it", since, times=number)
@@ -136,9 +133,9 @@ def test_a_silos_process_is_killed_in_each_phase(
         print(f"{who} {phase}: round {now} ended after {time.monotonic() - since:.0f} s")
     finish(follower)
     print(f"rounds lost: {sorted(left_out(out))}")
-    if who in ("worker", "SuperExec"):
+    if who == "worker":
         assert {silo for _, silo in left_out(out)} == {"hospital-02"} and len(left_out(out)) == len(IN_A_WORKER)
-        assert who == "SuperExec" or text_of(out / "progress.jsonl").count("SIGKILL") == len(IN_A_WORKER)
+        assert text_of(out / "progress.jsonl").count("SIGKILL") == len(IN_A_WORKER)
         last = {r.silo for r in History(out / "history.csv").rows if r.round == settings["rounds"] and r.split}
         assert last == {"hospital-01", "hospital-02", "hospital-03"}
     else:
