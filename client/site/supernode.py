@@ -15,16 +15,22 @@ It also says more often that it is alive, so that whoever waits for a silo that 
 Run by `private.py`, with the arguments of `flower-supernode`; `warm.install` puts it first on a silo's PATH.
 """
 
+import contextlib
 import os
+import select
+import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from . import replying, transfers
 from .flower import internal
+from .warm import shim
+from .warm.sockets import connect_to
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
@@ -40,11 +46,12 @@ class Executor:
 
     def __init__(self) -> None:
         self._options: Sequence[str] = ()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._request: dict[str, object] = {}  # of each task, but for its arguments
+        self._tasks: list[subprocess.Popen[bytes] | socket.socket] = []  # processes, or lines to minders
 
     def Popen(self, command: Sequence[str]) -> None:
         """Flower starts its SuperExec, whose options are those of the processes that it would start."""
-        self._options = command[1:]
+        self._options, self._request = command[1:], shim.request(os.getpid())
 
     def start(self, state: Any) -> None:
         """Start a process for each task that has none; ``state`` is the SuperNode's NodeState.
@@ -57,14 +64,39 @@ class Executor:
                 state.finish_task(task.task_id, failed, f"this silo runs no {task.type}")
                 continue
             try:
-                command = [CLIENT_APP, *self._options, "--token", str(state.claim_task(task.task_id))]
-                self._processes.append(subprocess.Popen(command))
+                options = [*self._options, "--token", str(state.claim_task(task.task_id))]
+                warm = warm_task(self._request | {"argv": options})
+                self._tasks.append(warm or subprocess.Popen([CLIENT_APP, *options]))
             except OSError as error:
                 state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
 
     def look(self) -> None:
         """Let go of processes that have ended."""
-        self._processes = [process for process in self._processes if process.poll() is None]
+        self._tasks = [task for task in self._tasks if not has_ended(task)]
+
+
+def warm_task(request: dict[str, object]) -> socket.socket | None:
+    """The line to the minder of a task that the warm parent has taken over, which ends with this process.
+
+    None where there is no parent: `shim.py`, which is then started, starts the task cold, and a parent.
+    """
+    path = os.environ.get("SILOFL_WARM_SOCKET", "")
+    try:
+        return shim.hand_over(request, connect_to(Path(path)), shim.READY_SECONDS) if path else None
+    except OSError:
+        return None
+
+
+def has_ended(task: subprocess.Popen[bytes] | socket.socket) -> bool:
+    """Whether a task's process has; what is left of it is let go."""
+    if isinstance(task, subprocess.Popen):
+        return task.poll() is not None
+    if not select.select([task], [], [], 0)[0]:
+        return False
+    with task, contextlib.suppress(OSError):
+        if not task.recv(4):
+            print(shim.MINDER_DIED, file=sys.stderr, flush=True)
+    return True
 
 
 class Clock:

@@ -127,7 +127,17 @@ class Silo:
         content = build_fab_from_disk(folder)
         return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
-    def message(
+    def message(self, fab: Fab, *args: Any, **kwargs: Any) -> list[str]:
+        """As :meth:`store_message`; the command that starts the message's task."""
+        token = self.state.claim_task(self.store_message(fab, *args, **kwargs))
+        assert token is not None
+        return ["flwr-clientapp", *self.options, "--token", token]
+
+    @property
+    def options(self) -> list[str]:
+        return ["--runtime-api-address", self.address, "--insecure"]
+
+    def store_message(
         self,
         fab: Fab,
         behaviour: str = "",
@@ -136,11 +146,8 @@ class Silo:
         run_config: dict[str, Any] | None = None,
         kind: str = "train",
         run_id: int = 0,
-    ) -> list[str]:
-        """Store a message for the app as a SuperNode does; the command with which it starts the task.
-
-        Each is of a run of its own, where none is named.
-        """
+    ) -> int:
+        """Store a message for the app as a SuperNode does; its task. Each is of a run of its own, if none is named."""
         self.messages += 1
         run_id = run_id or RUN + self.messages
         run = Run.create_empty(run_id)
@@ -166,9 +173,7 @@ class Silo:
         _insert_message(make_message(metadata=metadata, content=content), self.state, self.store)
         task = self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=run_id, fab_hash=fab.hash_str)
         assert task is not None
-        token = self.state.claim_task(task)
-        assert token is not None
-        return ["flwr-clientapp", "--runtime-api-address", self.address, "--token", token, "--insecure"]
+        return task
 
     def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

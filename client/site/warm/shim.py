@@ -1,10 +1,12 @@
-"""`flwr-clientapp` as a SuperNode finds it first on PATH: hands the task to the warm parent (`parent.py`).
+"""`flwr-clientapp` as it is found first on PATH: hands the task to the warm parent (`parent.py`).
 
-Run as a script by ``python -I -S`` (no site-packages, a few milliseconds), never imported. It gives its
-arguments, environment, working directory, umask and standard streams to the parent over a Unix socket,
-stays in the foreground for as long as the task runs, forwards signals, and ends as the task ended: with
-its exit code, or by its signal. When the parent cannot be reached the task runs all the same, in a fresh
-process that does its own imports (`commands.py once`), after a warning and after a new parent was started.
+Run as a script by ``python -I -S`` (no site-packages, a few milliseconds). It gives its arguments, environment,
+working directory, umask and standard streams to the parent over a Unix socket, stays in the foreground for as
+long as the task runs, forwards signals, and ends as the task ended: with its exit code, or by its signal. When
+the parent cannot be reached the task runs all the same, in a fresh process that does its own imports
+(`commands.py once`), after a warning and after a new parent was started.
+
+Our SuperNode (`../supernode.py`) hands over without this process, and starts it where there is no parent.
 """
 
 import array
@@ -19,28 +21,34 @@ import sys
 READY_SECONDS = 30.0  # a parent that is still importing answers within this time; imports take about 5 s
 LOOK_SECONDS = 1.0  # how often to see whether the SuperNode that started us is still there
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MINDER_DIED = "ERROR: the warm parent's minder of this task died, and the task with it"
 HERE = os.path.dirname(os.path.abspath(__file__))
 COMMAND = [sys.executable, "-P", os.path.join(os.path.dirname(HERE), "private.py"), "warm.commands"]
 
 
 def main() -> None:
     """Run one task warm, or cold where that fails."""
-    mask = os.umask(0)
-    os.umask(mask)
-    environment = {**os.environ, "SILOFL_STARTED_BY": str(os.getppid())}  # what stays for the next message ends with it
-    request = {"argv": sys.argv[1:], "env": environment, "cwd": os.getcwd(), "umask": mask}
+    asked = request(os.getppid()) | {"argv": sys.argv[1:]}
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     connection = None
     if path:
         try:
-            connection = hand_over(request, connect(path), READY_SECONDS)
+            connection = hand_over(asked, connect(path), READY_SECONDS)
         except OSError as error:
             reason = str(error) or type(error).__name__
             print(f"WARNING: no warm start, {path}: {reason}; using Flower's own start", file=sys.stderr)
             respawn(path)
     if connection is None:
-        connection = hand_over(request, start_once(), None)
+        connection = hand_over(asked, start_once(), None)
     follow(connection)
+
+
+def request(started_by: int) -> "dict[str, object]":
+    """What a task takes over of this process; what stays for the next message ends with process `started_by`."""
+    mask = os.umask(0)
+    os.umask(mask)
+    environment = {**os.environ, "SILOFL_STARTED_BY": str(started_by)}
+    return {"env": environment, "cwd": os.getcwd(), "umask": mask}
 
 
 def connect(path: str) -> socket.socket:
@@ -65,9 +73,9 @@ def start_once() -> socket.socket:
     return connection
 
 
-def hand_over(request: "dict[str, object]", connection: socket.socket, seconds: "float | None") -> socket.socket:
+def hand_over(asked: "dict[str, object]", connection: socket.socket, seconds: "float | None") -> socket.socket:
     """Send the request with our standard streams; OSError unless the other side is ready within `seconds`."""
-    text = json.dumps(request).encode()
+    text = json.dumps(asked).encode()
     data = len(text).to_bytes(4, "big") + text
     try:
         connection.settimeout(seconds)
@@ -100,7 +108,7 @@ def follow(connection: socket.socket) -> None:
         if select.select([connection], [], [], LOOK_SECONDS)[0]:
             part = connection.recv(4)
             if not part:
-                print("ERROR: the warm parent's minder of this task died, and the task with it", file=sys.stderr)
+                print(MINDER_DIED, file=sys.stderr)
                 os._exit(1)
             data += part
     code = int.from_bytes(data, "big", signed=True)

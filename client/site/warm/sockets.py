@@ -28,11 +28,11 @@ def parent_pid(socket_path: Path) -> int | None:
 def listen(path: Path) -> socket.socket:
     """The socket at which shims call, for this user alone."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with folder_of(path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path.name)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    with address(path) as short:
         mask = os.umask(0o177)
-        listener.bind(path.name)
+        listener.bind(short)
         os.umask(mask)
     # Shims that come while the imports run wait in the backlog: no slower than a start of their own.
     listener.listen(1024)
@@ -43,8 +43,8 @@ def connect_to(path: Path) -> socket.socket:
     """A connection to whoever listens at a socket. Raises OSError where nobody does."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with folder_of(path):
-            connection.connect(path.name)
+        with address(path) as short:
+            connection.connect(short)
     except OSError:
         connection.close()
         raise
@@ -52,11 +52,10 @@ def connect_to(path: Path) -> socket.socket:
 
 
 @contextlib.contextmanager
-def folder_of(path: Path) -> Iterator[None]:
-    """Work in a file's folder: a Unix socket's address is at most 107 bytes, a path may be longer."""
-    here = os.getcwd()
-    os.chdir(path.parent)
+def address(path: Path) -> Iterator[str]:
+    """A way to a socket's file by its folder's descriptor: it may have 107 bytes, and a path may be longer."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield
+        yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
-        os.chdir(here)
+        os.close(folder)

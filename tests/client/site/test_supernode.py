@@ -85,6 +85,7 @@ def test_a_task_has_its_process_at_once(
     (tmp_path / "flwr-clientapp").write_text('#!/bin/sh\necho "$@" >> "$SAID"\n')
     (tmp_path / "flwr-clientapp").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("SILOFL_WARM_SOCKET", raising=False)
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
     executor = Executor()
     executor.Popen(["flower-superexec", "--insecure", "--runtime-api-address", "here:1", "--parent-pid", "7"])
@@ -93,7 +94,7 @@ def test_a_task_has_its_process_at_once(
     assert task is not None
     executor.start(state)
     executor.start(state)
-    while executor._processes:
+    while executor._tasks:
         executor.look()
     (line,) = (tmp_path / "said").read_text().splitlines()
     *options, token = line.split()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,7 @@ from tiny import write_silo
 
 from client.site import audit, leaving, private
 from client.site.apps import listed
+from client.site.supernode import Executor
 from client.site.warm.install import parent_command
 from client.site.warm.pins import AppRefusedError, check_pin, content_sum
 from client.site.warm.sockets import parent_pid
@@ -121,6 +123,57 @@ def test_a_hung_child_ends_with_the_messages_time_to_live(warm_silo: Silo) -> No
     assert gone(pid) and process.returncode == -signal.SIGKILL  # it ignores SIGTERM
     assert "time to live is over" in err
     assert "end of the message's time to live" in warm_silo.reason()
+
+
+def supernode_of(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    """What our SuperNode starts its tasks with, in this process."""
+    for key, value in silo.environment.items():
+        monkeypatch.setenv(key, value)
+    executor = Executor()
+    executor.Popen(["flower-superexec", *silo.options])
+    return executor
+
+
+def idle(executor: Executor) -> bool:
+    executor.look()
+    return not executor._tasks
+
+
+def test_our_supernode_needs_no_shim(warm_silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = supernode_of(warm_silo, monkeypatch)
+    warm_silo.store_message(warm_silo.app("one"))
+    executor.start(warm_silo.state)
+    (line,) = executor._tasks
+    assert isinstance(line, socket.socket)
+    wait_until(warm_silo.replied)
+    wait_until(lambda: idle(executor))
+    assert warm_silo.facts()["warm"]
+
+
+def test_where_no_parent_is_our_supernode_starts_the_shim(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    executor = supernode_of(silo, monkeypatch)
+    silo.store_message(silo.app("one"))
+    executor.start(silo.state)
+    (process,) = executor._tasks
+    assert isinstance(process, subprocess.Popen) and process.wait(timeout=60) == 0
+    assert not silo.facts()["warm"] and "WARNING: no warm start" in capfd.readouterr().err
+    assert idle(executor)
+
+
+def test_a_child_ends_with_the_line_to_its_supernode(warm_silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It closes where the SuperNode dies, however."""
+    executor = supernode_of(warm_silo, monkeypatch)
+    warm_silo.store_message(warm_silo.app("one"), "hangs")
+    executor.start(warm_silo.state)
+    pid = warm_silo.app_pid()
+    (line,) = executor._tasks
+    assert isinstance(line, socket.socket)
+    line.close()
+    wait_until(lambda: gone(pid))
+    wait_until(warm_silo.replied)
+    assert "ended with its SuperNode" in warm_silo.reason()
 
 
 def test_the_child_ends_with_its_shim(warm_silo: Silo) -> None:
