@@ -1,20 +1,21 @@
 """Warm silos: each ClientApp message runs in a process forked from one that has its imports done.
 
-A SuperNode starts a `flwr-clientapp` process for every message; 3 s of that are imports. With the directory of
-`install_shim` first on its PATH it starts `shim.py` instead, which hands the task to a *parent* over a Unix socket::
+Flower starts a `flwr-clientapp` process for every message; 3 s of that are imports. Our SuperNode (`../supernode.py`)
+hands the task to a *parent* over a Unix socket instead. So does `shim.py`, the `flwr-clientapp` that a SuperNode of
+Flower's own finds first on its PATH, and ours starts where there is no parent::
 
-    SuperNode -> shim.py  ~~socket~~  parent.py (imports done, never runs a task)
+    SuperNode or shim.py  ~~socket~~  parent.py (imports done, never runs a task)
                       ~~~~~~~~~~~~~~~~~~~  `- minder.py, one per message (forked)
                                                 `- worker.py (forked): Flower's own clientapp entry
                                                    ~~socket~~  resident.py, one per run: the app
 
-The parent only accepts and forks. The minder waits for the worker: it forwards the shim's signals, ends the worker when
-the shim is gone or when the message's time to live is over, answers the message with an error where the worker died
-without a reply (killed for memory, a crash in native code), so that the silo is free at once instead of after Flower's
-heartbeat timeout, and tells the shim how the worker ended. Every message has a process of its own, as in Flower, that
-pulls it, asks pins and policy, writes down what leaves and sends it; the app itself runs in one that stays for the
-run's next message. A parent's death touches no running message. Where no parent answers, the shim starts a minder by
-itself, which forks a worker that does its own imports.
+The parent only accepts and forks. The minder waits for the worker: it forwards a shim's signals, ends the worker when
+who handed it over is gone or when the message's time to live is over, answers the message with an error where the
+worker died without a reply (killed for memory, a crash in native code), so that the silo is free at once instead of
+after Flower's heartbeat timeout, and tells the shim how the worker ended. Every message has a process of its own, as in
+Flower, that pulls it, asks pins and policy, writes down what leaves and sends it; the app itself runs in one that stays
+for the run's next message. A parent's death touches no running message. Where no parent answers, the shim starts a
+minder by itself, which forks a worker that does its own imports.
 
 Read in this order: `shim.py` and `parent.py`, which meet at the socket; `minder.py` with `handover.py` (what comes over
 the socket) and `reply.py` (what it says for a worker that died); `worker.py` with `wrappers.py` (what we change in
