@@ -110,10 +110,10 @@ def unanswered(state: Any, store: Any) -> list[Any]:
     return [message for message in messages if message.metadata.message_id not in answered]
 
 
-def is_whole(reply: Any, store: Any) -> bool:
-    """Whether all parts of a reply have arrived from the ClientApp's process."""
+def is_whole(message: Any, store: Any) -> bool:
+    """Whether all parts of a message have come: of a reply, from the ClientApp's process."""
     try:
-        tree = store.get_object_tree(reply.metadata.message_id)
+        tree = store.get_object_tree(message.metadata.message_id)
     except Exception:  # a part of it was taken away again, with the push session that it came in
         return False
     return all(store.get(name) for name in names_in(tree))

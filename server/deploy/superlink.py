@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from client.site.flower import internal
+from client.site.replying import is_whole
 
 WAIT_SECONDS = 2.0  # for a message, before the answer is that there is none
 LOOK_SECONDS = 0.05  # between two looks: into this process's own memory
@@ -67,17 +68,17 @@ def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
     return pull_messages
 
 
-def messages_to(state: Any, node: int) -> list[tuple[str, Any]]:
-    """Numbers and metadata of all messages to a node that wait for it or for its reply."""
+def messages_to(state: Any, node: int) -> list[Any]:
+    """All messages to a node that wait for it or for its reply."""
     with state.lock:
-        found = [(name, message.metadata) for name, message in state.message_ins_store.items()]
-    return [(name, metadata) for name, metadata in found if metadata.dst_node_id == node]
+        found = list(state.message_ins_store.values())
+    return [message for message in found if message.metadata.dst_node_id == node]
 
 
 def has_message(state: Any, store: Any, node: int) -> bool:
     """Whether a message to the node has come with all its parts; for one of them the SuperNode would wait a second."""
-    new = [name for name, metadata in messages_to(state, node) if not metadata.delivered_at]
-    return any(all(store.get(part) for part in parts(store, name)) for name in new)
+    new = (message for message in messages_to(state, node) if not message.metadata.delivered_at)
+    return any(is_whole(message, store) for message in new)
 
 
 def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
@@ -85,23 +86,21 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
 
     ``times``: how often each has been given again.
     """
-    for name, metadata in messages_to(state, node):
-        if metadata.delivered_at and times[name] < MOST_TIMES and any(parts(store, name)):
+    for message in messages_to(state, node):
+        name = message.metadata.message_id
+        if message.metadata.delivered_at and times[name] < MOST_TIMES and is_here(store, name):
             times[name] += 1
             logging.getLogger("flwr").info("node %d did not get message %s; it is given to it again", node, name)
-            metadata.delivered_at = ""
+            message.metadata.delivered_at = ""
 
 
-def parts(store: Any, message: str) -> Iterator[str]:
-    """The names of a message's parts in the store; none where it is not there any more."""
+def is_here(store: Any, message: str) -> bool:
+    """Whether the store has parts of a message still."""
     try:
-        trees = [store.get_object_tree(message)]
+        store.get_object_tree(message)
     except internal("NoObjectInStoreError"):
-        return
-    while trees:
-        tree = trees.pop()
-        yield tree.object_id
-        trees += tree.children
+        return False
+    return True
 
 
 if __name__ == "__main__":
