@@ -51,7 +51,8 @@ class Executor:
 
     def Popen(self, command: Sequence[str]) -> None:
         """Flower starts its SuperExec, whose options are those of the processes that it would start."""
-        self._options, self._request = command[1:], shim.request(os.getpid())
+        self._options = command[1:]
+        self._request = shim.request([], SILOFL_STARTED_BY=str(os.getpid()))
 
     def start(self, state: Any) -> None:
         """Start a process for each task that has none; ``state`` is the SuperNode's NodeState.

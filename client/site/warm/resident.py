@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 from ..flower import internal
 from .handover import adopt, peer
+from .shim import request
 from .sockets import connect_to, listen, parent_pid
 
 IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES says otherwise, 0: no process stays
@@ -120,13 +121,10 @@ class Resident:
         Raises ResidentDied.
         """
         identity = {name: getattr(internal("TaskIdentity"), name) for name in IDENTITY}
-        mask = os.umask(0)
-        os.umask(mask)
-        looks = {"argv": [], "env": dict(os.environ), "cwd": os.getcwd(), "umask": mask}
-        request = {"fab": tuple(fab), "identity": identity, "looks": looks}
+        asked = {"fab": tuple(fab), "identity": identity, "looks": request([]), "message": message, "context": context}
         idle = AFTER_LAST_SECONDS if is_last(message, context) else idle_seconds()
         with shared_memory() as question, shared_memory() as answer:
-            pickle.dump(request | {"message": message, "context": context}, question, protocol=5)
+            pickle.dump(asked, question, protocol=5)
             question.seek(0)
             fds = [question.fileno(), answer.fileno(), 0, 1, 2]
             try:

@@ -28,7 +28,7 @@ COMMAND = [sys.executable, "-P", os.path.join(os.path.dirname(HERE), "private.py
 
 def main() -> None:
     """Run one task warm, or cold where that fails."""
-    asked = request(os.getppid()) | {"argv": sys.argv[1:]}
+    asked = request(sys.argv[1:], SILOFL_STARTED_BY=str(os.getppid()))  # what stays for the next message ends with it
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     connection = None
     if path:
@@ -43,12 +43,11 @@ def main() -> None:
     follow(connection)
 
 
-def request(started_by: int) -> "dict[str, object]":
-    """What a task takes over of this process; what stays for the next message ends with process `started_by`."""
+def request(arguments: "list[str]", **environment: str) -> "dict[str, object]":
+    """What another process needs in order to look like this one (`handover.adopt`), and more of its environment."""
     mask = os.umask(0)
     os.umask(mask)
-    environment = {**os.environ, "SILOFL_STARTED_BY": str(started_by)}
-    return {"env": environment, "cwd": os.getcwd(), "umask": mask}
+    return {"argv": arguments, "env": {**os.environ, **environment}, "cwd": os.getcwd(), "umask": mask}
 
 
 def connect(path: str) -> socket.socket:
