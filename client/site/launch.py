@@ -25,8 +25,7 @@ FLOWER = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-# Of whoever starts the process, where it says something else. How often a SuperExec asks for work: Flower's own second
-# would be part of every round.
+# Of whoever starts the process, where it says something else. How often the server's SuperExec asks for a run to start.
 DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 
