@@ -57,6 +57,16 @@ INTERNALS = {
     "push_task_output": Internal(f"{CLIENTAPP}:push_task_output", "gives a dead worker's task back", NO_ANSWER),
     "make_message": Internal("flwr.app.message:make_message", "the message that a reply refers to", NO_ANSWER),
     "RuntimeHttpClient": Internal("flwr.supercore.runtime:RuntimeHttpClient", "the Runtime API", NO_ANSWER),
+    "runtime_handlers": Internal(
+        "flwr.supernode.servicer.runtime.runtime_handlers",
+        "what the SuperNode answers to a message's process, over a socket",
+        "every call goes by HTTP, and a round takes longer",
+    ),
+    "shared_runtime_handlers": Internal(
+        "flwr.supercore.servicer.runtime.runtime_handlers",
+        "the same, of what a SuperLink answers too",
+        "every call goes by HTTP, and a round takes longer",
+    ),
     "RuntimeTokenHttpInterceptor": Internal(
         "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor", "signs calls of the Runtime API", NO_ANSWER
     ),

@@ -21,15 +21,18 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
 from . import replying, transfers
 from .flower import internal
 from .warm import shim
+from .warm.calls import answer_calls
 from .warm.sockets import connect_to
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
@@ -65,8 +68,9 @@ class Executor:
                 state.finish_task(task.task_id, failed, f"this silo runs no {task.type}")
                 continue
             try:
-                options = [*self._options, "--token", str(state.claim_task(task.task_id))]
-                warm = warm_task(self._request | {"argv": options})
+                token = str(state.claim_task(task.task_id))
+                options = [*self._options, "--token", token]
+                warm = warm_task(self._request | {"argv": options}, state, token)
                 self._tasks.append(warm or subprocess.Popen([CLIENT_APP, *options]))
             except OSError as error:
                 state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
@@ -76,16 +80,23 @@ class Executor:
         self._tasks = [task for task in self._tasks if not has_ended(task)]
 
 
-def warm_task(request: dict[str, object]) -> socket.socket | None:
+def warm_task(request: dict[str, object], state: Any, token: str) -> socket.socket | None:
     """The line to the minder of a task that the warm parent has taken over, which ends with this process.
 
     None where there is no parent: `shim.py`, which is then started, starts the task cold, and a parent.
     """
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
-    try:
-        return shim.hand_over(request, connect_to(Path(path)), shim.READY_SECONDS) if path else None
-    except OSError:
+    if not path:
         return None
+    calls, its_calls = Pipe()
+    try:
+        with its_calls:
+            task = shim.hand_over(request, connect_to(Path(path)), shim.READY_SECONDS, its_calls.fileno())
+    except OSError:
+        calls.close()
+        return None
+    threading.Thread(target=answer_calls, args=(calls, state, token), daemon=True).start()
+    return task
 
 
 def has_ended(task: subprocess.Popen[bytes] | socket.socket) -> bool:

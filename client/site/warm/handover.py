@@ -1,26 +1,27 @@
-"""What a shim hands over: its arguments, environment, directory, umask and standard streams."""
+"""What a shim or a SuperNode hands over: arguments, environment, directory, umask, standard streams; and `calls.py`."""
 
 import json
 import os
 import socket
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 
-def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The shim's request and its three standard streams."""
+def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int], Connection | None]:
+    """The request, its three standard streams, and, of a SuperNode, the socket for calls (`calls.py`)."""
     connection.settimeout(30.0)
     _, uid, _ = peer(connection)
     if uid != os.geteuid():
         raise PermissionError(f"a process of user {uid} asked for a task")
-    data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+    data, fds, _, _ = socket.recv_fds(connection, 1 << 16, 4)
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         part = connection.recv(1 << 16)
         if not part:
             raise ConnectionError("the shim hung up in its request")
         data += part
     request: dict[str, Any] = json.loads(data[4:])
-    return request, list(fds)
+    return request, list(fds[:3]), Connection(fds[3]) if fds[3:] else None
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import traceback
+from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from .handover import adopt, receive_request
@@ -25,11 +26,12 @@ def mind(connection: socket.socket) -> NoReturn:
         os.setsid()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        adopt(*receive_request(connection))
+        request, streams, calls = receive_request(connection)
+        adopt(request, streams)
         connection.sendall(b"R")
         if connection.recv(1) != b"G":
             os._exit(0)  # the shim gave up waiting and starts the task itself
-        code = start_worker(connection).follow()
+        code = start_worker(connection, calls).follow()
         with contextlib.suppress(OSError):  # the shim may be gone
             connection.sendall(code.to_bytes(4, "big", signed=True))
     except BaseException:
@@ -40,8 +42,8 @@ def mind(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
-def start_worker(shim: socket.socket) -> "Watch":
-    """Fork the worker; what watches it. A pipe wakes the watch when the worker ends."""
+def start_worker(shim: socket.socket, calls: Connection | None) -> "Watch":
+    """Fork the worker, who gets `calls`; what watches it. A pipe wakes the watch when the worker ends."""
     report, worker_report = socket.socketpair()
     sys.stderr.flush()
     wake_read, wake_write = os.pipe()
@@ -56,8 +58,10 @@ def start_worker(shim: socket.socket) -> "Watch":
             os.close(fd)
         shim.close()
         report.close()
-        run_worker(worker_report)
+        run_worker(worker_report, calls)
     worker_report.close()
+    if calls is not None:
+        calls.close()
     return Watch(worker, shim, report, wake_read)
 
 

@@ -65,10 +65,11 @@ def idle_seconds() -> float:
     return 60 * max(0.0, float(text))
 
 
-def find_resident(report: socket.socket) -> "Resident | None":
+def find_resident(*private: Any) -> "Resident | None":
     """This silo's keeper, which is forked where there is none; None where no process is to stay.
 
-    Called before anything of Flower's or the app's has run in this process. `report` is the minder's.
+    Called before anything of Flower's or the app's has run in this process. A keeper that is forked
+    lets go of what is `private`.
     """
     warm = os.environ.get("SILOFL_WARM_SOCKET", "")
     try:
@@ -87,7 +88,8 @@ def find_resident(report: socket.socket) -> "Resident | None":
         try:
             with listen(path) as listener:
                 if os.fork() == 0:
-                    report.close()
+                    for other in filter(None, private):
+                        other.close()
                     keep(listener, path, Path(warm))
         except OSError:  # no room, no memory, or no process, for one that stays
             return None

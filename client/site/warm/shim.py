@@ -72,13 +72,17 @@ def start_once() -> socket.socket:
     return connection
 
 
-def hand_over(asked: "dict[str, object]", connection: socket.socket, seconds: "float | None") -> socket.socket:
-    """Send the request with our standard streams; OSError unless the other side is ready within `seconds`."""
+def hand_over(
+    asked: "dict[str, object]", connection: socket.socket, seconds: "float | None", *more: int
+) -> socket.socket:
+    """Send the request with our standard streams, and `more` descriptors; OSError unless the other side is ready within
+    `seconds`.
+    """
     text = json.dumps(asked).encode()
     data = len(text).to_bytes(4, "big") + text
     try:
         connection.settimeout(seconds)
-        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+        sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2, *more]))])
         connection.sendall(data[sent:])
         if connection.recv(1) != b"R":
             raise OSError("it hung up")

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,8 +22,8 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def run_worker(report: socket.socket) -> NoReturn:
-    """Become the `flwr-clientapp` process of one message."""
+def run_worker(report: socket.socket, calls: Connection | None) -> NoReturn:
+    """Become the `flwr-clientapp` process of one message; `report` goes to the minder, `calls` to the SuperNode."""
     os.setsid()
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no worker outlives its minder
     with contextlib.suppress(OSError):  # when memory runs out, rather this process than the SuperNode
@@ -35,7 +36,7 @@ def run_worker(report: socket.socket) -> NoReturn:
     # Of the exit handlers only logging's and the app's own: PyTorch's are for its compiler and cost up to 35 ms.
     atexit._clear()
     atexit.register(logging.shutdown)
-    code = run_task(report, find_resident(report))
+    code = run_task(report, calls, find_resident(report, calls))
     # The interpreter's own shutdown takes half a second with PyTorch loaded; what it does for us is this.
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
@@ -47,10 +48,10 @@ def run_worker(report: socket.socket) -> NoReturn:
     os._exit(code)
 
 
-def run_task(report: socket.socket, resident: Resident | None) -> int:
+def run_task(report: socket.socket, calls: Connection | None, resident: Resident | None) -> int:
     """Flower's clientapp entry on `sys.argv` with our wrappers in it; returns the exit code."""
     try:
-        wrap_flower(report, resident)
+        wrap_flower(report, calls, resident)
         internal("flwr_clientapp")()
     except ResidentDied as death:
         die_like(death.code)

@@ -12,12 +12,14 @@ import json
 import os
 import socket
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ..flower import internal
 from ..leaving import BY_SITE, let_out, task_of
 from ..policy import check_message
+from .calls import client_over
 from .pins import check_pin
 from .resident import Resident
 from .unpack import unpack
@@ -45,7 +47,7 @@ def check_policy(message: Any, context: Any) -> None:
         raise
 
 
-def wrap_flower(report: socket.socket, resident: Resident | None) -> None:
+def wrap_flower(report: socket.socket, calls: Connection | None, resident: Resident | None) -> None:
     """Wrap five functions of Flower's `run_clientapp` (flwr 1.39) in this process.
 
     Raises AttributeError where Flower has moved them: better no task than one without the pins.
@@ -92,6 +94,8 @@ def wrap_flower(report: socket.socket, resident: Resident | None) -> None:
         load = find_load(**options)
         return load if resident is None else lambda *fab: resident.app(load, fab)
 
+    if calls is not None:
+        flower.RuntimeHttpClient = client_over(calls)
     flower.pull_task_input = pull_task_input
     flower.install_from_fab = install_from_fab
     flower.get_load_client_app_fn = get_load_client_app_fn

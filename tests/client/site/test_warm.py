@@ -139,8 +139,10 @@ def idle(executor: Executor) -> bool:
     return not executor._tasks
 
 
-def test_our_supernode_needs_no_shim(warm_silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_supernode_needs_no_shim_and_no_http(warm_silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = supernode_of(warm_silo, monkeypatch)
+    warm_silo.server.should_exit = True  # nobody answers by HTTP
+    warm_silo.thread.join()
     warm_silo.store_message(warm_silo.app("one"))
     executor.start(warm_silo.state)
     (line,) = executor._tasks
