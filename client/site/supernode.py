@@ -4,7 +4,8 @@ answers each (`replying.py`).
 Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks every 0.5 s for its ClientApp's reply.
 Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
 takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower;
-and again at once where the server took its time over the answer, as ours does (``server/deploy/superlink.py``).
+and again at once where the server took its time over the answer, as ours does (``server/deploy/superlink.py``). For a
+reply it looks when the process says that it has done its task.
 
 Flower's SuperNode leaves starting processes to a SuperExec: one more process (120 MB), which asks it for work again and
 again, and would run whatever kind of app the server has sent. Here a message's process starts when the message is
@@ -36,7 +37,7 @@ from .warm.calls import answer_calls
 from .warm.sockets import connect_to
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
-REPLY_SECONDS = 0.1  # for the ClientApp's reply, a look into the SuperNode's own memory
+REPLY_SECONDS = 0.1  # for the reply of a process that calls by HTTP
 BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
 HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
 CLIENT_APP = "flwr-clientapp"  # what Flower calls a message's task, and the command that is started for it
@@ -51,6 +52,7 @@ class Executor:
         self._options: Sequence[str] = ()
         self._request: dict[str, object] = {}  # of each task, but for its arguments
         self._tasks: list[subprocess.Popen[bytes] | socket.socket] = []  # processes, or lines to minders
+        self._done = threading.Event()  # set by a process that a line leads to
 
     def Popen(self, command: Sequence[str]) -> None:
         """Flower starts its SuperExec, whose options are those of the processes that it would start."""
@@ -70,7 +72,7 @@ class Executor:
             try:
                 token = str(state.claim_task(task.task_id))
                 options = [*self._options, "--token", token]
-                warm = warm_task(self._request | {"argv": options}, state, token)
+                warm = warm_task(self._request | {"argv": options}, state, token, self._done)
                 self._tasks.append(warm or subprocess.Popen([CLIENT_APP, *options]))
             except OSError as error:
                 state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
@@ -79,8 +81,14 @@ class Executor:
         """Let go of processes that have ended."""
         self._tasks = [task for task in self._tasks if not has_ended(task)]
 
+    def rest(self, seconds: float) -> None:
+        """Wait for a process that has done its task: `seconds` at most, and less for one that cannot say so."""
+        says_so = all(isinstance(task, socket.socket) for task in self._tasks)
+        self._done.wait(seconds if says_so else min(seconds, REPLY_SECONDS))
+        self._done.clear()
 
-def warm_task(request: dict[str, object], state: Any, token: str) -> socket.socket | None:
+
+def warm_task(request: dict[str, object], state: Any, token: str, done: threading.Event) -> socket.socket | None:
     """The line to the minder of a task that the warm parent has taken over, which ends with this process.
 
     None where there is no parent: `shim.py`, which is then started, starts the task cold, and a parent.
@@ -95,7 +103,7 @@ def warm_task(request: dict[str, object], state: Any, token: str) -> socket.sock
     except OSError:
         calls.close()
         return None
-    threading.Thread(target=answer_calls, args=(calls, state, token), daemon=True).start()
+    threading.Thread(target=answer_calls, args=(calls, state, token, done), daemon=True).start()
     return task
 
 
@@ -112,15 +120,16 @@ def has_ended(task: subprocess.Popen[bytes] | socket.socket) -> bool:
 
 
 class Clock:
-    """The module `time` for Flower's loop, with shorter sleeps; `each` is called before every one."""
+    """The module `time` for Flower's loop: sleeps are shorter, `rest` is that for a reply, `each` comes before all."""
 
     def __init__(
         self,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
+        rest: Callable[[float], None] = time.sleep,
         each: Callable[[], None] = lambda: None,
     ) -> None:
-        self._sleep, self._now, self._each = sleep, now, each
+        self._sleep, self._now, self._rest, self._each = sleep, now, rest, each
         self._last_message = -BUSY_SECONDS
         self._asked = now()  # when it went on to ask, or to do what the message asks for
 
@@ -132,7 +141,7 @@ class Clock:
         self._each()
         if seconds < IDLE_SECONDS:
             self._last_message = self._now()
-            self._sleep(min(seconds, REPLY_SECONDS))
+            self._rest(seconds)
         elif self._now() - self._asked >= WAITED_SECONDS:
             pass
         elif self._now() - self._last_message < BUSY_SECONDS:
@@ -151,7 +160,7 @@ def run_supernode() -> None:
     """Flower's own entry, with our clock, our heartbeat, and our ways with processes, replies and long transfers."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.subprocess = executor = Executor()
-    loop.time = Clock(each=executor.look)
+    loop.time = Clock(rest=executor.rest, each=executor.look)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     replying.install(executor.start)

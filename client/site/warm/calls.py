@@ -23,11 +23,12 @@ SERVED = {  # Flower's names of a call and of its handler
     "PushObject": "push_object",
     "PushTaskOutput": "push_task_output",
 }
+LAST = "PushTaskOutput"
 ANSWERED, REFUSED = b"A", b"R"
 
 
-def answer_calls(calls: Connection, state: Any, token: str) -> None:
-    """Answer the process of one task until it hangs up.
+def answer_calls(calls: Connection, state: Any, token: str, done: threading.Event) -> None:
+    """Answer the process of one task until it hangs up; `done` is set with its last call, and when it does.
 
     `state` is the SuperNode's NodeState, which knows whether the task's `token` is still good.
     """
@@ -41,6 +42,9 @@ def answer_calls(calls: Connection, state: Any, token: str) -> None:
             else:
                 calls.send_bytes(ANSWERED)
                 calls.send_bytes(answer)
+            if name == LAST:
+                done.set()
+    done.set()
 
 
 def handle(name: str, content: bytes, state: Any, token: str) -> bytes:

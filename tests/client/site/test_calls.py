@@ -33,7 +33,8 @@ class Line:
         self.state = silo.state
         self.task = silo.store_message(silo.app("one"))
         calls, self.its_calls = Pipe()
-        given = calls, self.state, str(self.state.claim_task(self.task))
+        self.done = threading.Event()
+        given = calls, self.state, str(self.state.claim_task(self.task)), self.done
         self.thread = threading.Thread(target=answer_calls, args=given, daemon=True)
         self.thread.start()
         self.client: Any = client_over(self.its_calls)(nowhere(), verify=False)
@@ -61,7 +62,9 @@ def test_a_message_and_its_reply_go_over_the_socket(line: Line) -> None:
     run_clientapp.push_message(line.client, Message(CONTENT, reply_to=message), context)
     (reply,) = replies(line.state)
     assert is_whole(reply, line.state.object_store)
+    assert not line.done.is_set()
     run_clientapp.push_task_output(line.client, context, SubStatus.COMPLETED, "")
+    assert line.done.wait(10)
     (task,) = line.state.get_tasks()
     assert task.status.sub_status == SubStatus.COMPLETED
 
@@ -89,7 +92,7 @@ def test_a_task_that_is_over_gets_nothing(line: Line) -> None:
 def test_a_process_that_hangs_up_leaves_nothing_behind(line: Line) -> None:
     line.its_calls.close()
     line.thread.join(10)
-    assert not line.thread.is_alive()
+    assert not line.thread.is_alive() and line.done.is_set()
 
 
 def test_a_supernode_that_hangs_up_is_called_by_http() -> None:

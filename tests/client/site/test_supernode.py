@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ class Hours:
 
 def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
     hours = Hours()
-    clock = Clock(hours.sleep, lambda: hours.now)
+    clock = Clock(hours.sleep, lambda: hours.now, rest=lambda seconds: hours.sleep(seconds / 4))
 
     def slept(seconds: float) -> float:
         before = hours.now
@@ -46,12 +47,11 @@ def test_sleeps_are_short_for_a_minute_after_a_message() -> None:
         return hours.now - before
 
     assert slept(3) == 3  # nothing has come yet
-    assert slept(0.5) == pytest.approx(REPLY_SECONDS)  # a message is worked on
+    assert slept(0.5) == pytest.approx(0.125)  # a message is worked on
     short = 0
     while slept(3) == pytest.approx(POLL_SECONDS):
         short += 1
     assert short == pytest.approx(BUSY_SECONDS / POLL_SECONDS, abs=1)
-    assert slept(0.05) == pytest.approx(0.05)  # never longer than Flower's
 
 
 def test_nobody_sleeps_where_the_server_takes_its_time() -> None:
@@ -62,6 +62,21 @@ def test_nobody_sleeps_where_the_server_takes_its_time() -> None:
         before = hours.now
         clock.sleep(3)
         assert hours.now - before == slept
+
+
+def test_a_reply_is_looked_for_when_its_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And often where a process calls by HTTP, which it can only be asked about."""
+    executor = Executor()
+    waited: list[float] = []
+    monkeypatch.setattr(executor._done, "wait", waited.append)
+    ours, its = socket.socketpair()
+    with ours, its, subprocess.Popen(["sleep", "60"]) as cold:
+        executor._tasks = [ours]
+        executor.rest(0.5)
+        executor._tasks = [ours, cold]
+        executor.rest(0.5)
+        cold.kill()
+    assert waited == [0.5, REPLY_SECONDS]
 
 
 def test_flower_sleeps_where_we_think_it_does() -> None:
