@@ -2,7 +2,7 @@
 
 Flower's SuperLink (1.39) answers at once, and mostly with nothing: a silo asks four times a second while a run is on,
 and each question is signed, checked, and searches all messages of the run. Here the answer waits until a message has
-come whole, two seconds at most, so that a silo that waits for the others asks seldom and has its message at once. Any
+come whole, ten seconds at most, so that a silo that waits for the others asks seldom and has its message at once. Any
 SuperNode may ask; ours asks again without a pause (`Clock` in ``client/site/supernode.py``).
 
 An answer may be lost on its way, with its message, which would keep the silo, and the round, waiting. But a SuperNode
@@ -23,7 +23,7 @@ from typing import Any
 from client.site.flower import internal
 from client.site.replying import is_whole
 
-WAIT_SECONDS = 2.0  # for a message, before the answer is that there is none
+WAIT_SECONDS = 10.0  # for a message, before the answer is that there is none
 LOOK_SECONDS = 0.05  # between two looks: into this process's own memory
 MOST_WAITING = 500  # silos; each has one of the thousand threads that answer calls
 MOST_TIMES = 5  # that a message is given again: of a run that was stopped meanwhile it cannot be taken any more
