@@ -20,8 +20,7 @@ minder by itself, which forks a worker that does its own imports.
 Read in this order: `shim.py` and `parent.py`, which meet at the socket; `minder.py` with `handover.py` (what comes over
 the socket) and `reply.py` (what it says for a worker that died); `worker.py` with `wrappers.py` (what we change in
 Flower there), `calls.py` (how it speaks with the SuperNode), `pins.py` (which apps may run), `unpack.py` and
-`resident.py`. `install.py` writes the scripts for a
-silo's PATH.
+`resident.py`. `install.py` writes the scripts for a silo's PATH.
 
 An app module is taken from `sys.modules` first, so a parent that had imported the package `client` would run the
 installed code instead of the app's. Therefore these files run under a name that no app has: `../private.py` loads the

@@ -53,13 +53,13 @@ def test_in_process_and_deployed_give_the_same_numbers(
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-@pytest.mark.parametrize(("strategy", "made"), [("apple", ""), ("fedala", "stays")])
-def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str, made: str) -> None:
+@pytest.mark.parametrize(("strategy", "made", "dtype"), [("apple", "", "float32"), ("ditto", "stays", "int8")])
+def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str, made: str, dtype: str) -> None:
     """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test.
 
-    Of pictures, and of samples with several inputs.
+    Of pictures, and of samples with several inputs whose changes travel coded.
     """
-    settings = {**RUN, "strategy": strategy, "silos": 3}
+    settings = {**RUN, "strategy": strategy, "wire-dtype": dtype, "silos": 3}
     if made:
         settings |= {"dataset": str(one_file(tmp_path, made)), "model": "auto"}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
