@@ -75,7 +75,7 @@ def start_once() -> socket.socket:
 def hand_over(
     asked: "dict[str, object]", connection: socket.socket, seconds: "float | None", *more: int
 ) -> socket.socket:
-    """Send the request with our standard streams and `more` descriptors; OSError unless it is taken within `seconds`."""
+    """Send the request, our standard streams and `more` descriptors; OSError unless it is taken within `seconds`."""
     text = json.dumps(asked).encode()
     data = len(text).to_bytes(4, "big") + text
     try:
