@@ -41,8 +41,16 @@ GIVEN: list[tuple[str, dict[str, Any]]] = [
     ),
     ("apple/mnist-practical", {"partition": "apple-practical"}),
     ("apple/mnist-pathological", {"partition": "apple-pathological"}),
-    ("diversifed/*", {"silos": 40, "rounds": 500, "local-epochs": 10, "batch-size": 100, "dataset": "fashion-mnist"}),
-    ("diversifed/fmnist-*[l0-9]", {"optimizer": "adam", "learning-rate": 0.001}),
+    ("diversifed/*", {"silos": 40, "rounds": 500, "local-epochs": 10, "batch-size": 100}),
+    ("diversifed/*[l0-9]", {"optimizer": "adam", "learning-rate": 0.001}),
+    ("diversifed/fmnist-*", {"dataset": "fashion-mnist", "model": "mlp", "mlp.hidden": "64"}),
+    ("diversifed/fmnist-dirichlet-*", {"diversifed-dirichlet.train-size": 375}),  # 300, and 75 for validation
+    (
+        "diversifed/cifar10-*",
+        {"dataset": "cifar10", "model": "diversifed-cnn", "validation": 0.2, "diversifed-dirichlet.train-size": 625},
+    ),
+    ("diversifed/cifar10-dirichlet-0.1", {"diversifed-dirichlet.alpha": 0.1, "diversifed.tau": 1.0}),
+    ("diversifed/cifar10-dirichlet-0.5", {"diversifed-dirichlet.alpha": 0.5, "diversifed.tau": 0.7}),
     ("diversifed/fmnist-dirichlet-0.1", {"diversifed-dirichlet.alpha": 0.1, "diversifed.tau": 0.9}),
     ("diversifed/fmnist-dirichlet-0.5", {"diversifed-dirichlet.alpha": 0.5, "diversifed.tau": 0.6}),
     ("diversifed/fmnist-dirichlet-1.0", {"diversifed-dirichlet.alpha": 1.0, "diversifed.tau": 0.5}),
