@@ -26,7 +26,7 @@ from strategies.base.coding import Coded
 from strategies.base.payload import BUFFERS as BUFFERS
 from strategies.base.payload import GLOBAL as GLOBAL
 from strategies.base.payload import Model, Number
-from strategies.base.settings import Common
+from strategies.base.settings import Common, values_of
 from strategies.base.state import State
 
 MODEL_OF = "model."
@@ -269,6 +269,11 @@ class SiloClient(CodedClient, NumPyClient):
             return False
         return not buffers.numel() or torch.equal(buffers, arrays["personal.buffers"])
 
+    def _rates(self) -> list[str]:
+        """The settings that are learning rates: the run's, and the method's own."""
+        own = values_of(self.settings, self.common.strategy)
+        return ["learning-rate", *(key for key in own if key.endswith("learning-rate"))]
+
     # -- Flower's interface ---------------------------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
@@ -296,7 +301,7 @@ class SiloClient(CodedClient, NumPyClient):
         personal = self.personal().clone()
         # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
-            raise ValueError("the local training diverged (a lower learning-rate may help)")
+            raise ValueError(f"the local training diverged (a lower {' or '.join(self._rates())} may help)")
         trained = time.perf_counter()
         if config["evaluate"]:
             self.measured_round = self.round
