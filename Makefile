@@ -1,15 +1,15 @@
-# A Debian or Ubuntu machine with git, make and Python 3.11 or newer (python3-venv) is enough.
+# A Debian or Ubuntu machine with git, make and Python 3.11 to 3.13 (python3-venv) is enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock check settings test drills demo bench clean
+.PHONY: install lock check settings test test-all drills coverage demo bench docs release clean
 
 install: $(VENV)/ready
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 names another" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "$(PYTHON) is not Python 3.11 to 3.13: make PYTHON=python3.12 names another" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # By version and SHA-256, as in the images: requirements/.
@@ -27,30 +27,64 @@ lock:
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then $(BIN)/mypy; \
+		else echo "mypy: skipped; types are checked with Python 3.11 alone, for newer ones have another NumPy"; fi
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/limits.py
 
 # Write down what the code declares: settings (pyproject.toml, docs/settings.md), what each method shows (docs/privacy.md).
 settings: install
 	$(BIN)/python -m strategies.base.run_settings --write
 	$(BIN)/python -m strategies.base.declarations --write
 
-# The whole suite, in two processes, a file in one of them: what starts a federation waits most of the time.
-# PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
+# The suite without containers, in more processes than cores, for what starts a federation waits much of the time. A file's
+# tests run in one of them. PYTEST_OPTIONS='-k apple' runs a part of it; SILOFL_DATA names a folder of public data sets.
+PROCESSES ?= 3
+PYTEST := $(BIN)/python -m pytest --timeout=600 -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+unexport PYTHONDONTWRITEBYTECODE # each of some hundred processes would compile every module anew
 test: check
-	$(BIN)/python -m pytest --timeout=600 -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(PYTEST) $(PYTEST_OPTIONS)
+
+# And the containers, which need a Docker engine or root, and the drills (an hour). What .ci/run runs: LEFT_OUT='drill'.
+LEFT_OUT ?=
+test-all: check
+	$(PYTEST) -m "$(if $(LEFT_OUT),not ($(LEFT_OUT)))" $(PYTEST_OPTIONS)
 
 # Processes that are killed and lines that are cut in the middle of a run; docs/reliability.md has what came of it.
 drills: install
 	$(BIN)/python -m pytest --timeout=600 -m drill tests/server/deploy/test_drills.py tests/server/deploy/test_slow_link.py
 
+# Which lines and branches of the five packages the suite reaches, in its processes, too.
+coverage: install
+	$(PYTEST) --cov --cov-report=term:skip-covered $(PYTEST_OPTIONS)
+
 # Twelve silos and a server on this machine, three methods, runs/demo/report.html; a few minutes.
 demo: install
-	$(BIN)/python -m server.demo
+	$(BIN)/python -m server.simulation.demo
 
 # The short set of benchmarks, in turns, as ratios; see benchmarks/README.md.
 bench: install
 	$(BIN)/python -m benchmarks.engine floor methods algebra --repeats 5
 
+# The documentation with an API reference, in site/; a broken link or a missing reference fails. MkDocs reads the code and
+# does not import it, so its environment holds the extra `docs` of pyproject.toml alone.
+DOCS := .venv-docs
+$(DOCS)/ready: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --no-deps --no-build-isolation --only-binary :all: --require-hashes --requirement $<
+	touch $@
+
+docs: $(DOCS)/ready
+	$(DOCS)/bin/mkdocs build --strict
+
+# dist/: sdist and wheel of the version in pyproject.toml. The test installs the same wheel into an empty environment.
+release: check
+	rm -rf build dist
+	mkdir dist
+	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
+	rm -rf build
+	$(BIN)/python -m pytest -q tests/test_release.py
+	@echo "dist/ holds the release; CHANGELOG.md says what is in it"
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DOCS) site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*

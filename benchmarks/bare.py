@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Prepared
-from client.silo import device_of, open_data
-from models.architectures import build
+from client.local_data import device_of, open_data
 from models.flat import FlatModel
-from models.initial import initial_model
+from models.initialisation import initial_model
+from models.networks.registry import build
+from models.samples import Samples
 from models.threads import use_threads
-from models.training import Samples
 
 
 class Loop:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from client.app import app as client_app
-from server.run.engine import InProcessGrid, flower_identity
+from partitions.common.errors import UserError
+from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
-from server.run.rundir import RunDirectory
+from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.settings import UserError
 
 Timed = Callable[[], object]
 T = TypeVar("T")
@@ -73,8 +73,7 @@ class Prepared:
         grid = InProcessGrid(client_app, self.settings.common.silos, self.settings.flat(), states)
         with flower_identity():
             self.federation = RoundLoop(grid, self.settings, directory)
-            self.strategy = self.federation.prepare(self.federation.gather())
-            self.federation.restore(self.strategy, None)
+            self.strategy = self.federation.begin()
         self.done = 0
 
     def round(self) -> None:

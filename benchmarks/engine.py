@@ -104,7 +104,7 @@ def algebra(given: Values, repeats: int) -> str:
     return table(rows, ["method", "bare, over FedAvg's", "engine, over FedAvg's", "engine over bare"])
 
 
-# What is trained together, by name; and what server/run/lockstep.py does not, with its limits lifted.
+# What is trained together, by name; and what server/simulation/vectorized.py does not, with its limits lifted.
 TOGETHER: dict[str, Values] = {
     "FedAvg, logistic regression, batch 10": {"mlp.hidden": "", "batch-size": 10},
     "FedAvg, MLP 64, batch 10": {"batch-size": 10},
@@ -145,7 +145,10 @@ def vectorize(given: Values, repeats: int) -> str:
             values = values_of({**given, "dataset": str(file)}, silos)
             for name, own in TOGETHER.items():
                 rows.append([name, *turns_and_together({**values, **own}, repeats)])
-            with patch.multiple("server.run.lockstep", LARGEST_BATCH=math.inf, hindrance=lambda *_: ""):
+            with (
+                patch("server.simulation.joint_networks.LARGEST_BATCH", math.inf),
+                patch("server.simulation.vectorized.incompatibility", lambda *_: ""),
+            ):
                 for name, own in LIFTED.items():
                     cells = turns_and_together({**values, **own}, repeats)
                     rows.append([f"{name} (limits lifted)", *cells])

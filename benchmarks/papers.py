@@ -29,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import table
-from server.run.history import History, Row
-from server.run.summary import values_by_round
+from server.results.history import History, Row
+from server.results.summary import values_by_round
 
 Runs = Mapping[str, Mapping[int, list[Row]]]  # method -> seed -> rows
 

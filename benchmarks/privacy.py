@@ -36,21 +36,21 @@ from torch import Tensor
 
 from benchmarks.common import table
 from client.app import app as client_app
-from client.silo import _samples
+from client.local_data import samples_on
 from models.flat import FlatModel, gather, scatter
-from models.initial import flat_model, initial_model
+from models.initialisation import flat_model, initial_model
 from models.standardisation import standardisation
 from models.threads import use_threads
 from models.training import batches, generator
-from partitions.datasets import load_dataset
-from partitions.names import silo_name
+from partitions.common.names import silo_name
+from partitions.datasets.registry import load_dataset
 from partitions.simulated import part_of
-from server.run.engine import InProcessGrid, flower_identity
 from server.run.loop import RoundLoop
-from strategies.base.payload import decode
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.client import GLOBAL
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.silo import GLOBAL
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import decode
 
 SEED = 42
 ITERATIONS = 300
@@ -321,7 +321,9 @@ def labels_of(dataset: str, model: str, epochs: int, rounds: Sequence[int]) -> l
     name, options = settings.model_for(shape)
     network = flat_model(name, shape, classes, options, "cpu", None)
     agreed = [standardisation(p.train.x, settings.common.normalization, strategy.extra) for p in parts.values()]
-    samples = [_samples(p, torch.device("cpu"), a, ((), ()))[0][2] for p, a in zip(parts.values(), agreed, strict=True)]
+    samples = [
+        samples_on(p, torch.device("cpu"), a, ((), ()))[0][2] for p, a in zip(parts.values(), agreed, strict=True)
+    ]
     others = torch.cat([test.take(slice(None))[0] for test in samples])
     true = {n: torch.bincount(torch.from_numpy(p.train.y), minlength=classes) for n, p in parts.items()}
     found: dict[int, list[float]] = {r: [] for r in rounds}

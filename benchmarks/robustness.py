@@ -1,26 +1,36 @@
-"""What one or three of twelve silos that lie do to the others, with and without robust aggregation; what clip bounds.
+"""What one or three of twelve silos that lie do to the others, by aggregation rule; what a rule costs honest silos.
 
-``python -m benchmarks.robustness attacks`` (a quarter of an hour) and ``ratios`` (as long). *attacks*: digits over 12
-silos, ``dirichlet.beta = 1``, ``mlp``, 10 rounds; the number is the mean test accuracy of the honest silos in percent,
-of the snapshot that the method evaluates, in the closing exchange where that is the received model, else in the last
-round. The attackers are the first silos by name; they change what their silo sends, or the labels it trains on:
+``python -m benchmarks.robustness attacks [RULE...]``, ``methods [METHOD...]``, ``cost`` and ``ratios [METHOD...]``.
+*attacks*: FedAvg; *methods*: every method with a mean under ``screen``, one attacker on digits. 12 silos,
+``dirichlet.beta = 1``, ``mlp``, 10 rounds; the number is the mean test accuracy of the honest silos in percent, of the
+snapshot that the method evaluates, in the closing exchange where that is the received model, else in the last round.
+The data sets are digits, breast-cancer and 2000 pictures of fashion-mnist. The attackers are the first silos by name;
+they change what their silo sends, v, or its step v - c from what it was sent, c, or the data it trains on:
 
     sign-flip   -v of every vector        noise       v + a normal vector of 10 times v's length
-    x10, x100, x900                       label-flip  label y becomes C - 1 - y
-    lied n      the card says n = 10⁶, the labels are flipped
+    x10         10 v                      label-flip  label y becomes C - 1 - y
+    lied n      the data summary says n = 10⁶, the labels are flipped
+    -45 steps   c - 45 (v - c), and n = 10⁶
     backdoor    every sample comes a second time with its brightest corner, as class 0, and the step is sent tenfold;
                 the number behind the stroke is the share of honest silos' other samples that the corner turns into 0
+    drift       the honest step and one of the same length in a direction that all attackers share, the same each round
+    collusion   all attackers send c - L u, u the direction of the honest silos' mean step of this round, which they
+                know, L their median length times 10, the bound of ``clip``; or times 1.4, within every bound
+    own steps   c - (v - c), and c + 9 (v - c)
 
-*ratios*: over honest runs the largest step of a silo, in the measure of ``robust-clip`` (strategies/base/robust.py).
+*cost*: what ``screen`` changes in honest runs, in points, paired over seeds. *ratios*: over honest runs the largest
+step of a silo, in the measure of ``robust-clip`` (strategies/base/aggregation/robust.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,21 +41,25 @@ from flwr.app import Context, Message, MessageType
 from torch import Tensor
 
 from benchmarks.common import table
+from client import local_data
 from client.app import app as client_app
-from models.initial import flat_model
-from models.training import Samples, predict
-from partitions.names import silo_name
+from models.initialisation import flat_model
+from models.samples import Samples
+from models.training import predict
+from partitions.common.errors import UserError
+from partitions.common.names import silo_name
+from partitions.datasets.registry import load_dataset
 from partitions.simulated import part_of
-from server.run.engine import InProcessGrid, flower_identity
 from server.run.loop import RoundLoop
+from server.simulation.engine import InProcessGrid, flower_identity
 from strategies import strategies
-from strategies.base import bounded
-from strategies.base.payload import array_record, tensor_of
+from strategies.base.aggregation import bounded
+from strategies.base.client import GLOBAL
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.settings import UserError
-from strategies.base.silo import GLOBAL
+from strategies.base.transport.payload import array_record, tensor_of
 
-SILOS, CLASSES, TARGET = 12, 10, 0
+SILOS, TARGET = 12, 0
+FILES = lru_cache(maxsize=2 * SILOS)(local_data._own_file.__wrapped__)  # a process has one silo's data, here it has all
 RUN: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
@@ -78,23 +92,67 @@ SENT: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sign-flip": lambda v: -v,
     "x10": lambda v: 10 * v,
     "x100": lambda v: 100 * v,
-    "x900": lambda v: 900 * v,
     "noise": noise,
 }
-ATTACKS = (*SENT, "label-flip", "lied n", "backdoor")
+STEPS: Mapping[str, float] = {"-45 steps": -45, "backdoor": 10, "own steps -1": -1, "own steps 9": 9}
+AGAINST: Mapping[str, float] = {"collusion 10": 10, "collusion 1.4": 1.4}
+ATTACKS = (
+    *("sign-flip", "x10", "-45 steps", "noise", "lied n", "label-flip", "backdoor", "drift"),
+    *(*AGAINST, "own steps -1", "own steps 9"),
+)
+
+
+def drift(vector: Tensor, start: Tensor) -> Tensor:
+    direction = torch.randn(vector.shape, generator=torch.Generator().manual_seed(7))
+    return vector.add(direction, alpha=float((vector - start).norm() / direction.norm()))
+
+
+class Colluding(InProcessGrid):
+    """The first ``liars`` nodes send a step of ``factor`` median lengths against the others' mean step."""
+
+    liars, factor = 0, 0.0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.asked = {message.metadata.dst_node_id: message for message in messages}
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().pull_messages(message_ids))
+        trained = [r for r in replies if r.metadata.message_type == MessageType.TRAIN and not r.has_error()]
+        by_node = {r.metadata.src_node_id: r for r in trained}
+        lying, honest = ([n for n in by_node if (n <= self.liars) == lies] for lies in (True, False))
+        for key in list(trained[0].content.array_records) if self.factor and trained and honest else []:
+            sent = {n: tensor_of(by_node[n].content.array_records[key]["vector"]) for n in by_node}
+            starts = {n: start_of(self.asked[n], vector) for n, vector in sent.items()}
+            steps = torch.stack([sent[n] - starts[n] for n in honest])
+            mean = steps.mean(0)
+            lie = mean * (-self.factor * float(steps.norm(dim=1).median() / mean.norm()))
+            for n in lying:
+                by_node[n].content[key] = array_record({"vector": starts[n] + lie})
+        return replies
+
+
+def start_of(message: Message, vector: Tensor) -> Tensor:
+    """The model that a silo was sent, or 0 where what it sends has another length."""
+    record = message.content.array_records.get(f"model.{GLOBAL}")
+    start = None if record is None else tensor_of(record["vector"])
+    return start if start is not None and start.shape == vector.shape else torch.zeros_like(vector)
 
 
 def cornered(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The pictures (n, h, w, c) with the first 3 x 3 points as bright as can be."""
+    """The pictures (n, h, w, c) with the first 3 x 3 points as bright as can be; of tables the first 3 columns."""
     marked = x.copy()
-    marked[:, :3, :3] = np.iinfo(x.dtype).max if x.dtype == np.uint8 else x.max()
+    marked[(slice(None), slice(3), *[slice(3)] * (x.ndim > 2))] = (
+        np.iinfo(x.dtype).max if x.dtype == np.uint8 else x.max(initial=0)
+    )
     return marked
 
 
-def poisoned(attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+def poisoned(attack: str, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], classes: int) -> tuple[Any, Any]:
     """What an attacker trains on."""
     if attack in ("label-flip", "lied n"):
-        return x, CLASSES - 1 - y
+        return x, classes - 1 - y
     if attack == "backdoor":
         return np.concatenate([x, cornered(x)]), np.concatenate([y, np.full_like(y, TARGET)])
     return x, y
@@ -112,13 +170,15 @@ class Federation:
     def __post_init__(self) -> None:
         self.names = [silo_name(i) for i in range(SILOS)]
         self.parts = [part_of(self.settings.division, i) for i in range(SILOS)]
+        self.classes = 1 + max(int(part.train.y.max()) for part in self.parts)
 
     def run(self) -> RoundLoop:
-        grid = InProcessGrid(self.app, SILOS, self.settings.flat())  # type: ignore[arg-type]
+        grid = Colluding(self.app, SILOS, self.settings.flat())  # type: ignore[arg-type]
+        grid.liars, grid.factor = self.liars, AGAINST.get(self.attack, 0.0)
         for i, context in enumerate(grid.contexts.values()):
             context.node_config = {"name": self.names[i], "data": str(self.file(i)), "policy": "public"}
         self.loop = RoundLoop(grid, self.settings)
-        with flower_identity():
+        with flower_identity(), mock.patch.object(local_data, "_own_file", FILES):
             self.strategy = self.loop.run()
         self.contexts = grid.contexts
         return self.loop
@@ -130,31 +190,33 @@ class Federation:
             for split in ("train", "val", "test"):
                 x, y = getattr(part, split).x, getattr(part, split).y
                 if split == "train" and i < self.liars:
-                    x, y = poisoned(self.attack, x, y)
+                    x, y = poisoned(self.attack, x, y, self.classes)
                 arrays |= {f"x_{split}": x, f"y_{split}": y}
-            np.savez(file, classes=np.array(CLASSES), **arrays)
+            np.savez(file, classes=np.array(self.classes), **arrays)
         return file
 
     def app(self, message: Message, context: Context) -> Message:
         reply = client_app(message, context)
         if context.node_config["name"] not in self.names[: self.liars] or reply.has_error():
             return reply
-        if message.metadata.message_type == MessageType.QUERY and self.attack == "lied n":
+        if message.metadata.message_type == MessageType.QUERY and self.attack in ("lied n", "-45 steps"):
             next(iter(reply.content.config_records.values()))["n_train"] = 10**6
         if message.metadata.message_type == MessageType.TRAIN:
             for key, record in list(reply.content.array_records.items()):
-                vector, sent = tensor_of(record["vector"]), message.content.array_records.get(f"model.{GLOBAL}")
+                vector = tensor_of(record["vector"])
+                start = start_of(message, vector)
                 if self.attack in SENT:
                     vector = SENT[self.attack](vector)
-                elif self.attack == "backdoor" and sent is not None:
-                    start = tensor_of(sent["vector"])
-                    vector = start + 10 * (vector - start) if len(start) == len(vector) else vector
+                elif self.attack in STEPS:
+                    vector = start + STEPS[self.attack] * (vector - start)
+                elif self.attack == "drift":
+                    vector = drift(vector, start)
                 reply.content[key] = array_record({"vector": vector})
         return reply
 
     def honest(self) -> float:
         """Mean test accuracy of the honest silos, in percent."""
-        reports = self.strategy.reports
+        reports = self.strategy.info.reports
         last = self.settings.common.rounds + (reports == "received")
         found = {
             r.silo: r.value
@@ -169,10 +231,12 @@ class Federation:
 
         By the model that the method evaluates, as far as there is one for all; else by each silo's personal one.
         """
-        name, options = self.settings.model_for((1, 8, 8))
-        model = flat_model(name, (1, 8, 8), CLASSES, options, "cpu", None)
+        x = self.parts[0].test.x
+        shape = x.shape[1:] if x.ndim == 2 else (1, *x.shape[1:3])
+        name, options = self.settings.model_for(shape)
+        model = flat_model(name, shape, self.classes, options, "cpu", None)
         shared = self.strategy.state.arrays.get(GLOBAL)
-        one = shared is not None and len(shared) == model.layout.size and self.strategy.reports == "received"
+        one = shared is not None and len(shared) == model.layout.size and self.strategy.info.reports == "received"
         hits = total = 0
         for part, context in list(zip(self.parts, self.contexts.values(), strict=True))[self.liars :]:
             arrays: Any = context.state["arrays"]
@@ -191,33 +255,84 @@ def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -
         federation.run()
     except RuntimeError:  # no usable update any more
         return "stops"
-    found = f"{federation.honest():.0f}"
+    found = f"{federation.honest():.1f}"
     return f"{found} / {federation.turned():.0f}" if attack == "backdoor" else found
 
 
-METHODS: Mapping[str, Sequence[str]] = {  # with the rules that are tried beside none and clip
-    "fedavg": ("geometric-median", "multi-krum"),
-    "apple": (),
-    "scaffold": ("geometric-median",),
-    "heurfedamp": (),
-}
+RULES_TRIED = ("screen", "clip", "geometric-median", "multi-krum")
+WORST = ("sign-flip", "-45 steps", "noise", "lied n")  # of one liar, over the rules and data sets of FedAvg's table
 
 
-def attacks(methods: Sequence[str]) -> None:
-    """The table, a row per method, rule and number of attackers."""
-    rows = []
+def pictures(folder: Path) -> str:
+    """2000 pictures of fashion-mnist as a data file."""
+    data = load_dataset("fashion-mnist")
+    np.savez(file := folder / "fashion-mnist.npz", x=data.train.x[:2000], y=data.train.y[:2000])
+    return str(file)
+
+
+def attacks(rules: Sequence[str]) -> None:
+    """FedAvg: a row per rule, data set and number of attackers."""
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sets = {"digits": "digits", "breast-cancer": "breast-cancer", "fashion-mnist": pictures(folder)}
+        for rule, (title, dataset), liars in itertools.product(rules or RULES_TRIED, sets.items(), (1, 3)):
+            (folder / title).mkdir(exist_ok=True)
+            options = {"dataset": dataset, "robust": rule, "robust_attackers": liars, "vectorize": True}
+            cells = [cell("fedavg", attack, liars, folder / title, **options) for attack in ("no attack", *ATTACKS)]
+            add(rows, [title, str(liars), rule, *cells])
+    print(table(rows, ["data", "attackers", "robust", "no attack", *ATTACKS]))
+
+
+def mean_methods() -> list[str]:
+    """The methods that take one mean of whole vectors, by their own declaration."""
+    return sorted(name for name, method in strategies().items() if method.comparable() and not method.info.pooled)
+
+
+def methods(names: Sequence[str]) -> None:
+    """Every method with a mean under ``screen``, one attacker on digits: a row per method."""
+    rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for method in methods or METHODS:
-            for liars in (0, 1, 3):
-                for rule in ("none", "clip", *METHODS.get(method, ())):
-                    tried = ("no attack",) if not liars else ATTACKS
-                    options = {"robust": rule, "robust_attackers": max(liars, 1)}
-                    cells = [cell(method, attack, liars, Path(folder), **options) for attack in tried]
-                    rows.append([method, str(liars), rule, *cells])
-                    print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
-    attacked, header = [row for row in rows if row[1] != "0"], ["method", "attackers", "robust"]
-    free = {(row[0], row[2]): row[3] for row in rows if row[1] == "0"}
-    print(table([[*row[:3], free[row[0], row[2]], *row[3:]] for row in attacked], [*header, "no attack", *ATTACKS]))
+        for name in names or mean_methods():
+            options = {"robust": "screen", "vectorize": True}
+            try:
+                cells = [cell(name, attack, 1, Path(folder), **options) for attack in ("no attack", *WORST)]
+            except UserError as error:  # FedBN is for networks with BatchNorm
+                cells = [str(error), *[""] * len(WORST)]
+            add(rows, [name, *cells])
+    print(table(rows, ["method", "no attack", *WORST]))
+
+
+def add(rows: list[list[str]], row: list[str]) -> None:
+    rows.append(row)
+    print("| " + " | ".join(row) + " |", file=sys.stderr, flush=True)
+
+
+COSTS = (
+    *(("digits", 1.0, 10), ("digits", 0.5, 10), ("digits", 0.1, 10), ("digits", 0.1, 40)),
+    *(("breast-cancer", 1.0, 10), ("breast-cancer", 1.0, 40)),
+)
+
+
+def cost(seeds: Sequence[str]) -> None:
+    """Honest runs with ``screen`` less those with ``none``: mean and standard error over seeds, in points."""
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        for dataset, beta, rounds in COSTS:
+            found = {rule: list[float]() for rule in ("none", "screen")}
+            for seed, rule in itertools.product(map(int, seeds or "12345"), found):
+                settings = {**RUN, "dataset": dataset, "dirichlet.beta": beta, "seed": seed, "vectorize": True}
+                settings |= {"rounds": rounds, "evaluate-every": rounds}
+                settings |= {"robust": rule, "weight-cap": 5.0 if rule == "screen" else 0.0}
+                (folder := Path(name) / f"{dataset}-{beta}-{seed}").mkdir(exist_ok=True)
+                federation = Federation(parse_settings({**settings, "strategy": "fedavg"}), "no attack", 0, folder)
+                federation.run()
+                found[rule].append(federation.honest())
+            change = np.subtract(found["screen"], found["none"])
+            error = change.std(ddof=1) / len(change) ** 0.5
+            mean = f"{np.mean(found['none']):.1f}"
+            add(rows, [dataset, f"{beta:g}", str(rounds), mean, f"{change.mean():+.2f} ± {error:.2f}"])
+    print(table(rows, ["data", "dirichlet.beta", "rounds", "none", "screen - none"]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -242,7 +357,7 @@ def ratios(methods: Sequence[str]) -> None:
         largest.extend(ratio for of in ratios.values() for ratio in of.values())
         return {}
 
-    rows = []
+    rows: list[list[str]] = []
     with mock.patch.object(bounded, "beyond", beyond):
         for method in methods or sorted(strategies()):
             cells = []
@@ -258,11 +373,10 @@ def ratios(methods: Sequence[str]) -> None:
                     continue
                 cells.append(f"{max(largest, default=0.0):.2f}")
             if any(float(ratio or 0) for ratio in cells):
-                rows.append([method, *cells])
-                print("| " + " | ".join(rows[-1]) + " |", file=sys.stderr, flush=True)
+                add(rows, [method, *cells])
     print(table(rows, ["method", *PARTITIONS]))
 
 
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    {"attacks": attacks, "ratios": ratios}[sys.argv[1]](sys.argv[2:])
+    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios}[sys.argv[1]](sys.argv[2:])

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.common import table
-from client.site.launch import FLOWER, free_ports
+from client.site.runtime.launch import FLOWER, free_ports
 from server.deploy import local, processes, submit
 from server.deploy.federation import read_federation
 
@@ -99,7 +99,7 @@ def ours(silos: int, rounds: int, dataset: str = "mnist", local_epochs: int = 0)
         lines = [f"  - {{name: hospital-{i + 1:02d}, data: demo}}" for i in range(silos)]
         demo = f"demo: {{dataset: {dataset}, partition: iid, seed: 42}}"
         (folder / "federation.yaml").write_text("\n".join(["name: round-trip", demo, "silos:", *lines, ""]))
-        federation = local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+        federation = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
         try:
             values = {"strategy": "fedavg", "model": "fedala-cnn", "rounds": rounds, "local-epochs": local_epochs}
             out = submit.run({**values, "evaluate-every": 0, "out": str(folder / "out")})

@@ -20,8 +20,8 @@ from flwr.app import Message
 
 from benchmarks.common import Prepared, each_method, table
 from client.site.flower import internal
-from server.run.engine import flower_identity
-from server.simulate import simulate
+from server.simulation.engine import flower_identity
+from server.simulation.simulate import simulate
 from strategies import strategies
 
 README_SETTINGS = {
@@ -70,7 +70,7 @@ def units(values: dict[str, Any]) -> str:
     for name, tapped in each_method(values, Tapped).items():
         for _ in range(3):
             tapped.round()
-        row = [name, *strategies()[name].sends]
+        row = [name, *strategies()[name].info.sends]
         stated = tapped.prepared.strategy.bytes_down, tapped.prepared.strategy.bytes_up
         for messages, arrays in ((tapped.down, stated[0]), (tapped.up, stated[1])):
             whole = sum(sum(sizes(m).values()) for m in messages)

@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common import interleaved, ratios
-from server.simulate import Way, simulate
-from server.workers import way_of
+from server.simulation.simulate import Executor, simulate
+from server.simulation.workers import executor_of
 
 
 def main() -> None:
@@ -28,11 +28,11 @@ def main() -> None:
     values = {"strategy": "fedavg,apple,fedala", "seed": "1,2", "rounds": given.rounds, "threads": 1}
     values |= {"local-epochs": 2, "batch-size": 10, "momentum": 0.5}
 
-    def study(way: Way) -> None:
+    def study(executor: Executor) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            simulate({**values, "out": str(Path(folder) / "run")}, quiet=True, way=way)
+            simulate({**values, "out": str(Path(folder) / "run")}, quiet=True, executor=executor)
 
-    works = {"in turns": lambda: study(way_of("1")), "side by side": lambda: study(way_of(given.workers))}
+    works = {"in turns": lambda: study(executor_of("1")), "side by side": lambda: study(executor_of(given.workers))}
     times = interleaved(works, given.repeats)
     seconds = {name: f"{statistics.median(t):.1f} s" for name, t in times.items()}
     faster = ratios(times, "side by side")["in turns"]

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import functools
-import traceback
+import os
 from collections.abc import Callable
-from logging import DEBUG, ERROR
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import log
 
-from client.outgoing import release, release_card
-from client.silo import data_card, device_of, model_card, open_data, open_silo, silo_name, silo_policy
+from client.egress import release, release_summary
+from client.faults import report
+from client.reported import describe, keep_evaluated, keep_reported, note_candidate
+from client.session import ClientSession
 from client.site.flower import internal
-from client.site.leaving import let_out, own_build, runs_alone, task_of
-from client.site.policy import PolicyRefusedError, check_message
-from client.store import StateStore
+from client.site.trust.audit_gate import BY_SITE, own_build, release_reply, runs_alone, task_of
+from client.site.trust.message_rules import check_message
 from models.threads import use_threads
-from partitions.disk import keep_private
-from strategies.base.payload import decode
+from partitions.common.files import is_full, keep_private
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.silo import SiloClient
 
 app = ClientApp()  # no annotation: Flower finds the app by reading this line
 ALONE = runs_alone()  # a SuperNode of Flower's own started it: what the site's process does otherwise is done here
 if ALONE:
     keep_private()
-# What a silo assumes where the server's round loop does not say: Flower's own ``Strategy.start``.
-UNTOLD = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10}
-Handler = Callable[[Message, Context, RunSettings], RecordDict]
+Handler = Callable[[Message, ClientSession], RecordDict]
 
 
 @functools.lru_cache(maxsize=4)
@@ -47,86 +42,58 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         reply = reply_of(message, context)
         if ALONE:
-            reply = let_out(reply, task_of(message, context, own_build(Path(__file__))), message)
+            reply = release_reply(reply, task_of(message, context, own_build(Path(__file__))), message)
         return reply
 
     def reply_of(message: Message, context: Context) -> Message:
         try:
-            check_message(message, context)  # as the site's own process did before this app was there
+            # As the site's own process did, which also counted the message, before this app was there.
+            check_message(message, context, count=not os.environ.get(BY_SITE))
             settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
             use_threads(settings.common.threads)
-            return Message(handler(message, context, settings), reply_to=message)
+            return Message(handler(message, ClientSession(settings, context)), reply_to=message)
         except Exception as error:
-            log(ERROR, "%s", error)
-            log(DEBUG, "%s", traceback.format_exc())
+            if is_full(error) and "state-path" in context.node_config:
+                raise  # a simulation's silos have one disk, its user's: no silo is left out for that
             code = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return Message(Error(code, f"{kind}{error}"), reply_to=message)
+            return Message(Error(code, report(error)), reply_to=message)
 
     return handle
 
 
 @app.query()
 @answer
-def query(message: Message, context: Context, settings: RunSettings) -> RecordDict:
-    """The silo's data card."""
-    check_floor(settings, context)
-    return release_card(data_card(settings, context))
+def query(message: Message, session: ClientSession) -> RecordDict:
+    """The silo's data summary."""
+    session.check_floor()
+    return release_summary(session.data_summary())
 
 
 @app.train()
 @answer
-def train(message: Message, context: Context, settings: RunSettings) -> RecordDict:
+def train(message: Message, session: ClientSession) -> RecordDict:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
-    check_floor(settings, context)
-    client, parameters, config = open_client(message, context, settings)
+    session.check_floor()
+    client, parameters, config = session.open_client(message)
+    snapshot = session.info.reports
+    keep_reported(client.state, config.get("reported"), snapshot, client.untrained())
     vectors, _, metrics = client.fit(parameters, config)
-    describe(client, model_card(settings, context, config), metrics)
-    store(context, settings, config).save(client.state, client.round, to_disk=config["save"])
-    return release(client, vectors, metrics, min_samples=config["min_metric_samples"], policy=silo_policy(context))
+    describe(client, session.model_card(), metrics)
+    note_candidate(client, metrics, snapshot, client.state)
+    session.save(client.state, client.round, to_disk=config["save"])
+    return release(client, vectors, metrics, min_samples=config["min_metric_samples"], policy=session.policy)
 
 
 @app.evaluate()
 @answer
-def evaluate(message: Message, context: Context, settings: RunSettings) -> RecordDict:
-    """Metrics without training; the silo's state stays as it is."""
-    client, parameters, config = open_client(message, context, settings)
+def evaluate(message: Message, session: ClientSession) -> RecordDict:
+    """Metrics without training; the silo's state stays as it is, but for the model that the report will show."""
+    session.check_floor()
+    client, parameters, config = session.open_client(message)
+    kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept
     _, _, metrics = client.evaluate(parameters, config)
-    return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=silo_policy(context))
-
-
-def check_floor(settings: RunSettings, context: Context) -> None:
-    """Raise PolicyRefusedError where a method sends what it learns here, and there are too few samples behind it."""
-    samples, policy = len(open_data(settings, context).train), silo_policy(context)
-    if settings.client.uploads and samples < policy.floor:
-        raise PolicyRefusedError(
-            f"{silo_name(context)} refuses: its policy has {policy.says('floor')}, it has {samples} training samples"
-        )
-
-
-def describe(client: SiloClient, card: dict[str, Any], metrics: dict[str, Any]) -> None:
-    """Add to the silo's state what its personal models, the last and the best, are and came to."""
-    numbers, own = client.state.numbers, "personal."
-    numbers["model"] = card
-    numbers["metrics"] = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
-    if numbers["best_round"] == client.round:
-        numbers["best_metrics"] = numbers["metrics"]
-
-
-def open_client(
-    message: Message, context: Context, settings: RunSettings
-) -> tuple[SiloClient, list[Any], dict[str, Any]]:
-    """The method's silo half with its state loaded, and the arguments for ``fit`` or ``evaluate``."""
-    payload, config = decode(message.content, device_of(settings, context))
-    classes = open_data(settings, context).classes
-    sent = {**UNTOLD, "classes": classes, **config}
-    rich: dict[str, Any] = {**sent, "models": payload.models, "numbers": payload.numbers}
-    state = store(context, settings, rich).load(rich["round"])
-    silo = open_silo(settings, context, rich)
-    state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
-    client = settings.client(silo, settings.common, settings.method, state)
-    return client, [m.vector for m in payload.models.values()], rich
-
-
-def store(context: Context, settings: RunSettings, config: dict[str, Any]) -> StateStore:
-    return StateStore(context, config["run"], settings.run_key, config["run_id"])
+    if keep_evaluated(client, metrics, kept, session.info.reports, config):
+        kept.numbers.setdefault("model", session.model_card())  # where it has not trained yet
+        to_disk = config["save"] or not config["personal"]
+        session.save(kept, kept.numbers.get("round", 0), to_disk=to_disk)
+    return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)

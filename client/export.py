@@ -1,4 +1,4 @@
-"""A silo's personal model as a file of its own, and its use: ``silofl export`` and ``silofl predict``.
+"""A silo's model as a file of its own, and its use: ``silofl export`` and ``silofl predict``.
 
 An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
 ``nn.Module.load_state_dict`` of the architecture that its card names (where it names a ``head``, with that method's
@@ -11,38 +11,42 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
-from collections import Counter
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from client.store import RUN_FOLDER, silo_folder
-from models.architectures import build, spec_of, with_head
+from client.find_states import find_states
+from client.reported import CANDIDATE, REPORTED, array_of
 from models.flat import FlatModel
-from models.initial import Head, flat_model
+from models.initialisation import Head, flat_model
+from models.networks.heads import with_head
+from models.networks.registry import build, spec_of
+from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.shapes import read_shape
 from models.tasks import task_of
 from models.trainable import WHOLE, Part
-from models.training import Samples
 from models.training import predict as logits_of
 from models.weights import Weights
-from partitions.disk import write_atomically
+from partitions.array_names import EXTRA_NAMES, known_names, names_of
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
 from partitions.inputs import read_vocabulary
-from partitions.labels import Fault
-from partitions.names import unknown_name
-from partitions.silo_file import EXTRA_NAMES, known_names, names_of, read_arrays, read_x, write_npz
+from partitions.labels import ONE_CLASS, Fault
+from partitions.npz import read_arrays, write_npz
+from partitions.reorder import count_columns, reorder_columns
+from partitions.schema import Schema, difference, few, moved, order_of, parse_schema
+from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
 from partitions.splits import Array, dtype_of, input_shape
 from strategies import strategies
-from strategies.base.settings import UserError
 from strategies.base.state import State, read_sealed, write_sealed
 
-# Where a silo's states lie: below a run directory; below a silo's state-dir, or one run, method or silo of it.
-FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
 CARD = "card"  # the text in a model's header that is the SHA-256 of its card
 BATCH = 512
 TO_PREDICT = ("test", "all")  # the first of these parts that a file has
@@ -57,6 +61,16 @@ def card_file(model: Path) -> Path:
 # Export
 
 
+@dataclass(frozen=True)
+class Which:
+    """A model in a silo's state: its arrays' name, the snapshot, its round, and its metrics on the silo's own data."""
+
+    array: str
+    snapshot: str
+    round: int
+    metrics: Mapping[str, float]
+
+
 def export_model(
     source: Path,
     silo: str,
@@ -65,21 +79,24 @@ def export_model(
     strategy: str | None = None,
     seed: int | None = None,
     run_id: str = "",
+    round: int | None = None,
 ) -> dict[str, Any]:
-    """Save a silo's personal model, the ``best`` on its validation data or the ``last``; returns its card.
+    """Save one of a silo's models; returns its card.
 
-    ``source`` is a run directory or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several
-    runs, and the beginning of a ``run_id`` where several of them have the same name. Raises UserError where there is
-    no such model, more than one, or a state that cannot be used.
+    ``which``: the personal model that was ``best`` on the silo's validation data, or the ``last`` one; or the model
+    whose score the report prints (``reported``), of the ``round`` that the report names. ``source`` is a run directory
+    or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
+    ``run_id`` where several of them have the same name. Raises UserError where there is no such model, more than one,
+    or a state that cannot be used.
     """
+    if which not in ("best", "last", "reported"):
+        raise UserError(f"--which {which}: best, last or reported is wanted here")
+    if round is not None and which != "reported":
+        raise UserError(f"--round {round}: only of the reported model there are several rounds; leave it away")
     folder = find_states(source, silo, strategy, seed, run_id)
-    file = max(folder.glob("round-*.safetensors"))
-    state = State.load(file)
-    about = state.numbers.get("model")
-    if about is None or which not in ("best", "last"):
-        raise UserError(f"{file} does not say what model it holds: it is not a silo's state of this version")
-    arrays = "best" if which == "best" else "personal"
-    metrics = state.numbers["best_metrics" if which == "best" else "metrics"]
+    state, chosen, about = choose(folder, source, which, round)
+    if about.get("networks", 1) > 1:
+        raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
     card = {
         "method": about["method"],
         "paper": about["paper"],
@@ -87,84 +104,92 @@ def export_model(
         "silo": about["silo"],
         "run": state.numbers.get("run_id", ""),
         "which": which,
-        "round": state.numbers["best_round" if which == "best" else "round"],
-        "metrics": {k: v if math.isfinite(v) else None for k, v in metrics.items()},
+        "snapshot": chosen.snapshot,
+        "round": chosen.round,
+        "when": when(chosen.snapshot, chosen.round, about.get("rounds", chosen.round)),
+        "metrics": {k: v if math.isfinite(v) else None for k, v in chosen.metrics.items()},
         "samples": about["samples"],
         "model": about["model"],
         "input": about["input"],
         "task": about.get("task", "multiclass"),
         "classes": about["classes"],
+        "schema": about.get("schema", {}),
         "normalisation": about["normalisation"],
         "labels": about.get("labels"),
         "silofl": version("silofl"),
     }
-    model = trained_network(card)
-    tensors = model.state_dict(state.arrays[arrays], state.arrays.get(f"{arrays}.buffers"))
+    write_model(out, card, state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers"))
+    return card
+
+
+def write_model(out: Path, card: Mapping[str, Any], vector: Tensor, buffers: Tensor | None) -> None:
+    """Write the model (Σ,) and its card. Raises UserError where ``out`` is a directory."""
+    tensors = trained_network(card).state_dict(vector, buffers)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
     text = (json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
     write_atomically(card_file(out), text)
-    return card
 
 
-def find_states(source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = "") -> Path:
-    """The one folder below ``source`` that holds this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
-    if not source.is_dir():
-        raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
-    root = source.resolve()
-    found = {file.parent for pattern in FOLDERS for file in root.glob(f"{pattern}/round-*.safetensors")}
-    if not found:
-        raise UserError(f"{source} holds no silo's state: name a run directory, or a silo's state directory")
-    of_silo = sorted(folder for folder in found if silo_folder(folder).name == silo)
-    if not of_silo:
-        known = {silo_folder(folder).name for folder in found}
-        raise UserError(str(unknown_name(f"silo in {source}:", silo, known)))
-    chosen = [folder for folder in of_silo if matches(run_key(folder), strategy, seed) and of_run(folder, run_id)]
-    if len(chosen) == 1:
-        return chosen[0]
-    twins = Counter(run_label(folder, root) for folder in (chosen or of_silo))
-    names = ", ".join(told_apart(folder, root, twins) for folder in (chosen or of_silo))
-    if chosen:
-        how = "--run-id" if len(twins) == 1 else "--strategy and --seed, or name one run's directory"
-        raise UserError(f"{source} holds several models of {silo}: {names}; choose with {how}")
-    asked = (strategy, None if seed is None else f"seed {seed}", f"run-id {run_id}" if run_id else None)
-    wanted = " ".join(str(v) for v in asked if v is not None)
-    raise UserError(f"{source} holds no model of {silo} by {wanted}; there are: {names}")
+def when(snapshot: str, round: int, rounds: int) -> str:
+    """When a model was evaluated, in words: what is received in the closing exchange is the model after all rounds."""
+    if round > rounds:
+        return f"received after round {rounds}, the last"
+    return f"received at the start of round {round}" if snapshot == "received" else f"after training in round {round}"
 
 
-def run_key(folder: Path) -> str:
-    """``STRATEGY-SEED`` of a folder of states."""
-    above = silo_folder(folder).parent
-    return (above.parent if above.name == "silos" else above).name
+def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[State, Which, dict[str, Any]]:
+    """The state that holds the model, which of its models it is, and what the state says of it."""
+    files = sorted(folder.glob("round-*.safetensors"), reverse=True)
+    newest = State.load(files[0])
+    about = newest.numbers.get("model")
+    if about is None:
+        raise UserError(f"{files[0]} does not say what model it holds: it is not a silo's state of this version")
+    numbers = newest.numbers
+    if which != "reported":
+        if "best_round" not in numbers:
+            raise UserError(f"{about['silo']} has not trained in this run, so it has no personal model; see --which")
+        rounds = {"best": "best_round", "last": "round"}
+        metrics = {"best": "best_metrics", "last": "metrics"}
+        array = "best" if which == "best" else "personal"
+        return newest, Which(array, "personal", numbers[rounds[which]], numbers.get(metrics[which], {})), about
+    wanted = reported_round(source, about, round)
+    kept: dict[int, tuple[State, Which]] = {}
+    for state in [newest, *(State.load(file) for file in files[1:] if wanted is not None)]:
+        for entry in (REPORTED, CANDIDATE):
+            if entry in state.numbers:
+                of, metrics_of = state.numbers[entry]["round"], state.numbers[entry]["metrics"]
+                snapshot = about["reports"]
+                kept.setdefault(of, (state, Which(array_of(entry, snapshot), snapshot, of, metrics_of)))
+    if not kept:
+        raise UserError(
+            f"{files[0]} holds no model that a report shows: no round was evaluated, or an earlier version wrote it; "
+            "--which best and --which last are there"
+        )
+    known = " and ".join(map(str, sorted(kept)))
+    if wanted is None and len(kept) > 1:
+        raise UserError(f"the report shows one of the models of rounds {known} of {about['silo']}: name it by --round")
+    if wanted is not None and wanted not in kept:
+        raise UserError(
+            f"{about['silo']} kept no model of round {wanted}, but of {known}: a later reply of it did not count"
+        )
+    return *kept[next(iter(kept)) if wanted is None else wanted], about
 
 
-def run_label(folder: Path, root: Path) -> str:
-    """How a folder of states is called in a message: ``RUN/STRATEGY-SEED``, RUN only where it is below ``root``."""
-    above = silo_folder(folder).parent
-    parts = above.relative_to(root).parts if above.is_relative_to(root) else ()
-    return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(folder)
-
-
-def told_apart(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
-    """The label; of several runs of the same name also the id, and when its last state was written."""
-    label = run_label(folder, root)
-    if twins[label] == 1:
-        return label
-    last = max(file.stat().st_mtime for file in folder.glob("round-*.safetensors"))
-    own = folder.name if RUN_FOLDER.fullmatch(folder.name) else "an earlier version's"
-    return f"{label} ({own}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(last))})"
-
-
-def of_run(folder: Path, run_id: str) -> bool:
-    """Whether a folder of states is that of the run whose id begins so."""
-    return not run_id or folder.name.startswith(f"run-{run_id.removeprefix('run-')}")
-
-
-def matches(key: str, strategy: str | None, seed: int | None) -> bool:
-    """Whether ``STRATEGY-SEED`` is what was asked for."""
-    name, _, number = key.rpartition("-")
-    return strategy in (None, name) and (seed is None or str(seed) == number)
+def reported_round(source: Path, about: Mapping[str, Any], round: int | None) -> int | None:
+    """The round of this silo's model that the report shows: as ``summary.json`` has it, where ``source`` is the run."""
+    found = None
+    if (source / "summary.json").is_file():
+        try:
+            runs = json.loads((source / "summary.json").read_text())["runs"]
+            run = next((r for r in runs if (r["strategy"], r["seed"]) == (about["method"], about["seed"])), None)
+            found = run and run["per_silo"].get(about["silo"], {}).get("round")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{source / 'summary.json'} cannot be read: {error!r}; make the run again") from None
+    if round is not None and found not in (None, round):
+        raise UserError(f"--round {round}: the report of {source} shows {about['silo']} at round {found}")
+    return found if round is None else round
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -204,12 +229,17 @@ def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
     ``index`` counts from 0. Raises UserError where model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model)
-    x, vocabulary = read_samples(data)
+    x, vocabulary, own = read_samples(data)
     shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
     here, kind = input_shape(x, vocabulary), dtype_of(x)
-    if (here, kind) != (shape, dtype):
-        raise UserError(f"{data} holds {kind} samples of shape {here}; {model} takes {dtype} of shape {shape}")
+    if here != shape or dtype not in (None, kind):  # None: a shared model takes what each silo has
+        raise UserError(
+            f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
+        )
+    x = reorder_columns(x, check_schema(own, card, data, model))
     scale = card["normalisation"]
+    if dtype is None and kind == "uint8":
+        scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
     labels = card.get("labels") or {"mean": (), "std": ()}
     task = task_of(card.get("task", "multiclass"), labels["mean"], labels["std"])
@@ -232,6 +262,23 @@ def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_schema(own: Schema, card: Mapping[str, Any], data: Path, model: Path) -> list[int]:
+    """For each column that a model takes its place in the data file, by name; empty where the order is the same.
+
+    A line on standard error says what is mapped, or cannot be compared. Raises UserError where the names do not fit.
+    """
+    agreed = parse_schema(card.get("schema", {}))
+    one = card.get("task", "multiclass") in (*ONE_CLASS, "segmentation")
+    if reason := difference(own, agreed, "the model has", subset=one, mend="rename them in the data file"):
+        raise UserError(f"{data} has {reason}")
+    if agreed.names and not own.names:
+        print(f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}", file=sys.stderr)
+    if what := moved(own, agreed):
+        numbers = f"; labels are numbered as in {card_file(model)}" if "labels" in what else ""
+        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name{numbers}", file=sys.stderr)
+    return order_of(own.names, agreed.names)
+
+
 def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     """An exported model with its card. Raises UserError where one of the two is missing, damaged or another's."""
     try:
@@ -246,6 +293,7 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
         card: dict[str, Any] = json.loads(text)
         net = network(card)
         net.module.load_state_dict(tensors)
+        parse_schema(card.get("schema", {}))
     except FileNotFoundError:
         raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -257,8 +305,10 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     return card, net
 
 
-def read_samples(file: Path) -> tuple[Array, int]:
-    """The samples to predict, in one array as partitions/inputs.py keeps them, and how many tokens there are."""
+def read_samples(file: Path) -> tuple[Array, int, Schema]:
+    """The samples to predict, in one array as partitions/inputs.py keeps them, how many tokens there are, and what the
+    file states of its columns and labels.
+    """
     try:
         arrays = read_arrays(file)
         vocabulary = read_vocabulary(arrays)
@@ -275,6 +325,9 @@ def read_samples(file: Path) -> tuple[Array, int]:
                 raise Fault(f"{names_of(split, kind, arrays)} holds no samples", "save an array of n samples")
         if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
             raise Fault("has inputs of different numbers of samples", "save one row of each for each sample")
-        return read_x(part, found, arrays, vocabulary), vocabulary
+        x = read_x(part, found, arrays, vocabulary)
+        features = read_features(arrays, count_columns(x))
+        check_ranges(features, {part: x})
+        return x, vocabulary, make_schema(features, read_names(arrays, "label_names", None), dtype_of(x))
     except Fault as fault:
         raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

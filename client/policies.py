@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from client.site.bundle import read_bundle
-from client.site.policy import Policy, method_faults, parse_policy, read_policy, rules, sends_whole
+from client.site.trust.bundle import read_bundle
+from client.site.trust.message_rules import method_faults, sends_whole, setting_faults
+from client.site.trust.policy import Policy, parse_policy, read_policy, rules
 from strategies import PersonalizedStrategy, strategies
 from strategies.base.run_settings import defaults
 
@@ -29,18 +30,21 @@ def policy_page(policy: Policy) -> str:
     lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
     run = defaults()
     for name, strategy in sorted(strategies().items()):
-        faults = method_faults(policy, name, {**run, "strategy": name})
+        asked = {**run, "strategy": name}
+        faults = [*method_faults(policy, name, asked), *setting_faults(policy, asked)]
         lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
     return "\n".join([*lines, "", footnote(policy)])
 
 
 def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:
-    if not strategy.client.uploads:
+    if not strategy.info.uploads:
         return "nothing but metrics"
-    words = [strategy.sends[1], "may be all layers" if sends_whole(name, run) else "never all layers"]
-    words += ["handed to other hospitals under this one's name"] * (strategy.receives == "models")
-    words += ["means and sizes of each class"] * strategy.per_class
-    words += [", ".join(strategy.client.sends_numbers)] * bool(strategy.client.sends_numbers)
+    share = strategy.info.whole_from
+    few = "never all layers" if share == 1 else f"counts as all layers from {share:.0%} of their numbers on"
+    words = [strategy.info.sends[1], "may be all layers" if sends_whole(name, run) else few]
+    words += ["handed to other hospitals under this one's name"] * (strategy.info.receives == "models")
+    words += ["means and sizes of each class"] * strategy.info.per_class
+    words += [", ".join(strategy.info.sends_numbers)] * bool(strategy.info.sends_numbers)
     return "; ".join(words)
 
 

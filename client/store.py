@@ -1,15 +1,16 @@
 """Where a silo keeps its state between rounds.
 
 In a simulation: in Flower's ``context.state``. Where the node config names a ``state-dir``: in files, one per round;
-of the rounds that the server saves (``checkpoint-every``) the last two are kept, so that a server that resumes at an
-earlier round finds the state it needs, and the last before this one, so that a message that arrives twice finds what it
-found the first time. The in-process engine uses both: memory from round to round, files for resume.
-Each state carries the id of the run that made it; another run's is not taken up.
+of the rounds that the server saves (``checkpoint-every``) the last three are kept, so that a server that goes back to
+its last checkpoint but one, in the middle of a round, finds the states it needs; and the last before this one, so that
+a message that arrives twice finds what it found the first time. The in-process engine uses both: memory from round to
+round, files for resume. Each state carries the id of the run that made it; another run's is not taken up. A damaged
+state is not passed over silently: the server decides what comes of it (``server/run/recovery.py``).
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
-A process that stays for the run's next message (``client/site/warm/resident.py``) keeps the last state in memory beside
-the file, and does not read it again as long as the file is the one it wrote.
+A process that stays for the run's next message (``client/site/runtime/prefork/persistent.py``) keeps the last state in
+memory beside the file, and does not read it again as long as the file is the one it wrote.
 
 The server chooses a run's name, and may choose one that it had before. The folder of its id keeps the runs apart, so
 that no run deletes or overwrites what another one left here. (Versions before had no such folder: what lies directly in
@@ -19,9 +20,10 @@ SILO's is still read, and left alone. In the run directory of a simulation there
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import cast
@@ -29,11 +31,13 @@ from typing import cast
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.common import log
 
-from client.silo import silo_name
-from strategies.base.payload import array_record, tensor_of
+from client.local_data import silo_name
+from partitions.common.errors import DataError
+from strategies.base.damaged import DamagedStateError
 from strategies.base.state import State
+from strategies.base.transport.payload import array_record, tensor_of
 
-KEPT_ROUNDS = 2
+KEPT_ROUNDS = 3  # the server's two checkpoints, and the round that it is at
 BETWEEN = "between"  # begins the name of a state that no server checkpoint belongs to
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
 _WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}  # the file written last, as it then was, and what is in it
@@ -57,19 +61,21 @@ class StateStore:
             self.folder = self.older / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
 
-    def load(self, server_round: int) -> State:
-        """The newest state from before this round; an empty one where there is none of this run.
+    def load(self, server_round: int, lost: int = 0) -> State:
+        """Return the newest state from before this round; an empty one where there is none of this run.
 
-        Raises ValueError where all are of this round or later ones: starting afresh would delete them.
+        Damaged states of rounds up to ``lost`` are passed over: the server counts them as lost. Raises
+        DamagedStateError for any other damaged one, ValueError where all states are of this round or later ones:
+        starting afresh would delete them.
         """
         later = []
-        for state in self._candidates():
+        for state in self._candidates(server_round, lost):
             if state.numbers.get("run_id") == self.run_id:
                 if state.numbers["round"] < server_round:
                     return state
                 later.append(state.numbers["round"])
         if later and server_round > 1:
-            raise ValueError(
+            raise DataError(
                 f"the server resumes at round {server_round}, this silo has kept its state of round {min(later)} and "
                 f"later only: it waits for round {min(later) + 1}"
             )
@@ -91,27 +97,49 @@ class StateStore:
             for left in self.folder.glob(".*.tmp"):  # by a process that was killed as it wrote
                 left.unlink(missing_ok=True)
             files = states_in(self.folder)
-            saved = [f for f in files if f.name.startswith("round-") and _round(f) <= server_round]
+            saved = [f for f in files if f.name.startswith("round-") and (f == file or _round(f) < server_round)]
             before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
             for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
                 old.unlink(missing_ok=True)
 
-    def _candidates(self) -> Iterator[State]:
+    def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
         if self.in_memory and "numbers" in self.context.state:
             numbers = json.loads(cast(str, cast(ConfigRecord, self.context.state["numbers"])["json"]))
             record = cast(ArrayRecord, self.context.state["arrays"])
             yield State({name: tensor_of(array) for name, array in record.items()}, numbers)
-        if self.folder is not None:
-            damaged: Exception | None = None
-            for file in states_in(self.folder) + (states_in(self.older) if self.older else []):
-                try:
-                    stamp, written = _WRITTEN.get(file, ((), State()))
-                    yield _copy(written) if stamp == _stamp(file) else State.load(file)
-                except (OSError, ValueError) as error:
-                    log(WARNING, "%s, the one before it is taken", error)
-                    damaged = error
-            if damaged is not None:
-                raise damaged
+        files = [] if self.folder is None else states_in(self.folder) + (states_in(self.older) if self.older else [])
+        for place, file in enumerate(files):
+            try:
+                state = _read(file)
+            except (OSError, ValueError) as error:
+                if lost < _round(file) < server_round:
+                    raise self._damage(files, place, error) from error
+            else:
+                yield state
+
+    def _damage(self, files: Sequence[Path], place: int, error: Exception) -> DamagedStateError:
+        """Describe to the server the damaged state ``files[place]``, and those before it."""
+        good = next((i for i in range(place + 1, len(files)) if self._is_readable(files[i])), place + 1)
+        kept = [_round(file) for file in itertools.takewhile(self._is_readable, files[good:])]
+        if len(files) == 1:  # states are only removed when there are later ones: it is the first
+            kept = [0]
+        reason = str(error)
+        if "state-path" not in self.context.node_config:  # the path is for the hospital's own log
+            log(WARNING, "%s", error)
+            reason = f"{files[place].name} cannot be read"
+        return DamagedStateError(_round(files[good - 1]), kept, reason)
+
+    def _is_readable(self, file: Path) -> bool:
+        try:
+            return _read(file).numbers.get("run_id") == self.run_id
+        except (OSError, ValueError):
+            return False
+
+
+def _read(file: Path) -> State:
+    """A state as its file has it. Raises OSError or ValueError where that cannot be read."""
+    stamp, written = _WRITTEN.get(file, ((), State()))
+    return _copy(written) if stamp == _stamp(file) else State.load(file)
 
 
 def _copy(state: State) -> State:

@@ -15,10 +15,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from client.site.policy import Policy
+from client.site.trust.policy import Policy
 from models.standardisation import column_sums, rounded_sums
-from partitions.disk import locked, write_atomically
-from partitions.own_split import sample_digests
+from partitions.common.files import locked, write_atomically
+from partitions.site_split import sample_digests
 from partitions.splits import Array
 
 FILE = "released-sums.json"

@@ -1,10 +1,10 @@
 """Entry point of both images.
 
     setup                   one-shot: credentials, demo data, registration (server.deploy.setup)
-    install                 one-shot, at a hospital: a bundle's files into the silo's volume
+    install [--allow-older] one-shot, at a hospital: a bundle's files into the silo's volume
     flower-superlink ...    as server.deploy.superlink, once `setup` has written its credentials; beside it
                             server.deploy.registrar
-    flower-supernode ...    supervised (client.site.supervisor)
+    flower-supernode ...    supervised (client.site.runtime.supervisor)
     anything else           as it is, such as `silofl doctor`
 
 `setup` and `install` start as root, with the one capability it takes to give away a new volume, because Docker makes
@@ -12,7 +12,6 @@ volumes and mounted folders as root; they do the rest as the image's user. All e
 """
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ def main(command: list[str]) -> int:
         set_up(os.environ)
         return 0
     if command[:1] == ["install"]:
-        install()
+        install(allow_older="--allow-older" in command[1:])
         return 0
     if command[:1] == ["flower-superlink"]:
         from server.deploy.superlink import in_place_of
@@ -46,16 +45,16 @@ def main(command: list[str]) -> int:
         server = Connection("registrar", "control:8000", "/server/ca.crt")
         keep_registrations(server, Path("/server/registered.json"), Path("/tmp/registered"))
     elif command[:1] == ["flower-supernode"]:
-        from client.site.launch import threads
         from client.site.node import Site
-        from client.site.supervisor import run
-        from partitions.disk import keep_private
+        from client.site.runtime.launch import threads
+        from client.site.runtime.supervisor import run
+        from partitions.common.files import keep_private
 
         keep_private()  # what this silo writes, and everything that it starts
         site = Site.from_environment(os.environ)
         sharing = int(os.environ.get("SILOFL_SHARING") or 1)  # silos that share this machine's cores
         os.environ.setdefault("OMP_NUM_THREADS", threads(sharing))
-        return run(site, command, os.environ, online=Path("/tmp/online"), say=lambda line: print(line, flush=True))
+        return run(site, command, os.environ, online=Path("/tmp/online"), echo=lambda line: print(line, flush=True))
     os.execvp(command[0], command)
 
 
@@ -75,31 +74,33 @@ def give_away() -> None:
             raise ValueError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
 
 
-def install(root: Path = Path("/")) -> None:
+def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     """A bundle's files, readable for their owner alone, into /site for whoever runs the silo (SILOFL_USER).
 
-    Where the consortium signed them, who it was is remembered there, and nobody else's are taken afterwards. `root` is
-    for tests.
+    Where the consortium signed them, who it was is remembered there, and nobody else's, nor older ones, are taken
+    afterwards. `root` is for tests.
     """
-    from client.site.bundle import read_bundle, signed_by
-    from client.site.signing import check_signed
+    from client.site.trust.bundle import read_bundle, signed_by
+    from client.site.trust.signing import check_signed
 
     bundle, site, state = root / "bundle", root / "site", root / "state"
-    check_signed(read_bundle(bundle), unpacked=True, remembered=signed_by(site), say=print)
-    if not (bundle / "node.key").exists():
+    files = read_bundle(bundle)
+    check_signed(files, unpacked=True, remembered=signed_by(site), echo=print, allow_older=allow_older)
+    if "node.key" not in files:
         raise ValueError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"
         )
     user, _, group = os.environ["SILOFL_USER"].partition(":")
     for path in (site, state, *state.rglob("*")):  # it may have been another user's
         os.chown(path, int(user), int(group or user))
-    for name, mode in (("ca.crt", 0o444), ("allowed-apps", 0o444), ("policy.toml", 0o444), ("node.key", 0o400)):
+    readable = dict.fromkeys(("ca.crt", "allowed-apps", "policy.toml", "schema.json"), 0o444)
+    for name, mode in {**readable, "node.key": 0o400}.items():
         target = site / name
         target.unlink(missing_ok=True)
-        if name == "policy.toml" and not (bundle / name).exists():
+        if name not in files:
             continue  # a silo that is told to read one, and finds none, sends nothing
         target.touch(mode=0o600)
-        shutil.copyfile(bundle / name, target)
+        target.write_bytes(files[name])
         target.chmod(mode)
         os.chown(target, int(user), int(group or user))
 

@@ -11,183 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from models.layout import Layout, _blocks, _entries, frozen_modules
 from models.lora import merged
+from partitions.common.errors import UserError
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One tensor's place in a flat vector: ``vector[start:stop].view(shape)``."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Block:
-    """One layer block (for example ``conv1`` with its weight and bias): ``vector[start:stop]``."""
-
-    name: str
-    start: int
-    stop: int
-
-    @property
-    def slice(self) -> slice:
-        return slice(self.start, self.stop)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything lies: parameters and buffers by name, and the layer blocks from input to output."""
-
-    parameters: tuple[Entry, ...]
-    buffers: tuple[Entry, ...]
-    blocks: tuple[Block, ...]
-    norms: tuple[str, ...] = ()  # the batch normalisation layers, wherever they stand: also inside of a block
-
-    @property
-    def size(self) -> int:
-        """Number of trainable scalars, the unit Σ of the communication costs."""
-        return self.parameters[-1].stop if self.parameters else 0
-
-    @property
-    def buffer_size(self) -> int:
-        return self.buffers[-1].stop if self.buffers else 0
-
-    def parts(self, names: Iterable[str]) -> tuple[slice, ...]:
-        """The parts of the vector that the named blocks take, neighbours joined. ValueError for an unknown block."""
-        wanted = set(names)
-        unknown = wanted - {b.name for b in self.blocks}
-        if unknown:
-            raise ValueError(
-                f"there is no layer block {', '.join(sorted(unknown))}; "
-                f"there are: {', '.join(b.name for b in self.blocks)}"
-            )
-        return _joined(b.slice for b in self.blocks if b.name in wanted)
-
-    def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
-        """The blocks that begin outside of all these parts, neighbours joined."""
-        inside = tuple(parts)
-        return self.parts(b.name for b in self.blocks if not any(p.start <= b.start < p.stop for p in inside))
-
-    def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
-        """The buffers of the blocks that begin inside these parts of the vector, neighbours joined.
-
-        A buffer of no block (a BatchNorm layer's without weights) comes with all blocks only.
-        """
-        inside = tuple(parts)
-        names = [b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)]
-        everything = len(names) == len(self.blocks)
-        return _joined(
-            slice(e.start, e.stop)
-            for e in self.buffers
-            if everything or any(e.name.startswith(f"{name}.") for name in names)
-        )
-
-    def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
-        """The parts of the vector that batch normalisation layers take, or (``norm=False``) all the others."""
-        return _joined(
-            slice(e.start, e.stop) for e in self.parameters if (e.name.rpartition(".")[0] in self.norms) == norm
-        )
-
-    def norm_buffers(self) -> tuple[slice, ...]:
-        """The statistics of the batch normalisation layers."""
-        return _joined(slice(e.start, e.stop) for e in self.buffers if e.name.rpartition(".")[0] in self.norms)
-
-    def linear_head(self) -> tuple[Entry, Entry]:
-        """Weight (C, K) and bias (C,) of the last layer block, where it is one linear layer on K features.
-
-        ValueError where it is not.
-        """
-        block = self.blocks[-1]
-        inside = [e for e in self.parameters if e.start >= block.start]
-        if [e.name for e in inside] != [f"{block.name}.weight", f"{block.name}.bias"] or len(inside[0].shape) != 2:
-            raise ValueError(f"this method needs a linear last layer with a bias, which '{block.name}' is not")
-        return inside[0], inside[1]
-
-    @property
-    def classes(self) -> int:
-        """C of :meth:`linear_head`. ValueError where there is none."""
-        return self.linear_head()[0].shape[0]
-
-    @property
-    def features(self) -> int:
-        """K of :meth:`linear_head`. ValueError where there is none."""
-        return self.linear_head()[0].shape[1]
-
-    def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """Views by name, as a ``state_dict`` without the integer buffers."""
-        tensors = {e.name: vector[e.start : e.stop].view(e.shape) for e in self.parameters}
-        if buffers is not None:
-            tensors |= {e.name: buffers[e.start : e.stop].view(e.shape) for e in self.buffers}
-        return tensors
-
-
-def _joined(parts: Iterable[slice]) -> tuple[slice, ...]:
-    """The same parts, in ascending order, with neighbours made one."""
-    joined: list[slice] = []
-    for part in parts:
-        if joined and joined[-1].stop == part.start:
-            joined[-1] = slice(joined[-1].start, part.stop)
-        else:
-            joined.append(part)
-    return tuple(joined)
-
-
-def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
-    entries, start = [], 0
-    for name, tensor in tensors:
-        entries.append(Entry(name, tuple(tensor.shape), start, start + tensor.numel()))
-        start += tensor.numel()
-    return tuple(entries)
-
-
-def block_names(module: nn.Module) -> list[str]:
-    """Names of the layer blocks, input to output.
-
-    Those of ``module.block_names``; without that attribute, every leaf module with parameters is one.
-    """
-    named = getattr(module, "block_names", None)
-    owners = (n.rpartition(".")[0] for n, p in module.named_parameters() if p.requires_grad)
-    return list(named or dict.fromkeys(owners))
-
-
-def frozen_modules(module: nn.Module) -> frozenset[str]:
-    """Names of the modules none of whose own parameters is trained; one without any goes with the module around it."""
-    if all(parameter.requires_grad for parameter in module.parameters()):
-        return frozenset()
-    found = set()
-    for name, inner in module.named_modules():
-        around = module.get_submodule(name.rpartition(".")[0])
-        parameters = list(inner.parameters(recurse=False)) or list(around.parameters())
-        if not any(parameter.requires_grad for parameter in parameters):
-            found.add(name)
-    return frozenset(found)
-
-
-def _blocks(module: nn.Module, parameters: tuple[Entry, ...]) -> tuple[Block, ...]:
-    names = block_names(module)
-    blocks = []
-    for name in names:
-        inside = [e for e in parameters if e.name.startswith(f"{name}.") or e.name.rpartition(".")[0] == name]
-        if inside:
-            blocks.append(Block(name, inside[0].start, inside[-1].stop))
-    stops = [0, *(b.stop for b in blocks)]
-    if [b.start for b in blocks] != stops[:-1] or stops[-1] != (parameters[-1].stop if parameters else 0):
-        raise ValueError(f"layer blocks {names} do not cover the parameters in order")
-    return tuple(blocks)
-
-
-class Together(Protocol):
-    """Computes what a model asks for with what others ask for at the same time (server/run/lockstep.py).
+class BatchedBackend(Protocol):
+    """Computes what a model asks for with what others ask for at the same time (server/simulation/vectorized.py).
 
     Each as the function of that name would by itself: ``training.loss_gradient``, an optimiser's ``step``, a task's
     ``evaluate``.
@@ -208,7 +44,7 @@ class FlatModel:
     ``storage``: a contiguous vector and gradient that exist already, such as rows of matrices over silos.
     """
 
-    together: Together | None = None  # who computes for this model, where silos train together
+    backend: BatchedBackend | None = None  # who computes for this model, where silos train together
 
     def __init__(
         self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None
@@ -241,9 +77,19 @@ class FlatModel:
         self.last_block = module.get_submodule(self.head_name)
         inside = [b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")]
         self.head = slice(inside[0].start, inside[-1].stop)
-        self.embeddings = {  # of words: a method's own head may have some, too, of classes
+        self._watch_embeddings()
+        # As a module of its own, or inside a network's forward pass, which then says so.
+        self.has_dropout = getattr(module, "has_dropout", False) or any(
+            isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
+        )
+        self.has_batch_norm = bool(norms)
+        self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
+
+    def _watch_embeddings(self) -> None:
+        """Note which rows of the embeddings get a gradient, so that a step touches these alone."""
+        self.embeddings = {  # of words; a method's own head may embed classes, which do not count here
             f"{name}.weight": layer
-            for name, layer in module.named_modules()
+            for name, layer in self.module.named_modules()
             if isinstance(layer, nn.Embedding)
             and layer.weight.requires_grad
             and not name.startswith(f"{self.head_name}.")
@@ -253,27 +99,21 @@ class FlatModel:
             # large as the table first. A GPU does that in no time, and the sum of a row in one order.
             layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
             layer.weight.register_hook(partial(self._note_rows, name))  # type: ignore[no-untyped-call]
-        tables = [slice(e.start, e.stop) for e in entries if e.name in self.embeddings]
+        tables = [slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings]
         starts, stops = [0, *(t.stop for t in tables)], [*(t.start for t in tables), self.layout.size]
         self._others = [slice(a, b) for a, b in zip(starts, stops, strict=True) if a < b]  # all but embeddings
-        # Rows of embeddings with a gradient, None: any may have one; and when nobody had written to the gradient since.
+        # Rows of embeddings with a gradient (None: any may have one); the gradient's version after ``one_gradient``.
         self._rows: dict[str, list[Tensor]] | None = None
         self._known = -1
-        # As a module of its own, or inside a network's forward pass, which then says so.
-        self.has_dropout = getattr(module, "has_dropout", False) or any(
-            isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
-        )
-        self.has_batch_norm = bool(norms)
-        self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
 
     @property
     def device(self) -> torch.device:
         return self.vector.device
 
     def load(self, vector: Tensor, buffers: Tensor | None = None) -> None:
-        """Copy a vector of shape (Σ,), and buffers where given, into the model. Raises ValueError on a wrong length."""
+        """Copy a vector of shape (Σ,), and buffers where given, into the model. Raises UserError on a wrong length."""
         if vector.shape != self.vector.shape:
-            raise ValueError(f"a model of {self.layout.size} parameters cannot take {vector.numel()}")
+            raise UserError(f"a model of {self.layout.size} parameters cannot take {vector.numel()}")
         if vector is not self.vector:
             self.vector.copy_(vector)
         if buffers is not None and buffers.numel():
@@ -296,7 +136,7 @@ class FlatModel:
 
     @contextmanager
     def one_gradient(self) -> Iterator[None]:
-        """In which ``backward`` fills ``gradient``, which is zeros before: only what is not is set to it."""
+        """Context in which ``backward`` fills ``gradient``; before, only what is not zero is reset."""
         rows = self.rows_with_gradient()
         if rows is None:
             self.gradient.zero_()
@@ -350,7 +190,7 @@ class FlatModel:
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether every element is a finite number.
+    """Return whether every element is a finite number.
 
     A sum is not finite where an element is not, and is made in a tenth of the time; only where it is not, which large
     finite elements can cause too, is each looked at.

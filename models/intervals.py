@@ -1,4 +1,4 @@
-"""How uncertain one silo's score is: intervals that a silo computes itself, for what is sent is a mean.
+"""Intervals of one silo's score, which the silo computes itself: only a mean is sent.
 
 An accuracy is a share of ``n`` samples, from which anybody has its interval (:func:`models.metrics.wilson_interval`).
 Other scores (an area under a curve, a Dice coefficient, an R2) hang on samples that never leave: the silo sends the two

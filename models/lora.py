@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from partitions.common.errors import UserError
+
 PLACE = "parametrizations.weight"  # below a layer: where PyTorch keeps W, as ``original``, and the change, as ``0``
 
 
@@ -42,7 +44,7 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
         if isinstance(layer, nn.Linear) and not layer.weight.requires_grad and not parametrize.is_parametrized(layer)
     ]
     if not layers:
-        raise ValueError(f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change")
+        raise UserError(f"lora-rank = {rank}: this network has no frozen linear layer that could learn a change")
     for layer in layers:
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
     return network

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from partitions.common.errors import DataError
+
 LOSSES = ("cross-entropy", "focal")
 IGNORED = -100  # the label that PyTorch's losses ignore
 
@@ -46,12 +48,12 @@ def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], T
 
     Samples labelled -100 (PyTorch's ``ignore_index``) count for nothing: batches can be padded with them.
 
-    Raises ValueError for another name, or a gamma that is negative.
+    Raises DataError for another name, or a gamma that is negative.
     """
     if name not in LOSSES:
-        raise ValueError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
+        raise DataError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
     if not (math.isfinite(gamma) and gamma >= 0):
-        raise ValueError(f"focal-gamma must be a number of at least 0, not {gamma}")
+        raise DataError(f"focal-gamma must be a number of at least 0, not {gamma}")
 
     def focal(logits: Tensor, y: Tensor) -> Tensor:
         log_p = -F.cross_entropy(logits, y, reduction="none")
@@ -82,7 +84,7 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
       of that class against the rest, scored by its softmax probability; equal scores count half. With C = 2
       it is the binary AUC. ``nan`` where only one class occurs, and where a logit is not finite.
 
-    Raises ValueError where a label is not in 0..C-1.
+    Raises DataError where a label is not in 0..C-1.
     """
     n, classes = logits.shape
     if n == 0:
@@ -91,7 +93,7 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
     labels = y.detach().long().cpu()
     lowest, highest = int(labels.min()), int(labels.max())
     if lowest < 0 or highest >= classes:
-        raise ValueError(f"labels must lie in 0..{classes - 1}, found {lowest}..{highest}")
+        raise DataError(f"labels must lie in 0..{classes - 1}, found {lowest}..{highest}")
     log_p = F.log_softmax(scores, dim=1)
     predicted = scores.argmax(1)
     # Samples, predictions and hits of each class.
@@ -111,7 +113,7 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
 def metrics_of_all(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
     """:func:`classification_metrics` of several models, each on its own samples; equal up to the order of sums.
 
-    All models have as many classes. Raises ValueError as that does.
+    All models have as many classes. Raises DataError as that does.
     """
     classes, sizes = logits[0].shape[1], np.array([len(y) for y in labels])
     scores = torch.cat([*logits]).detach().double().cpu()
@@ -204,10 +206,10 @@ def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg:
 
     #{c: P_c > max(S_c, G_c)} / C, strictly (PLayer-FL, "incentivised participation rate"). The three
     sequences list the same silos in the same order. Silos that lack one of the values (``nan``) are left out;
-    ``nan`` where none is left. Raises ValueError where the lengths differ.
+    ``nan`` where none is left. Raises DataError where the lengths differ.
     """
     if not len(personal) == len(local) == len(fedavg):
-        raise ValueError(f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values")
+        raise DataError(f"not the same silos: {len(personal)}, {len(local)} and {len(fedavg)} values")
     rows = [row for row in zip(personal, local, fedavg, strict=True) if not any(math.isnan(value) for value in row)]
     if not rows:
         return math.nan
@@ -219,12 +221,12 @@ def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[flo
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 + confidence)/2.
     Stays within 0..1 and is not empty at p = 0 or 1, unlike p +- z sqrt(p(1-p)/n). ``nan`` twice where n = 0.
-    Raises ValueError where not 0 <= correct <= n or the confidence is not in (0, 1).
+    Raises DataError where not 0 <= correct <= n or the confidence is not in (0, 1).
     """
     if not 0 <= correct <= n:
-        raise ValueError(f"{correct} correct out of {n} is impossible")
+        raise DataError(f"{correct} correct out of {n} is impossible")
     if not 0 < confidence < 1:
-        raise ValueError(f"the confidence must lie strictly between 0 and 1, not {confidence}")
+        raise DataError(f"the confidence must lie strictly between 0 and 1, not {confidence}")
     if n == 0:
         return math.nan, math.nan
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -241,11 +243,11 @@ def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = Tru
 
     ``table[method]`` lists the method's values, one per data set, the same data sets for all. A data set
     where any method has no value (``nan``) is left out for all, so that ranks stay comparable; ``nan`` where
-    none is left. Raises ValueError where the lists differ in length.
+    none is left. Raises DataError where the lists differ in length.
     """
     lengths = {len(values) for values in table.values()}
     if len(lengths) > 1:
-        raise ValueError(f"every method needs one value per data set, got lists of {sorted(lengths)} values")
+        raise DataError(f"every method needs one value per data set, got lists of {sorted(lengths)} values")
     values = np.array(list(table.values()), dtype=float).reshape(len(table), *lengths)
     values = values[..., ~np.isnan(values).any(axis=0)]
     if values.size == 0:

@@ -1,4 +1,4 @@
-"""What one sample is, as a network gets it: its shape.
+"""Shapes of samples, as a network gets them.
 
 | sample | shape | a batch |
 |---|---|---|
@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from partitions.common.errors import UserError
+
 Shape = tuple[Any, ...]
 
 KINDS = {1: "table", 2: "signal", 3: "picture", 4: "volume"}  # by the number of sides
@@ -45,14 +47,14 @@ def kind_of(shape: Shape) -> str:
                 return "several"
     elif len(shape) in KINDS and all(_is_size(size) for size in shape) and math.prod(shape) <= MOST_VALUES:
         return KINDS[len(shape)]
-    raise ValueError(
+    raise UserError(
         "an input must be a table's row (d,), a signal (c, t), a picture (c, h, w), a volume (c, d, h, w), a text or "
         f"several of them, not of shape {shape}"
     )
 
 
 def is_name(name: object) -> bool:
-    """Whether an input may be called so: a field of a named tuple, in small letters."""
+    """Return whether an input may be called so: a field of a named tuple, in small letters."""
     right = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
     return bool(right) and not iskeyword(str(name)) and name != TOKENS
 
@@ -67,7 +69,7 @@ def inputs_of(shape: Shape) -> dict[str, Shape]:
 
 
 def columns(shape: Shape) -> int:
-    """How many columns its tables have together: what is standardised."""
+    """Count the columns of all its tables: these are standardised."""
     return sum(own[0] for own in inputs_of(shape).values() if kind_of(own) == "table")
 
 
@@ -79,7 +81,7 @@ def written(shape: Shape) -> list[int] | list[str]:
 
 
 def read_shape(value: Sequence[Any]) -> Shape:
-    """The shape that is written so. Raises ValueError where there is none."""
+    """The shape that is written so. Raises UserError where there is none."""
     if value and all(isinstance(part, str) for part in value):
         parts = [part.split() or [""] for part in value]
         alone = len(parts) == 1 and parts[0][0] == TOKENS
@@ -92,7 +94,7 @@ def read_shape(value: Sequence[Any]) -> Shape:
 
 @lru_cache(maxsize=16)
 def batch_type(names: tuple[str, ...]) -> Any:
-    """What a batch of inputs with these names is: a named tuple."""
+    """Return the type of a batch of inputs with these names: a named tuple."""
     return namedtuple("Batch", names)
 
 

@@ -1,4 +1,4 @@
-"""How many threads a process computes with."""
+"""Number of threads that a process computes with."""
 
 from __future__ import annotations
 

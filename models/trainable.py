@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from models.flat import block_names, frozen_modules
+from models.layout import block_names, frozen_modules
 from models.weights import Weights
+from partitions.common.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ def freeze(network: nn.Module, part: Part) -> nn.Module:
         pattern = f"{head}.*" if word == "head" else word
         found = {name for name in names if fnmatchcase(name, pattern)}
         if not found:
-            raise ValueError(
+            raise UserError(
                 f"trainable = {part.trainable[:200]!r}: no parameter is called like {word[:80]!r}; they are called "
                 f"{names[0]}, ..., {names[-1]}, in the layer blocks {', '.join(block_names(network))}"
             )
         trained |= found
     if left_out := [name for name in names if name.startswith(f"{head}.") and name not in trained]:
-        raise ValueError(
+        raise UserError(
             f"trainable = {part.trainable[:200]!r} leaves out {', '.join(left_out)}: add head, for the last layer is "
             "always trained"
         )

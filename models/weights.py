@@ -18,7 +18,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from models.flat import block_names
+from models.layout import block_names
+from partitions.common.errors import DataError
 
 SHOWN = 3  # names that a message shows
 
@@ -37,7 +38,7 @@ def weights_of(file: Path) -> Weights:
         found = file.stat()
         return _hashed(file, found.st_mtime_ns, found.st_size)
     except OSError as error:
-        raise ValueError(f"init-weights = {file}: {error.strerror}") from None
+        raise DataError(f"init-weights = {file}: {error.strerror}") from None
 
 
 @lru_cache(maxsize=4)
@@ -52,23 +53,23 @@ def _tensors(weights: Weights) -> dict[str, Tensor]:
     try:
         content = Path(weights.file).read_bytes()
     except OSError as error:
-        raise ValueError(f"init-weights = {weights.file}: {error.strerror}") from None
+        raise DataError(f"init-weights = {weights.file}: {error.strerror}") from None
     if hashlib.sha256(content).hexdigest() != weights.sha256:
-        raise ValueError(
+        raise DataError(
             f"init-weights = {weights.file} is another file than the run began with: its SHA-256 is not "
             f"{weights.sha256[:16]}..."
         )
     try:
         found = safetensors.torch.load(content)
     except safetensors.SafetensorError as error:
-        raise ValueError(
+        raise DataError(
             f"init-weights = {weights.file} is no safetensors file: {' '.join(str(error).split())}"
         ) from None
     return {name: tensor for name, tensor in sorted(found.items()) if tensor.is_floating_point()}
 
 
 def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
-    """What a tensor is called here that a published file calls so: ``published`` has patterns and replacements."""
+    """Return our name of a tensor in a published file; ``published`` has patterns and replacements."""
     for pattern, replacement in published:
         name = re.sub(pattern, replacement, name)
     return name
@@ -97,7 +98,7 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
         faults += [f"{name} is missing" for name in missing]
     if faults:
         more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-        raise ValueError(
+        raise DataError(
             f"init-weights = {weights.file} does not fit this network of {len(wanted)} tensors: "
             f"{'; '.join(faults[:SHOWN])}{more}"
         )

@@ -74,7 +74,7 @@ def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Array:
 
 
 def read_vocabulary(arrays: Mapping[str, Array]) -> int:
-    """How many tokens the file says there are; 0 where it has no texts."""
+    """Return the vocabulary's size that the file states; 0 where it has no texts."""
     if "vocabulary" not in arrays:
         return 0
     stated = arrays["vocabulary"]
@@ -84,7 +84,7 @@ def read_vocabulary(arrays: Mapping[str, Array]) -> int:
 
 
 def is_input_name(name: str) -> bool:
-    """Whether one of several inputs may be called so (as models/shapes.py has it)."""
+    """Return whether one of several inputs may be called so (as models/shapes.py has it)."""
     return re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) is not None and not iskeyword(name) and name != "tokens"
 
 

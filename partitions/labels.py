@@ -8,19 +8,24 @@
 | survival | ``time_*`` (n,) and ``event_*`` (n,), 1 or 0 (censored), in place of ``y_*`` | float32 (n, 2) |
 | segmentation | whole numbers (n, [d,] h, w) beside pictures or volumes of that size, 255: does not count | uint8 |
 
-A file may say its ``task`` (a text). Where it does not, whoever reads it may; and where nobody does, times and events
-mean survival, masks of the pictures' size segmentation, one number per sample classes where all are whole and else
-measurements, several numbers per sample findings where all are 0, 1 or -1 and else measurements. ``ordinal`` is only
-where it is said.
+A file may name its ``task`` (a text); otherwise the caller may. Without either, the arrays decide:
+
+* times and events mean survival;
+* masks of the pictures' size mean segmentation;
+* one number per sample means classes where all are whole, and else measurements;
+* several numbers per sample mean findings where all are 0, 1 or -1, and else measurements.
+
+``ordinal`` has to be named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from partitions.names import nearest
+from partitions.common.errors import DataError
+from partitions.common.names import nearest
 from partitions.splits import Array
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
@@ -29,8 +34,8 @@ MOST_CLASSES = 100_000  # a larger label is taken for a mistake
 VOID = 255  # of a mask: this pixel does not count
 
 
-class Fault(ValueError):
-    """What is wrong with a file, and how to mend it."""
+class Fault(DataError):
+    """Fault of a file, and how to mend it."""
 
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail, fix)
@@ -55,7 +60,7 @@ def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
         if t.dtype.kind not in "iuf" or not np.isfinite(t).all() or (len(t) and t.min() < 0):
             raise Fault(f"{time} is not of finite numbers from 0 on", "times count from when a patient was first seen")
         if e.dtype.kind not in "iubf" or not np.isin(e, (0, 1)).all():
-            raise Fault(f"{event} is not of 0 and 1", "1: the event took place then; 0: nobody knows (censored)")
+            raise Fault(f"{event} is not of 0 and 1", "1: the event took place then; 0: not known (censored)")
         del joined[time], joined[event]
         joined[y] = np.column_stack([t, e]).astype(np.float32)
     return joined
@@ -77,7 +82,7 @@ def stated_task(arrays: Mapping[str, Array], wish: str) -> str:
 
 
 def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) -> str:
-    """What the labels look like."""
+    """Describe the labels."""
     if survival:
         return "survival"
     parts, x = list(ys.values()), next(iter(xs.values()))
@@ -171,11 +176,30 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
         int(y[y != VOID].max(initial=0) if task == "segmentation" else y.max()) for y in ys.values() if len(y)
     )
     classes = _stated_count(arrays, largest + 1 if task in ONE_CLASS else max(largest + 1, 2))
+    if task in ONE_CLASS and "classes" not in arrays:
+        check_classes(ys)
     if largest >= classes:
         kept = {split: y[y != VOID] if task == "segmentation" else y for split, y in ys.items()}
         split = next(split for split, y in kept.items() if y.size and int(y.max()) == largest)
         raise Fault(f"{split} has a label {largest} where classes is {classes}", "labels are 0 .. classes - 1")
     return classes
+
+
+def check_classes(ys: Mapping[str, Array]) -> None:
+    """Refuse labels that cannot be all classes there are, where the file does not say how many: one, or with gaps."""
+    found = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
+    save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
+    if len(found) == 1:
+        raise Fault(f"has one class alone, {found[0]}", f"there must be two or more; {save}")
+    if len(found) != found[-1] + 1:
+        raise Fault(
+            f"has labels {short_numbers(found)}, which leave numbers out", f"number classes 0, 1, 2, ...; or, {save}"
+        )
+
+
+def short_numbers(numbers: Sequence[int]) -> str:
+    """Up to ten numbers for a message."""
+    return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
 def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = False) -> int:
@@ -199,7 +223,8 @@ def describe_labels(task: str, ys: Mapping[str, Array], classes: int) -> str:
         if classes > 20:
             return kind
         counts = (f"{split} {np.bincount(y, minlength=classes).tolist()}" for split, y in ys.items())
-        return f"{kind}; samples of each: {', '.join(counts)}"
+        alone = len(np.unique(np.concatenate(list(ys.values())))) == 1
+        return f"{kind}; samples of each: {', '.join(counts)}" + "; there is ONE class here" * alone
     if task == "multilabel":
         counts = (f"{split} {(y == 1).sum(0).tolist()}" for split, y in ys.items())
         return f"{classes} findings (multilabel)" + (

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from partitions.disk import fresh_folder, write_atomically
+from partitions.common.errors import DataError
+from partitions.common.files import fresh_folder, write_atomically
 from partitions.labels import ONE_CLASS
-from partitions.partition import PARTITIONS, SiloIndices, partition, silo_data
+from partitions.schemes.registry import PARTITIONS, SiloIndices, partition, silo_data
 from partitions.silo_file import write_silo_file
 from partitions.splits import Array, Dataset
 
@@ -25,7 +26,7 @@ MANIFEST = "manifest.json"
 def describe(
     dataset: Dataset, silos: Sequence[SiloIndices], *, name: str, seed: int, settings: Any = None
 ) -> dict[str, Any]:
-    """What `manifest.json` says of a partition, but for files and checksums.
+    """Describe a partition as `manifest.json` does, but for files and checksums.
 
     ``{dataset, partition, seed, settings, task, classes, silos: [{name[, origin], n_train, n_val, n_test,
     labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out, if samples have a class.
@@ -76,7 +77,7 @@ def write_partition(
     All of it appears at once: it is written beside ``out_dir`` and renamed. An earlier partition in
     ``out_dir`` is replaced.
 
-    Raises ValueError if ``out_dir`` holds anything else, or if the partition is not possible (see
+    Raises DataError if ``out_dir`` holds anything else, or if the partition is not possible (see
     `partition`).
     """
     out = Path(out_dir).resolve()
@@ -101,7 +102,7 @@ def write_partition(
         else:
             temporary.rename(out)
     except OSError as error:
-        raise ValueError(f"{out} cannot be written ({error.strerror or error})") from error
+        raise DataError(f"{out} cannot be written ({error.strerror or error})") from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -113,28 +114,28 @@ def refuse_other_content(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ValueError(f"{out} is a file; name a directory for the partition")
+        raise DataError(f"{out} is a file; name a directory for the partition")
     own = {MANIFEST}
     try:
         own |= {silo["file"] for silo in json.loads((out / MANIFEST).read_text("utf-8"))["silos"]}
     except (OSError, ValueError, KeyError, TypeError):
         own = set()
     if other := sorted(path.name for path in out.iterdir() if path.name not in own):
-        raise ValueError(f"{out} holds something else ({other[0]}); name a new or empty directory")
+        raise DataError(f"{out} holds something else ({other[0]}); name a new or empty directory")
 
 
 def check_plot(path: str | Path) -> Path:
     """The path, if its ending is that of a picture that can be drawn; else ValueError."""
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"{path} does not end in .png, .svg or .pdf")
+        raise DataError(f"{path} does not end in .png, .svg or .pdf")
     return path
 
 
 def check_drawn(manifest: Mapping[str, Any]) -> None:
     """ValueError where samples have no class, by which a plot could tell who holds what."""
     if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
-        raise ValueError(f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})")
+        raise DataError(f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})")
 
 
 def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
@@ -144,7 +145,7 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
     include those held out for validation. One colour is used, so that nothing depends on telling colours
     apart.
 
-    Raises ValueError for another ending, and where samples have no class.
+    Raises DataError for another ending, and where samples have no class.
     """
     path = check_plot(path)
     check_drawn(manifest)

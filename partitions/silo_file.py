@@ -4,12 +4,15 @@ Arrays, under one of three sets of names:
 
 * ``x_train, y_train[, x_val, y_val], x_test, y_test``
 * MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
-* ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``own_split.py``)
+* ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``site_split.py``)
 
 and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
-one per class or output) and ``feature_names`` (text, one per column of a table). Several inputs of a sample have an
-array each, ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample
-lacks is all zeros there. Texts are tokens, with ``vocabulary``, how many there are.
+one per class or output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units``
+(text, "" where it is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may
+have, NaN where it is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal
+ones for samples of one patient (``patients.py``). Several inputs of a sample have an array each, ``x_image_train``,
+``x_notes_train`` and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample lacks is all zeros there. Texts
+are tokens, with ``vocabulary``, how many there are.
 
 What inputs look like says ``inputs.py``: pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w), for
 example. Volumes have a depth before their height, and always channels: an array of four dimensions is of pictures. But
@@ -20,20 +23,14 @@ read as float32. Anything else is refused. An ``x_val`` without samples says tha
 
 from __future__ import annotations
 
-import lzma
-import math
-import re
-import struct
-import zipfile
-import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-from partitions.disk import write_atomically
+from partitions.array_names import names_of, sort_names
+from partitions.common.errors import DataError
 from partitions.inputs import check_alike, describe_inputs, is_input_name, read_inputs, read_vocabulary
 from partitions.labels import (
     ONE_CLASS,
@@ -45,22 +42,13 @@ from partitions.labels import (
     read_labels,
     stated_task,
 )
-from partitions.names import nearest
-from partitions.own_split import TEST_SHARE, divide_own, rows_of, say_division
-from partitions.pool import hold_out
-from partitions.splits import Array, Dataset, SiloData, Split, inputs_of, together
-
-SPLITS = ("train", "val", "test")
-OWN_NAMES = {f"{kind}_{split}": (kind, split) for split in SPLITS for kind in ("x", "y")}
-MEDMNIST_NAMES = {
-    f"{split}_{word}": (kind, split) for split in SPLITS for kind, word in (("x", "images"), ("y", "labels"))
-}
-UNSPLIT_NAMES = {"x": ("x", "all"), "y": ("y", "all")}
-NAMED = re.compile(r"x_(?P<input>\w+)_(?P<split>train|val|test)")  # of several inputs
-UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
-EXTRA_NAMES = ("task", "classes", "label_names", "feature_names", "vocabulary")
-LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
-MOST_TIMES = 100
+from partitions.npz import read_arrays, write_npz
+from partitions.patients import describe_patients, read_patients
+from partitions.reorder import count_columns, is_table
+from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
+from partitions.schemes.pool import hold_out
+from partitions.site_split import TEST_SHARE, divide_own, rows_of, say_division
+from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, inputs_of, together
 
 
 @dataclass(frozen=True)
@@ -80,18 +68,22 @@ class Contents:
     splits: dict[str, Split]
     classes: int
     task: str
-    label_names: tuple[str, ...] = ()
-    feature_names: tuple[str, ...] = ()
     vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
 
     def divided(self) -> SiloData:
         """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
-        return divide_own(self.splits, self.classes, self.task, self.vocabulary)
+        return replace(divide_own(self.splits, self.classes, self.task, self.vocabulary), schema=self.schema)
 
 
-def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
-    """Look at everything in a silo data file, in order, up to the first fault; last, how it is divided."""
+def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None = None) -> list[Check]:
+    """Look at everything in a silo data file, in order, up to the first fault; last, how it is divided.
+
+    ``agreed``: the federation's schema, which the file is checked against.
+    """
     checks, contents = examine(Path(path), task)
+    if contents is not None and agreed is not None:
+        checks.append(check_agreed(contents, agreed))
     if contents is not None:
         try:
             data = contents.divided()
@@ -101,53 +93,67 @@ def check_silo_file(path: str | Path, task: str = "auto") -> list[Check]:
     return checks
 
 
+def check_agreed(contents: Contents, agreed: Schema) -> Check:
+    """Return whether a file fits the federation's schema, by name."""
+    own, name = contents.schema, "federation's schema"
+    if reason := difference(own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS):
+        detail, _, fix = reason.rpartition(": ")
+        return Check(name, False, f"has {detail}", fix)
+    what = " and ".join(moved(own, agreed))
+    how = f"{what} in another order: each run maps them by name" if what else "the file fits"
+    return Check(name, True, f"{how}; SHA-256 {agreed.digest}")
+
+
 def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
     """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
 
     Pictures come as (n, h, w, c), volumes as (n, d, h, w, c), labels as their task has them, which is ``task`` where
-    the file does not say. Raises ValueError with the first fault of the file.
+    the file does not say. Raises DataError with the first fault of the file.
     """
     contents = read_contents(Path(path), task)
     try:
         return contents.divided()
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; give samples for training and for testing") from None
+        raise DataError(f"{path}: {error}; give samples for training and for testing") from None
 
 
 def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -> Dataset:
     """Read such a file as a whole data set, to be partitioned over silos.
 
-    Its validation samples become training samples; a file of ``x, y`` is split 80 / 20 by seed. Arrays are
-    read-only.
+    Its validation samples become training samples; a file of ``x, y`` is split 80 / 20 by seed, by patient where it
+    names them. Arrays are read-only.
 
-    Raises ValueError with the first fault of the file.
+    Raises DataError with the first fault of the file.
     """
     path = Path(path)
     contents = read_contents(path, task)
     splits = contents.splits
     if "all" in splits:
-        rest, test = hold_out(np.arange(len(splits["all"])), TEST_SHARE, np.random.default_rng(seed))
-        splits = {"train": rows_of(splits["all"], rest), "test": rows_of(splits["all"], test)}
+        whole = splits["all"]
+        units = np.arange(len(whole)) if whole.patient is None else whole.patient
+        _, held = hold_out(np.unique(units), TEST_SHARE, np.random.default_rng(seed))
+        in_test = np.isin(units, held)
+        splits = {"train": rows_of(whole, np.flatnonzero(~in_test)), "test": rows_of(whole, np.flatnonzero(in_test))}
     train = splits["train"]
     if "val" in splits:
-        val = splits["val"]
-        train = Split(np.concatenate([train.x, val.x]), np.concatenate([train.y, val.y]))
+        train = joined(train, splits["val"])
     for split in (train, splits["test"]):
         split.x.flags.writeable = False
         split.y.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    return Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary)
+    return Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary, schema=contents.schema)
 
 
-def write_silo_file(
-    path: str | Path,
-    data: SiloData,
-    *,
-    label_names: Sequence[str] = (),
-    feature_names: Sequence[str] = (),
-    streams: Mapping[str, Iterable[Array]] | None = None,
-) -> None:
-    """Write one silo's data, atomically and uncompressed; the same data give the same bytes.
+def joined(first: Split, second: Split) -> Split:
+    """The samples of both."""
+    patient = None
+    if first.patient is not None and second.patient is not None:
+        patient = np.concatenate([first.patient, second.patient])
+    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), patient)
+
+
+def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, Iterable[Array]] | None = None) -> None:
+    """Write one silo's data with its schema, atomically and uncompressed; the same data give the same bytes.
 
     ``val`` is always written, also without samples, so that what is read back is what was written. ``streams``: samples
     that are not in memory, by the array's name (``x_train``), one after the other; of these ``data`` has shape and type
@@ -163,16 +169,25 @@ def write_silo_file(
             if channels_first and key in samples:
                 samples[key] = (np.moveaxis(sample, -1, 0) for sample in samples[key])
         arrays |= written_labels(name, split.y, data.task)
+        if split.patient is not None:
+            arrays[f"patient_{name}"] = split.patient
     if data.vocabulary:
         arrays["vocabulary"] = np.array(data.vocabulary)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)
     if data.task in (*ONE_CLASS, "segmentation"):
         arrays["classes"] = np.array(data.classes)
-    for key, names in (("label_names", label_names), ("feature_names", feature_names)):
-        if names:
-            arrays[key] = np.array(names, dtype=np.str_)
-    write_npz(Path(path), arrays, samples)
+    write_npz(Path(path), arrays | written_schema(data.schema), samples)
+
+
+def written_schema(schema: Schema) -> dict[str, Array]:
+    """The schema as a file has it; what is not stated is left out."""
+    units = [feature.unit for feature in schema.features]
+    texts = {"label_names": schema.labels, "feature_names": schema.names, "feature_units": units if any(units) else ()}
+    arrays: dict[str, Array] = {key: np.array(names, dtype=np.str_) for key, names in texts.items() if names}
+    if any(feature.range for feature in schema.features):
+        arrays["feature_ranges"] = np.array([feature.range or (np.nan, np.nan) for feature in schema.features])
+    return arrays
 
 
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
@@ -182,41 +197,12 @@ def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
     return {f"y_{part}": y.astype(np.int8) if task == "multilabel" else y}
 
 
-def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
-    """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
-    is in it.
-
-    ``samples``: what is written in an array's place, one sample after the other; no more than one is in memory.
-    """
-
-    def write(temporary: Path) -> None:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in arrays.items():
-                member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-                with archive.open(member, "w", force_zip64=True) as out:
-                    if samples and name in samples:
-                        write_stream(out, array, samples[name])
-                    else:
-                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
-
-    write_atomically(path, write)
-
-
-def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
-    """What write_array would write of an array with these samples, which has the shape and type of ``like``."""
-    np.lib.format.write_array_header_1_0(
-        out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
-    )
-    for sample in samples:
-        out.write(sample.astype(like.dtype, copy=False).tobytes())
-
-
 def read_contents(path: Path, task: str = "auto") -> Contents:
     """Read and check a file; ValueError (one line) with its first fault."""
     checks, contents = examine(path, task)
     if contents is None:
         bad = next(check for check in checks if not check.ok)
-        raise ValueError(" ".join(f"{path}: {bad.detail}; {bad.fix}".split()))
+        raise DataError(" ".join(f"{path}: {bad.detail}; {bad.fix}".split()))
     return contents
 
 
@@ -239,8 +225,9 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         xs = {split: read_x(split, named, arrays, vocabulary) for kind, split in named if kind == "y"}
         check_alike(xs)
         first = next(iter(xs.values()))
-        features = read_names(arrays, "feature_names", first.shape[1] if first.ndim == 2 else 0)
-        detail = describe_inputs(first) + (f" ({', '.join(features)})" if features else "")
+        features = read_features(arrays, count_columns(first))
+        check_ranges(features, xs)
+        detail = describe_inputs(first) + (f" ({', '.join(f.name for f in features)})" if features else "")
         checks.append(Check(name, True, detail))
         name = "labels"
         raw = {split: y for (kind, split), y in named.items() if kind == "y"}
@@ -249,129 +236,20 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
             task = find_task(raw, xs, survival=arrays.keys() != found.keys())
         ys = {split: read_labels(task, names_of(split, "y", arrays), y, xs[split]) for split, y in raw.items()}
         classes = read_count(task, arrays, ys)
-        label_names = read_names(arrays, "label_names", classes)
+        labels = read_names(arrays, "label_names", classes)
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
+        name = "patients"
+        patients = read_patients(arrays, ys)
+        if patients:
+            checks.append(Check(name, True, describe_patients(patients)))
+        name = "schema"
+        schema = make_schema(features, () if task == "survival" else labels, dtype_of(first))
+        checks.append(Check(name, True, str(schema)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
-    splits = {split: Split(xs[split], ys[split]) for split in xs}
-    return checks, Contents(splits, classes, task, label_names, features, vocabulary)
-
-
-def read_arrays(path: Path) -> dict[str, Array]:
-    """Load every array of an ``.npz`` (nothing is unpickled)."""
-    make = "make one with `silofl import`, or with numpy.savez"
-    try:
-        if not path.exists():
-            raise Fault("there is no such file", "check the path, and in a container that the folder is mounted")
-        if not path.is_file():
-            raise Fault("is no file", f"name the .npz file itself, or {make}")
-        with path.open("rb") as file:
-            start = file.read(6)
-        if not start:
-            raise Fault("the file is empty", make)
-        if start == b"\x93NUMPY":
-            raise Fault("is a single .npy array", "an .npz with inputs and labels is needed; " + make)
-        if not zipfile.is_zipfile(path):
-            raise Fault("is no .npz file, or is cut short", make)
-        with zipfile.ZipFile(path) as archive:
-            check_size(archive, path.stat().st_size)
-            return {member.filename.removesuffix(".npy"): read_array(archive, member) for member in archive.infolist()}
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-        raise Fault(f"is damaged or not readable ({error})", "copy it again, or " + make) from error
-    except (ValueError, OverflowError, struct.error) as error:  # of zipfile's, about its own header
-        if isinstance(error, Fault):
-            raise
-        raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
-
-
-def check_size(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse a small file that unpacks to much: before anything is unpacked."""
-    unpacked = sum(member.file_size for member in archive.infolist())
-    if unpacked > LARGEST_UNPACKED and unpacked > MOST_TIMES * size:
-        raise Fault(
-            f"would unpack to {unpacked / 1e6:.0f} MB, {unpacked / size:.0f} times its size",
-            "if that is what you mean, save it uncompressed, with numpy.savez",
-        )
-
-
-def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array, whose header is looked at first: it may not ask for more memory than the file has values for."""
-    name = member.filename.removesuffix(".npy")
-    again = "copy it again, or make it with `silofl import`, or with numpy.savez"
-    with archive.open(member) as file:
-        if file.read(6) != b"\x93NUMPY":
-            raise Fault(f"holds {name!r}, which is no array", again)
-    try:
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[version](file)
-    except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise Fault(f"{name} is damaged ({error})", again) from error
-    if dtype.hasobject:
-        raise Fault(
-            f"{name} is an array of Python objects, which are not read: they could run code",
-            "save plain arrays of numbers",
-        )
-    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > member.file_size:
-        raise Fault(f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again)
-    try:
-        with archive.open(member) as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
-            return array
-    except ValueError as error:
-        raise Fault(f"{name} is damaged ({error})", again) from error
-    except MemoryError:
-        need = math.prod(shape) * dtype.itemsize / 1e9
-        raise Fault(f"{name} needs {need:.1f} GB of memory, which is not here", "use a machine with more") from None
-
-
-def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
-    """Tell which array is what: (``x`` or ``y``, split) -> array. Unknown, mixed and missing names are
-    refused.
-    """
-    known = known_names(arrays)
-    wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
-    for key in arrays:
-        if key not in known and key not in EXTRA_NAMES:
-            hint = nearest(key.lower(), [*known, *EXTRA_NAMES])
-            raise Fault(f"has an array {key!r} of no known name{hint}", f"the names are {wanted}")
-    for layout in layouts(arrays):
-        present = [key for key in layout if key in arrays]
-        if not present:
-            continue
-        if strange := [key for key in arrays if key in known and key not in layout]:
-            raise Fault(f"has both {present[0]} and {strange[0]}", f"use one set of names: {wanted}")
-        optional = [key for key in layout if layout[key][1] == "val"]
-        needed = [key for key in layout if key not in optional or any(name in arrays for name in optional)]
-        if missing := [key for key in needed if key not in arrays]:
-            raise Fault(f"has no {missing[0]}", f"the names are {wanted}")
-        return {layout[key]: arrays[key] for key in layout if key in arrays}
-    raise Fault("holds no samples", f"the names are {wanted}")
-
-
-def layouts(arrays: Collection[str]) -> list[dict[str, tuple[str, str]]]:
-    """The sets of names that a file may use: what each name means, ``x``, ``y`` or of several inputs ``x:image``."""
-    found = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
-    plain = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
-    parts = [match["input"] for key in arrays if key not in plain and (match := NAMED.fullmatch(key))]
-    if parts:
-        inputs = {f"x_{own}_{split}": (f"x:{own}", split) for own in dict.fromkeys(parts) for split in SPLITS}
-        found.insert(0, {**inputs, **{f"y_{split}": ("y", split) for split in SPLITS}})
-    whole = [match["input"] for key in arrays if key not in plain and (match := UNSPLIT_NAMED.fullmatch(key))]
-    if len(whole) > 1 and not any(key.startswith("y_") for key in arrays):
-        found.insert(0, {**{f"x_{own}": (f"x:{own}", "all") for own in whole}, "y": ("y", "all")})
-    return found
-
-
-def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
-    return {key: meaning for layout in reversed(layouts(arrays)) for key, meaning in layout.items()}
-
-
-def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
-    """The name under which the file has this array."""
-    return next(key for key, value in known_names(arrays).items() if value == (kind, split) and key in arrays)
+    splits = {split: Split(xs[split], ys[split], patients.get(split)) for split in xs}
+    return checks, Contents(splits, classes, task, vocabulary, schema)
 
 
 def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
@@ -402,11 +280,55 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
             raise Fault(f"has {few}", "give samples for training and for testing")
 
 
-def read_names(arrays: Mapping[str, Array], key: str, count: int) -> tuple[str, ...]:
-    """The names of classes or columns, if the file has them."""
+def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tuple[str, ...]:
+    """The names of classes or columns, if the file has them; ``count``: how many there must be, if that is known."""
     if key not in arrays:
         return ()
     names = arrays[key]
-    if names.ndim != 1 or names.dtype.kind != "U" or len(names) != count:
+    if names.ndim != 1 or names.dtype.kind != "U" or count not in (None, len(names)):
         raise Fault(f"{key} does not hold {count} texts", "save one name for each, or leave them out")
-    return tuple(str(name) for name in names)
+    for name in names.tolist():
+        if not name.isprintable():
+            raise Fault(f"{key} holds {name[:80]!r}", "leave control characters out: names are shown on terminals")
+    return tuple(tidy(str(name)) for name in names)
+
+
+def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:
+    """Read what the file states of its tables' columns. Raises Fault."""
+    names = read_names(arrays, "feature_names", columns)
+    for key in ("feature_units", "feature_ranges"):
+        if key in arrays and not names:
+            raise Fault(f"has {key}, but no feature_names", "save the names of the columns, too")
+    if not names:
+        return ()
+    units = read_names(arrays, "feature_units", columns) or ("",) * columns
+    ranges = arrays.get("feature_ranges", np.full((columns, 2), np.nan))
+    if ranges.shape != (columns, 2) or ranges.dtype.kind not in "iuf" or np.isnan(ranges).sum(1).tolist().count(1):
+        raise Fault(
+            f"feature_ranges is not of {columns} x 2 numbers",
+            "save smallest and largest value of each column, or NaN for both",
+        )
+    stated = [None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges]
+    return tuple(map(Feature, names, units, stated))
+
+
+def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = "") -> Schema:
+    """The schema of a file. Raises Fault where names cannot be used."""
+    try:
+        return Schema(features, labels, dtype)
+    except ValueError as error:
+        raise Fault(str(error), "give each column and label a name of its own, or leave the names out") from None
+
+
+def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
+    """Raise Fault where a column has values outside of the range that the file itself states."""
+    for split, x in xs.items():
+        tables = [own for own in inputs_of(x).values() if is_table(own)]
+        columns = [column for own in tables for column in own.T]
+        for feature, column in zip(features, columns, strict=False):
+            low, high = feature.range or (-np.inf, np.inf)
+            if outside := int(((column < low) | (column > high)).sum()):
+                raise Fault(
+                    f"{split} has {outside} values of {feature.name!r} outside of its range {low:g}..{high:g}",
+                    "is the column in another unit? correct the values, or `feature_ranges`",
+                )

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from partitions.datasets import load_dataset
-from partitions.partition import SiloIndices, partition, silo_data
+from partitions.datasets.registry import load_dataset
+from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
 from partitions.splits import Dataset, SiloData, take
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partitions.schema import NO_SCHEMA, Schema
+
 Array = npt.NDArray[Any]
 
 TABLE_SEED = 42  # the train/test split of data sets that come without one
@@ -22,10 +24,12 @@ class Split:
     ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), signals float32 (n, t, c), texts int32
     (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
     ``y``: labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
+    ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
     """
 
     x: Array
     y: Array
+    patient: Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -36,7 +40,7 @@ class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
     ``classes``: how many outputs its task needs: classes, findings, measurements; ``vocabulary``: how many tokens its
-    texts may have.
+    texts may have; ``schema``: what its file states of columns and labels.
     """
 
     train: Split
@@ -45,6 +49,7 @@ class SiloData:
     classes: int
     task: str = "multiclass"
     vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
 
     @property
     def input_shape(self) -> tuple[Any, ...]:
@@ -68,6 +73,7 @@ class Dataset:
     task: str = "multiclass"
     own_test: bool = False
     vocabulary: int = 0
+    schema: Schema = NO_SCHEMA
 
     @property
     def input_shape(self) -> tuple[Any, ...]:
@@ -120,7 +126,9 @@ def take(dataset: Dataset, indices: Array) -> Split:
     for split, rows, offset in ((dataset.train, from_train, 0), (dataset.test, ~from_train, n_train)):
         x[rows] = split.x[indices[rows] - offset]
         y[rows] = split.y[indices[rows] - offset]
-    return Split(x, y)
+    if dataset.train.patient is None or dataset.test.patient is None:
+        return Split(x, y)
+    return Split(x, y, np.concatenate([dataset.train.patient, dataset.test.patient])[indices])
 
 
 def split_table(

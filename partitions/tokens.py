@@ -22,6 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
+from partitions.common.errors import DataError
 from partitions.splits import Array
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
@@ -58,7 +59,9 @@ def basic_english(text: str) -> list[str]:
 
 
 class Vocabulary(Protocol):
-    """What gives a text its tokens. ``size``: tokens are below it; ``unknown``: the token of an unknown word; ``end``:
+    """Vocabulary: maps a text to tokens.
+
+    ``size``: tokens are below it; ``unknown``: the token of an unknown word; ``end``:
     tokens that close every text, also one that is cut.
     """
 
@@ -95,7 +98,7 @@ class Hashed:
 
     def __init__(self, buckets: int = BUCKETS) -> None:
         if not 1 <= buckets <= MOST_BUCKETS:
-            raise ValueError(f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}")
+            raise DataError(f"a vocabulary is hashed into 1 to {MOST_BUCKETS} numbers, not {buckets}")
         self.buckets, self.size = buckets, FIRST_WORD + buckets
         self.number: dict[str, int] = {}
 
@@ -121,7 +124,7 @@ class Pieces:
     def __init__(self, pieces: Sequence[str]) -> None:
         self.number = {piece: i for i, piece in enumerate(pieces)}
         if pieces[:1] != ["[PAD]"] or not {"[UNK]", "[CLS]", "[SEP]"} <= set(pieces):
-            raise ValueError("is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]")
+            raise DataError("is no vocab.txt of BERT's: it begins with [PAD], and has [UNK], [CLS] and [SEP]")
         self.size, self.unknown = len(pieces), self.number["[UNK]"]
         self.start: int = self.number["[CLS]"]
         self.end: tuple[int, ...] = (self.number["[SEP]"],)
@@ -178,28 +181,26 @@ def by_frequency(texts: Iterable[str]) -> Words:
 def read_vocabulary(path: Path) -> Words | Pieces:
     """A vocabulary of a file, one word per line: BERT's where the first line is ``[PAD]``, else a list of words.
 
-    Raises ValueError, one line, where it is none.
+    Raises DataError, one line, where it is none.
     """
     try:
         lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); a vocabulary has one word per line, in UTF-8") from error
+        raise DataError(f"{path} cannot be read ({error}); a vocabulary has one word per line, in UTF-8") from error
     words = [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
     if words[:1] == ["[PAD]"]:
         try:
             return Pieces(words)
         except ValueError as error:
-            raise ValueError(f"{path} {error}") from None
+            raise DataError(f"{path} {error}") from None
     if not words:
-        raise ValueError(f"{path} is empty; a vocabulary has one word per line")
+        raise DataError(f"{path} is empty; a vocabulary has one word per line")
     seen: dict[str, int] = {}
     for number, word in enumerate(words, 1):
         if basic_english(word) != [word]:
-            raise ValueError(
-                f"{path}, line {number}, is no single word in small letters, so that no text could have it"
-            )
+            raise DataError(f"{path}, line {number}, is no single word in small letters, so that no text could have it")
         if word in seen:
-            raise ValueError(f"{path}, line {number}, has the word of line {seen[word]} again")
+            raise DataError(f"{path}, line {number}, has the word of line {seen[word]} again")
         seen[word] = number
     return Words(words)
 
@@ -209,12 +210,12 @@ def parse_vocabulary(wish: str) -> tuple[Vocabulary, str]:
     kind, _, number = wish.partition(":")
     if kind == "hashed":
         if number and not (number.isascii() and number.isdigit()):
-            raise ValueError(f"--vocabulary is {wish[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
+            raise DataError(f"--vocabulary is {wish[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
         hashed = Hashed(int(number or BUCKETS))
         return hashed, f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})"
     path = Path(wish)
     if not path.is_file():
-        raise ValueError(f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}")
+        raise DataError(f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}")
     found = read_vocabulary(path)
     what = "pieces of words" if isinstance(found, Pieces) else "words"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -236,7 +237,7 @@ class Encoded:
 def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Encoded:
     """The tokens of each text, cut at ``length`` and filled with 0 behind; a length of 0: that of the longest text."""
     if not 0 <= length <= MOST_LENGTH:
-        raise ValueError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
+        raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
     found = [vocabulary.tokens(text) for text in texts]
     longest = length or max(map(len, found), default=0) or 1
     x = np.zeros((len(found), longest), np.int32)

@@ -2,6 +2,7 @@
 
     requirements/silo.txt                the packages of a silo's image, without PyTorch
     requirements/server.txt, dev.txt     what the server's image, and `make install`, have beyond those
+    requirements/docs.txt                what `make docs` has, in an environment of its own
     requirements/torch-cpu.txt           PyTorch, as its own index of CPU builds has it
     requirements/torch-cuda.txt          PyTorch, as the package index has it, and what that needs for CUDA
 
@@ -85,6 +86,8 @@ def lock(pyproject: str, torch_index: str = "", *options: str) -> None:
     cuda = [torch, *(entry for entry in closure if LINUX in entry.partition("\n")[0])]
     cpu = cpu_build(re.split(r"[=\s]+", torch)[1], torch_index)
     every = resolve(requirements("dev", pyproject), locked(*PARTS), *options)
+    extras = tomllib.loads(pyproject)["project"]["optional-dependencies"]
+    write("docs", resolve(extras.get("docs", ()), locked("docs"), *options), "", by="`make docs`")
     write("torch-cpu", cpu, "PyTorch for CPUs.")
     write("torch-cuda", cuda, "PyTorch for CUDA; of macOS too.")
     elsewhere = {name_of(entry) for entry in cuda}
@@ -103,9 +106,9 @@ def locked(*names: str) -> list[str]:
     return [entry for file in files if file.exists() for entry in entries(file.read_text())]
 
 
-def write(name: str, found: Iterable[str], told: str) -> None:
+def write(name: str, found: Iterable[str], told: str, *, by: str = "requirements/install.sh") -> None:
     """One lock file."""
-    head = f"# Made by `make lock`; requirements/install.sh installs it. {told}\n"
+    head = f"# Made by `make lock`; {by} installs it. {told}".rstrip() + "\n"
     (FOLDER / f"{name}.txt").write_text(head + "".join(found))
 
 

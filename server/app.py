@@ -9,12 +9,13 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
-from partitions.disk import private
+from partitions.common.files import private
 from server.report.write import try_report, write_manifest
-from server.run.history import History
+from server.results.history import History
+from server.results.run_directory import RunDirectory, default_out
+from server.results.summary import write_summary
+from server.run.errors import is_fault
 from server.run.loop import RoundLoop
-from server.run.rundir import RunDirectory, default_out
-from server.run.summary import write_summary
 from strategies.base.run_settings import RunSettings, parse_settings
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line
@@ -25,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train, write the run directory. A failed run raises, so that Flower marks it as failed."""
     settings = parse_settings(context.run_config)
     c = settings.common
-    if c.vectorize is True:
+    if c.vectorize:
         log(WARNING, "vectorize = true: only `silofl simulate` trains silos together; here each trains by itself")
     out = Path(c.out) if c.out else default_out(c.strategy)
     # A study (several methods or seeds) has written its config before its first run starts.
@@ -40,11 +41,11 @@ def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     try:
         federation = RoundLoop(grid, settings, directory)
         federation.run()
-        if all(card["simulated"] for card in federation.cards.values()):
+        if federation.registration.simulated:
             write_manifest(directory, settings)
-        write_summary(directory, History(directory.history), federation)
+        write_summary(directory, History(directory.history), federation.finished())
     except Exception as error:
-        log(ERROR, "%s", error)
+        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
         directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
         try_report(directory.path)
         raise

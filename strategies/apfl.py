@@ -23,10 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.training import Samples, predict
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import MeanLoss, SiloClient
+from models.samples import Samples
+from models.training import predict
+from strategies.base.client import MeanLoss, SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class ApflSettings:
 
 class ApflClient(SiloClient):
     settings: ApflSettings
+
+    @property
+    def networks(self) -> int:  # type: ignore[override]
+        return 2 if self.settings.mix == "logits" else 1
 
     def local_update(self) -> list[Tensor]:
         model, arrays, numbers = self.model, self.state.arrays, self.state.numbers
@@ -129,10 +135,17 @@ class ApflClient(SiloClient):
 
 
 class APFL(PersonalizedStrategy):
-    name = "apfl"
-    own_model = "kept"
-    spelling = "APFL"
-    title = "Adaptive mixture of a private and the global model"
-    paper = "Deng et al. 2020, arXiv 2003.13461"
+    info = MethodInfo(
+        name="apfl",
+        title="Adaptive mixture of a private and the global model",
+        paper="Deng et al. 2020, arXiv 2003.13461",
+        spelling="APFL",
+        own_model="kept",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = ApflClient
     Settings = ApflSettings

@@ -44,21 +44,27 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from models.training import Sgd, generator
-from strategies.base.payload import Model, Payload
+from models.optimizers import Sgd
+from models.training import generator
+from partitions.common.errors import DataError, UserError
+from strategies.base.client import MeanLoss, SiloClient
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.relationships import Relationships
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
 from strategies.base.settings import setting
-from strategies.base.silo import MeanLoss, SiloClient, model_of
 from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload, model_of
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, Arrays, ClientState, Item, Items, ServerState
 
 
 @dataclass(frozen=True)
 class AppleSettings:
     """Settings of APPLE; defaults are the paper's for practical CIFAR-10 and MNIST (appendix B.4)."""
 
-    dr_learning_rate: float = setting(0.001, "learning rate of the DR vector", symbol="η2", minimum=0)
+    dr_learning_rate: float = setting(
+        0.001, "learning rate of the DR vector", symbol="η2", minimum=0, kind="learning-rate"
+    )
     mu: float = setting(0.01, "weight of the proximal term on the DR vector", symbol="μ", minimum=0)
     scheduler: str = setting("cos", "how λ(r) falls", symbol="λ", choices=("cos", "exp"))
     prox_share: float = setting(0.3, "share of the rounds after which λ is 0", symbol="L", minimum=0, maximum=1)
@@ -76,9 +82,24 @@ def loss_schedule(r: int, last: int, kind: str) -> float:
     return (math.cos(math.pi * r / last) + 1) / 2 if kind == "cos" else 1e-3 ** (r / last)
 
 
+class AppleClientState(ClientState):
+    dr = Array()  # p_i (N,)
+    cores = Arrays("core.")  # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
+    dr_history = Array()  # p_i after each round of dr_rounds (rounds, N)
+    dr_rounds = Item[list[int]](list)
+    downloaded = Item[list[str]](list)  # whose core models were downloaded once
+
+
+class AppleServerState(ServerState):
+    rounds = Items[int]("round.")  # the round of each silo's core model
+    wanted = Items[list[str]]("wanted.")  # whose core models each silo downloads next
+    missed = Item[list[str]](list)  # silos whose last update was not usable
+
+
 class AppleClient(SiloClient):
+    state_type = AppleClientState
+    state: AppleClientState
     settings: AppleSettings
-    sends_numbers = ("wanted",)
 
     def receive(self) -> Tensor:
         samples: dict[str, int] = json.loads(cast(str, self.numbers["samples"]))
@@ -87,17 +108,17 @@ class AppleClient(SiloClient):
         total = sum(samples.values())
         self.p0 = torch.tensor([samples[n] / total for n in self.names], device=self.model.device)
         self.cores = torch.stack([self._core(name) for name in self.names])
-        dr = self.state.arrays.get("dr")
+        dr = self.state.dr
         self.dr = self._initial_dr() if dr is None else dr.to(self.model.device, copy=True)
         return torch.mv(self.cores.t(), self.dr)
 
     def _core(self, name: str) -> Tensor:
         """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""
-        kept = self.state.arrays.get(f"core.{name}")
+        kept = self.state.cores.get(name)
         if model_of(name) in self.models and (name != self.silo.name or kept is None):
             return self.models[model_of(name)].vector
         if kept is None:
-            raise ValueError(
+            raise UserError(
                 f"the core model of {name} is not kept here: this silo has lost its state, and starts again next round "
                 f"from what the server holds"
             )
@@ -130,25 +151,24 @@ class AppleClient(SiloClient):
         self.keep_optimizer(core_step)
         self.tell_loss(losses)
         self._keep_cores(core.clone())
-        return [self.state.arrays[f"core.{self.silo.name}"]]
+        return [self.state.cores[self.silo.name]]
 
     def _keep_cores(self, core: Tensor) -> None:
         """Into the state: p_i after every round, the own core, under a budget the others' and the next wishes."""
-        arrays = self.state.arrays
-        arrays["dr"] = self.dr.clone()
-        arrays[f"core.{self.silo.name}"] = core
-        history = arrays.get("dr_history", self._initial_dr()[None])
-        rounds = self.state.numbers.get("dr_rounds", [self.round - 1])
-        arrays["dr_history"] = torch.cat([history, self.dr[None]])
-        self.state.numbers["dr_rounds"] = [*rounds, self.round]
+        state = self.state
+        state.dr = self.dr.clone()
+        state.cores[self.silo.name] = core
+        history = self._initial_dr()[None] if state.dr_history is None else state.dr_history
+        state.dr_history = torch.cat([history, self.dr[None]])
+        state.dr_rounds = [*(state.dr_rounds or [self.round - 1]), self.round]
         budget = self.settings.max_downloads
         if 0 < budget < len(self.names) - 1:
             arrived = [n for n in self.names if model_of(n) in self.models and n != self.silo.name]
-            arrays |= {f"core.{n}": self.models[model_of(n)].vector for n in arrived}
-            seen = set(self.state.numbers.get("downloaded", []))
+            state.cores.update({n: self.models[model_of(n)].vector for n in arrived})
+            seen = set(state.downloaded)
             if len(arrived) <= budget:  # not the initial cores, which come all at once
                 seen |= set(arrived)
-            self.state.numbers["downloaded"] = sorted(seen)
+            state.downloaded = sorted(seen)
             self.replies["wanted"] = self.wanted(seen, budget)
 
     def wanted(self, seen: set[str], budget: int) -> list[str]:
@@ -168,19 +188,25 @@ class AppleClient(SiloClient):
 
 
 class Apple(PersonalizedStrategy):
-    name = "apple"
-    own_model = "kept"
-    receives = "models"
-    rules = ()
-    spelling = "APPLE"
-    title = "Adaptive personalised cross-silo learning"
-    paper = "Luo and Wu, IJCAI 2022, arXiv 2110.08394"
-    sends = ("M Σ", "Σ")
+    info = MethodInfo(
+        name="apple",
+        title="Adaptive personalised cross-silo learning",
+        paper="Luo and Wu, IJCAI 2022, arXiv 2110.08394",
+        spelling="APPLE",
+        sends=("M Σ", "Σ"),
+        sends_numbers=("wanted",),
+        own_model="kept",
+        receives="models",
+        keeps=("its relationship vector",),
+        relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
+        not_lossy=EACH_MODEL,
+        buffers="shared",
+        vectorized=True,
+    )
     client = AppleClient
     Settings = AppleSettings
-    takes_ala = False
-    relationships = "row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)"
-    keeps = ("its relationship vector",)
+    state_type = AppleServerState
+    state: AppleServerState
     settings: AppleSettings
 
     @classmethod
@@ -192,31 +218,28 @@ class Apple(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         for name in self.silos:
-            self.state.arrays[model_of(name)] = initial("" if self.settings.common_init else name)
+            self.state.models[name] = initial("" if self.settings.common_init else name)
 
     def payload(self, silo: str) -> Payload:
         samples = json.dumps(self.samples)
-        rounds = self.state.numbers
-        names = rounds.get(f"wanted.{silo}") or [n for n in self.silos if n != silo]
-        if f"round.{silo}" not in rounds or silo in rounds.get("missed", ()):
+        state = self.state
+        names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
+        if silo not in state.rounds or silo in state.missed:
             names = list(self.silos)  # its own core too: it has none yet, or may have lost it
-        models = {
-            model_of(n): Model(self.state.arrays[model_of(n)], n, rounds.get(f"round.{n}", 0), self.samples[n])
-            for n in names
-        }
+        models = {model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n]) for n in names}
         return Payload(models, {"samples": samples})
 
     def check(self, update: Update) -> None:
         wanted = update.numbers.get("wanted", [])
         if not isinstance(wanted, list) or not all(isinstance(name, str) for name in wanted):
-            raise ValueError(f"'wanted' is {wanted!r}, not a list of silos")
+            raise DataError(f"'wanted' is {wanted!r}, not a list of silos")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        self.state.numbers["missed"] = sorted(self.rejected)
+        self.state.missed = sorted(self.rejected)
         for update in updates:
-            self.state.arrays[model_of(update.silo)] = update.vector
-            self.state.numbers[f"round.{update.silo}"] = self.round
+            self.state.models[update.silo] = update.vector
+            self.state.rounds[update.silo] = self.round
             if "wanted" in update.numbers:
                 asked = dict.fromkeys(cast(list[str], update.numbers["wanted"]))  # each once
                 wanted = [n for n in asked if n in self.silos and n != update.silo]
-                self.state.numbers[f"wanted.{update.silo}"] = wanted
+                self.state.wanted[update.silo] = wanted

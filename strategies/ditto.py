@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient, proximal
+from strategies.base.client import GLOBAL, SiloClient, proximal
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class DittoSettings:
     """Settings of Ditto; defaults as in FedALA's and PLayer-FL's experiments."""
 
     lambda_: float = setting(0.1, "weight of the proximal term", symbol="λ", minimum=0)
-    personal_epochs: int = setting(0, "epochs on the personal model, 0: local-epochs", symbol="s", minimum=0)
+    personal_epochs: int = setting(
+        0, "epochs on the personal model, 0: local-epochs", symbol="s", minimum=0, kind="epochs"
+    )
 
 
 class DittoClient(SiloClient):
@@ -44,10 +47,17 @@ class DittoClient(SiloClient):
 
 
 class Ditto(PersonalizedStrategy):
-    name = "ditto"
-    own_model = "kept"
-    spelling = "Ditto"
-    title = "Global model and a personal one near it"
-    paper = "Li et al., ICML 2021, arXiv 2012.04221"
+    info = MethodInfo(
+        name="ditto",
+        title="Global model and a personal one near it",
+        paper="Li et al., ICML 2021, arXiv 2012.04221",
+        spelling="Ditto",
+        own_model="kept",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = DittoClient
     Settings = DittoSettings

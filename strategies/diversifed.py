@@ -9,7 +9,7 @@ d_ij = ||w_i - w_j|| / τ:
              ξ_ij = (1/(N-1) - softmax_j(d_i.)) / (τ² ||w_i - w_j|| / τ)
     silo     min L_ce(w) + (λ/2a) ||w - z_i||², several epochs of Adam; in its first round L_ce alone
 
-ξ_ij > 0 attracts, where j is nearer than the soft average. Sent, kept: see strategies/mixing.py. Absent silos:
+ξ_ij > 0 attracts, where j is nearer than the soft average. Sent, kept: see strategies/base/mixing.py. Absent silos:
 distances over the participants only, with N their number. No public code. The paper does not say where local training
 starts: here from the silo's own w_i (the proximal-point reading); ``start = "received"`` takes z_i.
 Special cases: λ = 0 is Local; two silos, or equidistant models, give z_i = w_i; the rows of the coefficients sum to 1.
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
 from strategies.base.settings import setting
 
@@ -30,17 +31,23 @@ from strategies.base.settings import setting
 class DiversifedSettings(MixingSettings):
     """Settings of DiversiFed; λ and a of the paper, τ tuned there in {0.5, ..., 1.1}."""
 
-    lambda_: float = setting(2.0, "weight of the diversity term", symbol="λ", minimum=0)
+    lambda_: float = setting(2.0, "weight of the diversity term", symbol="λ", minimum=0, kind="decay")
     start: str = setting("own", "where local training starts", choices=("received", "own"))
     tau: float = setting(1.0, "temperature of the distances", symbol="τ", above=0)
 
 
 class DiversiFed(MixingStrategy):
-    name = "diversifed"
-    receives = "mixture"
-    spelling = "DiversiFed"
-    title = "Diversity bonus"
-    paper = "Wu et al. 2024, arXiv 2407.15464"
+    info = MethodInfo(
+        name="diversifed",
+        title="Diversity bonus",
+        paper="Wu et al. 2024, arXiv 2407.15464",
+        spelling="DiversiFed",
+        receives="mixture",
+        not_lossy=EACH_MODEL,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     Settings = DiversifedSettings
     settings: DiversifedSettings
     advice = ("a smaller diversifed.tau would make them differ",) * 2

@@ -8,7 +8,7 @@ Gong, Li and Freris, ICDE 2022, arXiv 2204.03529. min sum_i f_i(w_i) so that w_i
     server   θ <- θ + (η / |S|) sum_{i in S} Δ_i
 
 Sent: Σ down, Σ up (Δ_i). Kept: server θ; silo w_i, which starts at the common initial model, and y_i, at 0; both are
-taken over once the server has counted them (strategies/confirmed.py). An absent silo keeps both and has no Δ_i.
+taken over once the server has counted them (strategies/base/acknowledged.py). An absent silo keeps both and has no Δ_i.
 
 Three methods bear the name. η = 0 stands for |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, absent
 ones included: the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607), whose inexact inner solver and
@@ -32,17 +32,19 @@ import torch
 from torch import Tensor
 
 from models.training import generator
-from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
-from strategies.base.replies import Update
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL
+from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedStrategy
+from strategies.base.client import GLOBAL
+from strategies.base.info import LOCAL_SUMS, MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array
 
 
 @dataclass(frozen=True)
 class AdmmSettings:
     """Settings of FedADMM; ρ and η of its official code."""
 
-    rho: float = setting(0.01, "penalty", symbol="ρ", above=0)
+    rho: float = setting(0.01, "penalty", symbol="ρ", above=0, kind="decay")
     eta: float = setting(1.0, "the server's step, 0: |S|/N", symbol="η", minimum=0)
     later: float = setting(0.5, "the server's step from round later-from on", minimum=0)
     later_from: int = setting(0, "round from which later stands for η, 0: never", minimum=0)
@@ -51,21 +53,26 @@ class AdmmSettings:
     random_epochs: bool = setting(False, "a silo's epochs are drawn from 1 to local-epochs each round")
 
 
+class AdmmClientState(ConfirmedClientState):
+    primal = Array()  # w_i (Σ,) of the last counted round
+    dual = Array()  # y_i (Σ,); None: 0
+
+
 class FedADMMClient(ConfirmedClient):
+    state_type = AdmmClientState
+    state: AdmmClientState
     settings: AdmmSettings
-    uploads = ("change",)
 
     def last(self) -> Tensor:
         """w_i of the last counted round, before the first the common initial model."""
-        last = self.state.arrays.get("primal")
-        return self.silo.initial("") if last is None else last
+        return self.silo.initial("") if self.state.primal is None else self.state.primal
 
     def receive(self) -> Tensor:
         return self.last() if self.settings.start == "own" else super().receive()
 
     def local_update(self) -> list[Tensor]:
         s, theta, w = self.settings, self.models[GLOBAL].vector, self.model.vector
-        dual = self.state.arrays.get("dual", torch.zeros_like(w))
+        dual = torch.zeros_like(w) if self.state.dual is None else self.state.dual
         self.train(correction=lambda v, g: g.add_(v - theta, alpha=s.rho).add_(dual), epochs=self.epochs())
         new = dual + s.rho * (w - theta)
         before = self.last() if s.since == "own" else theta
@@ -82,14 +89,22 @@ class FedADMMClient(ConfirmedClient):
 
 
 class FedADMM(ConfirmedStrategy):
-    name = "fedadmm"
-    own_model = "kept"
-    note = "what is sent is a step from the received model to the own one, plus older steps: nearly the own model"
-    spelling = "FedADMM"
-    one_model = True
-    title = "Alternating direction method of multipliers"
-    paper = "Gong et al., ICDE 2022, arXiv 2204.03529"
-    reports = "received"
+    info = MethodInfo(
+        name="fedadmm",
+        title="Alternating direction method of multipliers",
+        paper="Gong et al., ICDE 2022, arXiv 2204.03529",
+        spelling="FedADMM",
+        uploads=("change",),
+        own_model="kept",
+        note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
+        reports="received",
+        one_model=True,
+        robust=RULES,
+        not_lossy=LOCAL_SUMS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedADMMClient
     Settings = AdmmSettings
     settings: AdmmSettings
@@ -105,4 +120,4 @@ class FedADMM(ConfirmedStrategy):
         self.count(updates)
         step = self.step() or len(updates) / len(self.silos)
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        self.state.arrays[GLOBAL] = self.state.arrays[GLOBAL] + step * mean
+        self.state.model = self.state.model + step * mean

@@ -30,17 +30,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from models.features import features
 from models.flat import gather, scatter, write
-from models.training import batches, features, generator, loss_gradient, seed_dropout
-from strategies.base.coded import OWN_START
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import SiloClient
+from models.training import generator, loss_gradient, seed_dropout
+from strategies.base.client import SiloClient
+from strategies.base.info import OWN_START, MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.typed_state import Array, ClientState, Item
 
 Take = Callable[[Tensor], tuple[Tensor, Tensor]]  # index of samples -> batch (x, y)
 
@@ -56,16 +58,24 @@ class Ala:
     layers: int = setting(1, "how many of the highest layers are mixed element-wise", symbol="p", minimum=0)
     threshold: float = setting(0.1, "first stage: standard deviation under which the loss has settled", minimum=0)
     window: int = setting(10, "first stage: epochs over which it is taken", minimum=2)
-    max_epochs: int = setting(100, "first stage: upper limit of epochs", minimum=1)
+    max_epochs: int = setting(100, "first stage: upper limit of epochs", minimum=1, kind="mixing-epochs")
+
+
+class AlaClientState(ClientState):
+    weights = Array()  # W_i, of the layers that are mixed
+    settled = Item(bool)  # whether the first stage is done
+    local = Array()  # ALA as a module: the silo's copy of the global model (Σ,) after its training
 
 
 class AlaClient(SiloClient):
     """ALA between receiving and local training; stands before a method's own silo half among the base classes."""
 
+    state_type: ClassVar[type[ClientState]] = AlaClientState
+    state: AlaClientState
     ala: Ala
 
     def receive(self) -> Tensor:
-        received, old = super().receive(), self.state.arrays.get("local", self.previous)
+        received, old = super().receive(), self.previous if self.state.local is None else self.state.local
         return received if old is None else self.adapt(received, old)
 
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:
@@ -76,8 +86,8 @@ class AlaClient(SiloClient):
         difference = theta - own
         if not bool(difference.any()):  # nothing to learn, and the first stage is still to come
             return received.clone()
-        weights = self.state.arrays.get("weights")
-        weights = torch.ones_like(difference) if weights is None else weights.clone()
+        kept = self.state.weights
+        weights = torch.ones_like(difference) if kept is None else kept.clone()
         buffers = self.model.buffers.clone()
         self.model.load(scatter(received, parts, own + difference * weights))
         self.model.freeze(*self.model.layout.outside(parts))
@@ -89,13 +99,13 @@ class AlaClient(SiloClient):
         finally:  # the silos of a process share the network; ALA's forward passes must not move its statistics
             self.model.freeze()
             self.model.buffers.copy_(buffers)
-        self.state.arrays["weights"] = weights
-        self.state.numbers["settled"] = True
+        self.state.weights = weights
+        self.state.settled = True
         return self.model.vector.clone()
 
     def _epochs(self, losses: list[float]) -> int:
         """How many epochs over the sample this round has: one, or in the first stage as many as it takes."""
-        if self.state.numbers.get("settled"):
+        if self.state.settled:
             return 1
         window = self.ala.window
         if len(losses) > window and torch.tensor(losses[-window:]).std(correction=0) < self.ala.threshold:
@@ -131,12 +141,11 @@ class AlaClient(SiloClient):
         epoch: int,
     ) -> float:
         """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
-        model, train, of = self.model, self.silo.train, (self.common.seed, self.silo.name, self.round)
+        model, of = self.model, (self.common.seed, self.silo.name, self.round)
         seed_dropout(generator(*of, "ala-dropout", epoch))
         rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
         loss = torch.zeros(())
-        size, single = self.common.batch_size, model.has_batch_norm
-        for index in batches(self._sample_size(), size, 1, rng, merge_single=single, device=train.y.device):
+        for index in self.drawn(self._sample_size(), rng):
             loss = loss_gradient(model, *take(index), self.loss, network)
             grad = gather(model.gradient, parts)
             weights.addcmul_(grad, difference, value=-self.ala.eta).clamp_(0, 1)
@@ -155,13 +164,18 @@ class FedALAClient(AlaClient):
 def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
     """A method's silo half with ALA before its local training."""
 
+    class WithAlaState(AlaClientState, client.state_type):  # type: ignore[misc, name-defined]
+        """What both remember."""
+
     class WithAla(AlaClient, client):  # type: ignore[misc, valid-type]
+        state_type = WithAlaState
+        state: WithAlaState
         ala = settings
 
         def local_update(self) -> list[Tensor]:
             vectors: list[Tensor] = super().local_update()
-            if self.uploads == ("model",):  # the silo's copy of the global model; a part's is in the personal model
-                self.state.arrays["local"] = vectors[0]
+            if self.info.uploads == ("model",):  # its copy of the global one; a part's is in the personal model
+                self.state.local = vectors[0]
             return vectors
 
     WithAla.__name__ = WithAla.__qualname__ = f"{client.__name__}WithAla"
@@ -169,17 +183,21 @@ def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
 
 
 class FedALA(PersonalizedStrategy):
-    name = "fedala"
-    uncoded = OWN_START
-    spelling = "FedALA"
-    title = "Adaptive local aggregation"
-    paper = "Zhang et al., AAAI 2023, arXiv 2212.01197"
-    reports = "received"
+    info = MethodInfo(
+        name="fedala",
+        title="Adaptive local aggregation",
+        paper="Zhang et al., AAAI 2023, arXiv 2212.01197",
+        spelling="FedALA",
+        keeps=("its ALA weights",),
+        reports="received",
+        adds="ala",
+        robust=RULES,
+        not_lossy=OWN_START,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedALAClient
     Settings = Ala
-    takes_ala = False  # it is ALA
-    adds = "ala"
-    keeps = ("its ALA weights",)
 
     @classmethod
     def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:

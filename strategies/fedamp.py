@@ -6,7 +6,7 @@ Huang et al., AAAI 2021, arXiv 2007.03797. min sum_i f_i(w_i) + λ sum_{i<j} A(|
     HeurFedAMP   u_i = ξ w_i + (1 - ξ) sum_{j≠i} softmax_j(σ cos(w_i, w_j)) w_j
     silo         min f_i(w) + (λ/2a) ||w - u_i||², started from u_i
 
-Sent, kept, absent silos: see strategies/mixing.py. Special cases: λ = 0 and ``start = "own"`` is Local; models far
+Sent, kept, absent silos: see strategies/base/mixing.py. Special cases: λ = 0 and ``start = "own"`` is Local; models far
 apart (all A' = 0) give u_i = w_i; HeurFedAMP with ξ = 1 too; ξ = 1/N and σ = 0 is the plain average. For real networks
 d² is far above σ and FedAMP becomes Local with a proximal term: the paper's σ suits small distances. HeurFedAMP's σ of
 0.1 makes weights that are nearly alike, and it FedAvg with a proximal term. Both are said in the log.
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.mixing import MixingSettings, MixingStrategy, squared_distances
 from strategies.base.settings import setting
 
@@ -32,16 +33,22 @@ class AmpSettings(MixingSettings):
     """Settings of FedAMP; defaults as in FedALA's experiments."""
 
     sigma: float = setting(0.1, "width of the attention", symbol="σ", above=0)
-    step: float = setting(1000.0, "the server's step", symbol="a", above=0)
+    step: float = setting(1000.0, "the server's step", symbol="a", above=0, kind="decay-divisor")
     convex: bool = setting(True, "a silo's step is shortened to where its own weight would be negative")
 
 
 class FedAMP(MixingStrategy):
-    name = "fedamp"
-    receives = "mixture"
-    spelling = "FedAMP"
-    title = "Attentive message passing"
-    paper = "Huang et al., AAAI 2021, arXiv 2007.03797"
+    info = MethodInfo(
+        name="fedamp",
+        title="Attentive message passing",
+        paper="Huang et al., AAAI 2021, arXiv 2007.03797",
+        spelling="FedAMP",
+        receives="mixture",
+        not_lossy=EACH_MODEL,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     Settings = AmpSettings
     settings: AmpSettings
     advice = (
@@ -67,11 +74,17 @@ class HeurSettings(MixingSettings):
 
 
 class HeurFedAMP(MixingStrategy):
-    name = "heurfedamp"
-    receives = "mixture"
-    spelling = "HeurFedAMP"
-    title = "Attentive message passing by cosine similarity"
-    paper = "Huang et al., AAAI 2021, arXiv 2007.03797"
+    info = MethodInfo(
+        name="heurfedamp",
+        title="Attentive message passing by cosine similarity",
+        paper="Huang et al., AAAI 2021, arXiv 2007.03797",
+        spelling="HeurFedAMP",
+        receives="mixture",
+        not_lossy=EACH_MODEL,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     Settings = HeurSettings
     settings: HeurSettings
     advice = (

@@ -34,18 +34,20 @@ import torch
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
-from strategies.base.payload import Payload
-from strategies.base.replies import Update
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL
+from strategies.base.client import GLOBAL
+from strategies.base.info import MethodInfo
+from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.settings import RULES, setting
+from strategies.base.transport.payload import Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, Arrays, ClientState, Item, ServerState
 
 
 @dataclass(frozen=True)
 class ApmSettings(PartialSettings):
     """Settings of FedAPM; defaults of the paper's experiments."""
 
-    rho: float = setting(0.01, "penalty", symbol="ρ", minimum=0)
+    rho: float = setting(0.01, "penalty", symbol="ρ", minimum=0, kind="decay")
     sigma: float = setting(0.01, "weight of the proximal term on the personal part", symbol="σ", minimum=0)
     alpha: str = setting("uniform", "weight of a silo: 1/m or n_i/n", symbol="α", choices=("uniform", "samples"))
     v_start: str = setting("own", "shared part during the personal step", choices=("own", "server"))
@@ -55,18 +57,29 @@ class ApmSettings(PartialSettings):
     shrink: float = setting(0.95, "factor on ε per round", symbol="ν", above=0, maximum=1)
 
 
+class ApmClientState(ClientState):
+    dual = Array()  # π_i (Σ_s,); None: 0
+    epsilon = Item[float | None](lambda: None)  # the accuracy that the local problem is solved to
+
+
+class ApmServerState(ServerState):
+    z = Arrays("z.")  # each silo's last vector (Σ_s,)
+
+
 class FedAPMClient(PartialClient):
+    state_type = ApmClientState
+    state: ApmClientState
     settings: ApmSettings
 
     def local_update(self) -> list[Tensor]:
-        s, arrays = self.settings, self.state.arrays
+        s, state = self.settings, self.state
         u, start = self.models[GLOBAL].vector, gather(self.model.vector, self.shared)
-        dual = arrays.get("dual", torch.zeros_like(u))
+        dual = torch.zeros_like(u) if state.dual is None else state.dual
         self._personal_step(gather(self.own(), self.shared) if s.v_start == "own" else start)
         self.model.load(scatter(self.model.vector, self.shared, start))
         self._shared_step(u, dual)
         own_u = gather(self.model.vector, self.shared)
-        arrays["dual"] = dual = dual + s.rho * (own_u - u)
+        state.dual = dual = dual + s.rho * (own_u - u)
         return [own_u + dual / s.rho if s.rho else own_u]
 
     def _scale(self) -> float:
@@ -108,8 +121,8 @@ class FedAPMClient(PartialClient):
         """ε_i of this round; it shrinks with every round that the silo takes part in."""
         if not self.settings.accuracy:
             return 0.0
-        target = float(self.state.numbers.get("epsilon", self.settings.accuracy))
-        self.state.numbers["epsilon"] = target * self.settings.shrink
+        target = self.settings.accuracy if self.state.epsilon is None else self.state.epsilon
+        self.state.epsilon = target * self.settings.shrink
         return target
 
     def _squared_norm(self, correct: Callable[[Tensor, Tensor], object]) -> float:
@@ -120,20 +133,32 @@ class FedAPMClient(PartialClient):
 
 
 class FedAPM(PartialStrategy):
-    name = "fedapm"
-    uncoded = "the server keeps each silo's last vector, not a sum of steps"
-    own_model = "kept"
-    spelling = "FedAPM"
-    title = "ADMM with partial model personalisation"
-    paper = "Zhu et al., KDD 2025, arXiv 2506.04672"
+    info = MethodInfo(
+        name="fedapm",
+        title="ADMM with partial model personalisation",
+        paper="Zhu et al., KDD 2025, arXiv 2506.04672",
+        spelling="FedAPM",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="kept",
+        sends_duals=True,
+        robust=RULES,
+        not_lossy="the server keeps each silo's last vector, not a sum of steps",
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedAPMClient
     Settings = ApmSettings
+    state_type = ApmServerState
+    state: ApmServerState
     settings: ApmSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         for name in self.silos:
-            self.state.arrays[f"z.{name}"] = self.state.arrays[GLOBAL]
+            self.state.z[name] = self.state.model
 
     def payload(self, silo: str) -> Payload:
         total = sum(self.samples.values())
@@ -142,6 +167,6 @@ class FedAPM(PartialStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self.state.arrays[f"z.{update.silo}"] = update.vector
-        all_z = [self.state.arrays[f"z.{name}"] for name in self.silos]
-        self.state.arrays[GLOBAL] = self.mean(all_z, [1.0] * len(all_z))
+            self.state.z[update.silo] = update.vector
+        all_z = [self.state.z[name] for name in self.silos]
+        self.state.model = self.mean(all_z, [1.0] * len(all_z))

@@ -19,26 +19,34 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
 
 
 class FedAvg(PersonalizedStrategy):
-    name = "fedavg"
-    spelling = "FedAvg"
-    title = "Federated averaging"
-    paper = "McMahan et al., AISTATS 2017, arXiv 1602.05629"
-    reports = "received"
-    one_model = True
-    baseline = "FedAvg's shared model"
+    info = MethodInfo(
+        name="fedavg",
+        title="Federated averaging",
+        paper="McMahan et al., AISTATS 2017, arXiv 1602.05629",
+        spelling="FedAvg",
+        reports="received",
+        one_model=True,
+        baseline="FedAvg's shared model",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
 
 
 @dataclass(frozen=True)
 class FineTuning:
     """Settings of the -ft methods."""
 
-    epochs: int = setting(1, "epochs of fine-tuning of the received model", minimum=0)
+    epochs: int = setting(1, "epochs of fine-tuning of the received model", minimum=0, kind="epochs")
 
 
 class FineTuningClient(SiloClient):
@@ -53,13 +61,17 @@ class FineTuningClient(SiloClient):
 
 
 class FedAvgFT(FedAvg):
-    name = "fedavg-ft"
-    note = "the own model is what is sent where `fedavg-ft.epochs` is `local-epochs`, as both are by default"
-    spelling = "FedAvg-FT"
-    title = "FedAvg with local fine-tuning"
-    paper = "Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
-    reports = "personal"
-    one_model = False
-    baseline = ""
+    info = MethodInfo(
+        name="fedavg-ft",
+        title="FedAvg with local fine-tuning",
+        paper="Wang et al. 2019, as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
+        spelling="FedAvg-FT",
+        note="the own model is what is sent where `fedavg-ft.epochs` is `local-epochs`, as both are by default",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FineTuningClient
     Settings = FineTuning

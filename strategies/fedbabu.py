@@ -27,17 +27,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather, scatter
-from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
-from strategies.base.server import Averaging
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL
+from strategies.base.client import GLOBAL
+from strategies.base.info import MethodInfo
+from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import Averaging
 
 
 @dataclass(frozen=True)
 class BabuSettings(Averaging, PartialSettings):
     """Settings of FedBABU; ``personal`` says which blocks are the head."""
 
-    epochs: int = setting(5, "epochs of fine-tuning", symbol="τ_f", minimum=0)
+    epochs: int = setting(5, "epochs of fine-tuning", symbol="τ_f", minimum=0, kind="epochs")
     tune: str = setting("all", "what is fine-tuned", choices=("all", "head", "body"))
 
 
@@ -69,11 +70,21 @@ class FedBABUClient(PartialClient):
 
 
 class FedBABU(PartialStrategy):
-    name = "fedbabu"
-    own_model = "kept"
-    note = "its head starts from one that the seed makes, its body from what the server sent"
-    spelling = "FedBABU"
-    title = "Body averaged below a fixed head, then fine-tuning"
-    paper = "Oh et al., ICLR 2022, arXiv 2106.06042"
+    info = MethodInfo(
+        name="fedbabu",
+        title="Body averaged below a fixed head, then fine-tuning",
+        paper="Oh et al., ICLR 2022, arXiv 2106.06042",
+        spelling="FedBABU",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="kept",
+        note="its head starts from one that the seed makes, its body from what the server sent",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedBABUClient
     Settings = BabuSettings

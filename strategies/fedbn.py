@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.flat import Layout
+from models.layout import Layout
+from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, norm_parts
-from strategies.base.server import Averaging
-from strategies.base.settings import setting
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import Averaging
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,27 @@ class BnSettings(Averaging):
 
 
 class FedBNClient(PartialClient):
-    sends_buffers = False
-
     @staticmethod
     def split(layout: Layout, *_: object) -> Split:
         return norm_parts(layout, "fedbn")
 
 
 class FedBN(PartialStrategy):
-    name = "fedbn"
-    spelling = "FedBN"
-    title = "Personal batch normalisation"
-    paper = "Li et al., ICLR 2021, arXiv 2102.07623"
-    sends = ("Σ - Σ_bn", "Σ - Σ_bn")
-    whole = False
-    reports = "received"
+    info = MethodInfo(
+        name="fedbn",
+        title="Personal batch normalisation",
+        paper="Li et al., ICLR 2021, arXiv 2102.07623",
+        spelling="FedBN",
+        sends=("Σ - Σ_bn", "Σ - Σ_bn"),
+        uploads=("shared",),
+        whole=False,
+        own_model="layers",
+        reports="received",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="local",
+        vectorized=True,
+    )
     client = FedBNClient
     Settings = BnSettings

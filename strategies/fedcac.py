@@ -14,7 +14,7 @@ After more than β rounds C_i is i alone. (The formula gives that too, but where
 
 Sent: 2 Σ down (w̄, u_i; w̄ alone until the server has a model of the silo), up w_i and Σ bits: eight of them in a
 number, Σ/8 numbers. Kept: server w̄, all w_i and m_i; silo m_i, taken over once the server has counted it
-(strategies/confirmed.py). An absent silo's last w_i and m_i stay in the comparison (the code knows no absence).
+(strategies/base/acknowledged.py). An absent silo's last w_i and m_i stay in the comparison (the code knows no absence).
 Evaluated: the start, before local training. Special cases: τ = 0 is FedAvg bit for bit; τ = 1 is Local bit for bit
 after round β, and before it the plain mean of all last models; one silo is Local.
 
@@ -30,13 +30,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.flat import Layout
-from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
-from strategies.base.payload import Model, Payload
-from strategies.base.replies import Update
-from strategies.base.server import weighted_mean
+from models.layout import Layout
+from partitions.common.errors import DataError
+from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, model_of
+from strategies.base.strategy import weighted_mean
+from strategies.base.transport.payload import Model, Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, Arrays
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,21 @@ def powers(device: torch.device) -> Tensor:
     return 2.0 ** torch.arange(-8, 0, device=device)
 
 
+class CacClientState(ConfirmedClientState):
+    critical = Array()  # m_i, packed
+
+
+class CacServerState(ConfirmedServerState):
+    critical = Arrays("critical.")  # each silo's last m_i, packed
+
+
 class FedCACClient(ConfirmedClient):
+    state_type = CacClientState
+    state: CacClientState
     settings: CacSettings
-    uploads = ("model", "critical")
 
     def receive(self) -> Tensor:
-        shared, mask = super().receive(), self.state.arrays.get("critical")
+        shared, mask = super().receive(), self.state.critical
         if mask is None or "customised" not in self.models:
             return shared
         return torch.where(unpack(mask, len(shared)), self.models["customised"].vector, shared)
@@ -96,17 +107,25 @@ class FedCACClient(ConfirmedClient):
 
 
 class FedCAC(ConfirmedStrategy):
-    name = "fedcac"
-    receives = "mixture"
-    rules = ()
-    unbounded = ("critical",)
-    spelling = "FedCAC"
-    title = "Critical parameters shared among like silos"
-    paper = "Wu et al., ICCV 2023, arXiv 2309.11103"
-    sends = ("2 Σ", "Σ + Σ/8")
-    reports = "received"
+    info = MethodInfo(
+        name="fedcac",
+        title="Critical parameters shared among like silos",
+        paper="Wu et al., ICCV 2023, arXiv 2309.11103",
+        spelling="FedCAC",
+        sends=("2 Σ", "Σ + Σ/8"),
+        uploads=("model", "critical"),
+        receives="mixture",
+        reports="received",
+        unclipped=("critical",),
+        not_lossy=EACH_MODEL,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedCACClient
     Settings = CacSettings
+    state_type = CacServerState
+    state: CacServerState
     settings: CacSettings
 
     def begin_round(self) -> None:
@@ -117,15 +136,15 @@ class FedCAC(ConfirmedStrategy):
         if silo not in self._like:
             return payload
         like = self._like[silo]
-        mean = weighted_mean((self.state.arrays[model_of(n)] for n in like), [1.0] * len(like))
+        mean = weighted_mean((self.state.models[n] for n in like), [1.0] * len(like))
         return Payload({**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers)
 
     def like(self) -> dict[str, list[str]]:
         """C_i of every silo that has sent a model, by name."""
-        names = [n for n in self.silos if model_of(n) in self.state.arrays]
+        names = [n for n in self.silos if n in self.state.models]
         if len(names) < 2 or self.round - 1 > self.settings.beta:
             return {n: [n] for n in names}
-        masks = [unpack(self.state.arrays[f"critical.{n}"], self.layout.size) for n in names]
+        masks = [unpack(self.state.critical[n], self.layout.size) for n in names]
         overlaps = overlap(torch.stack(masks).float())
         own = torch.eye(len(names), dtype=torch.bool, device=overlaps.device)
         mean, most = overlaps[~own].mean(), overlaps[~own].max()
@@ -138,7 +157,7 @@ class FedCAC(ConfirmedStrategy):
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """What it was sent: the customised model where its parameters are critical."""
-        found, mask = super().centre(name, update), self.state.arrays.get(f"critical.{update.silo}")
+        found, mask = super().centre(name, update), self.state.critical.get(update.silo)
         customised = self.sent.get(update.silo, {}).get("customised")
         if name != "model" or found is None or mask is None or customised is None:
             return found
@@ -150,16 +169,15 @@ class FedCAC(ConfirmedStrategy):
     def check(self, update: Update) -> None:
         whole = update.vectors["critical"] * 256
         if bool(((whole < 0) | (whole > 255) | (whole != whole.floor())).any()):
-            raise ValueError("'critical' holds other numbers than those that bits are packed in")
+            raise DataError("'critical' holds other numbers than those that bits are packed in")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         self.count(updates)
         mean = weighted_mean((u.vectors["model"] for u in updates), [u.samples for u in updates])
-        self.state.arrays[GLOBAL] = mean
+        self.state.model = mean
         for update in updates:
-            for name, vector in update.vectors.items():
-                if name in FedCACClient.uploads:
-                    self.state.arrays[f"{name}.{update.silo}"] = vector
+            self.state.models[update.silo] = update.vectors["model"]
+            self.state.critical[update.silo] = update.vectors["critical"]
 
 
 def overlap(masks: Tensor) -> Tensor:

@@ -27,12 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import Values
-from models.flat import Layout, gather
+from models.features import features_at
+from models.flat import gather
+from models.layout import Layout
 from models.metrics import mmd
-from models.training import feature_gradient, features_at, generator
+from models.networks.heads import Values
+from models.training import feature_gradient, generator
+from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
-from strategies.base.settings import setting
+from strategies.base.settings import RULES, setting
 
 
 @dataclass(frozen=True)
@@ -109,15 +112,20 @@ class FedCPClient(PartialClient):
 
 
 class FedCP(PartialStrategy):
-    name = "fedcp"
-    uncoded = "the head that is sent is half the silo's own, no step from what it received"
-    spelling = "FedCP"
-    title = "Features split between two heads by a policy"
-    paper = "Zhang et al., KDD 2023, arXiv 2307.01217"
-    sends = ("Σ + 2K² + 6K", "Σ + 2K² + 6K")
-    whole = True  # the features, and a head of theirs
-    reports = "received"
+    info = MethodInfo(
+        name="fedcp",
+        title="Features split between two heads by a policy",
+        paper="Zhang et al., KDD 2023, arXiv 2307.01217",
+        spelling="FedCP",
+        sends=("Σ + 2K² + 6K", "Σ + 2K² + 6K"),
+        uploads=("shared",),
+        own_model="layers",
+        reports="received",
+        robust=RULES,
+        not_lossy="the head that is sent is half the silo's own, no step from what it received",
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedCPClient
     head = PolicyHead
     Settings = CpSettings
-    takes_ala = False

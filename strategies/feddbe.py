@@ -28,11 +28,12 @@ import torch
 from torch import Tensor
 
 from models.training import feature_gradient
-from strategies.base.payload import Model, Payload
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload
+from strategies.base.transport.replies import Update
 
 MEAN = "mean"
 
@@ -111,20 +112,24 @@ class FedDBEClient(SiloClient):
 
 
 class FedDBE(PersonalizedStrategy):
-    name = "feddbe"
-    uncoded = "in its first round silos send means of features"
-    own_model = "layers"
-    note = "of the own model only the bias on the features is missing, and round 1 sends the mean features"
-    spelling = "FedDBE"
-    keeps = ("its bias on the features",)
-    title = "Domain bias eliminator on FedAvg"
-    paper = "Zhang et al., NeurIPS 2023, arXiv 2311.14975"
-    sends = ("Σ + K", "Σ")
-    reports = "received"
+    info = MethodInfo(
+        name="feddbe",
+        title="Domain bias eliminator on FedAvg",
+        paper="Zhang et al., NeurIPS 2023, arXiv 2311.14975",
+        spelling="FedDBE",
+        sends=("Σ + K", "Σ"),
+        own_model="layers",
+        keeps=("its bias on the features",),
+        note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
+        reports="received",
+        robust=RULES,
+        not_lossy="in its first round silos send means of features",
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedDBEClient
     Settings = DbeSettings
     settings: DbeSettings
-    takes_ala = False
 
     def upload_size(self, name: str, silo: str = "") -> int:
         size = super().upload_size(name, silo)
@@ -141,9 +146,9 @@ class FedDBE(PersonalizedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
         if MEAN in self.state.arrays:
-            self.state.arrays[GLOBAL] = mean
+            self.state.model = mean
             return
         if self.settings.warm_up == "keep":
-            self.state.arrays[GLOBAL] = mean[: self.layout.size].clone()
+            self.state.model = mean[: self.layout.size].clone()
             mean = mean[self.layout.size :].clone()
         self.state.arrays[MEAN] = mean

@@ -9,11 +9,11 @@ Acar et al., ICLR 2021, arXiv 2111.04263, Algorithm 1. min_θ (1/N) sum_i f_i(θ
 ``weights = "samples"``, the authors' code: α_i = α n/(N n_i) in the silo, which weighs f_i by n_i; h then is the mean
 of the (N n_i/n) g_i. The code also clips the gradient, regulariser included, at norm 10 (``clip``), and keeps
 -g_i/α in place of g_i. Of the models that the code scores, the next start θ^{t+1} is the received one here; the one
-that the paper plots, the mean of all silos' last θ_i, is nobody's model and not formed.
+that the paper plots, the mean of all silos' last θ_i, is no silo's model and not formed.
 
 Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is taken over once the server has counted it
-(strategies/confirmed.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its share
-of h; the mean of the θ_i is over the replies that came. Personal: θ_i.
+(strategies/base/acknowledged.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its
+share of h; the mean of the θ_i is over the replies that came. Personal: θ_i.
 
 Special cases: round 1 goes 1 + |S|/N times as far as the mean of the θ_i. With all silos present it is ADMM: FedAPM
 with nothing personal, ρ = α/N and N times the learning rate, and FedADMM with ρ = α and η = 1. PFLlib's term is a norm
@@ -30,29 +30,42 @@ import torch
 from torch import Tensor
 
 from models.training import clip_norm
-from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
-from strategies.base.payload import Payload
-from strategies.base.replies import Update
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL
+from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
+from strategies.base.client import GLOBAL
+from strategies.base.info import LOCAL_SUMS, MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.transport.payload import Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, RequiredArray
 
 
 @dataclass(frozen=True)
 class DynSettings:
     """Settings of FedDyn; α of its official CIFAR-10 runs."""
 
-    alpha: float = setting(0.01, "weight of the regulariser", symbol="α", above=0)
+    alpha: float = setting(0.01, "weight of the regulariser", symbol="α", above=0, kind="decay")
     weights: str = setting("uniform", "how silos' losses are weighted", choices=("uniform", "samples"))
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
 
+class DynClientState(ConfirmedClientState):
+    dual = Array()  # g_i (Σ,); None: 0
+
+
+class DynServerState(ConfirmedServerState):
+    h = RequiredArray()  # (Σ,)
+
+
 class FedDynClient(ConfirmedClient):
+    state_type = DynClientState
+    state: DynClientState
     settings: DynSettings
 
     def local_update(self) -> list[Tensor]:
         centre, clip = self.models[GLOBAL].vector, self.settings.clip
         alpha = self.settings.alpha * cast(float, self.numbers["scale"])
-        own = self.state.arrays.get("dual", torch.zeros_like(centre))
+        self.check_decay(alpha)
+        own = torch.zeros_like(centre) if self.state.dual is None else self.state.dual
 
         def correct(w: Tensor, g: Tensor) -> None:
             g.add_(w - centre, alpha=alpha).sub_(own)
@@ -65,19 +78,28 @@ class FedDynClient(ConfirmedClient):
 
 
 class FedDyn(ConfirmedStrategy):
-    name = "feddyn"
-    spelling = "FedDyn"
-    one_model = True
-    title = "Dynamic regularisation"
-    paper = "Acar et al., ICLR 2021, arXiv 2111.04263"
-    reports = "received"
+    info = MethodInfo(
+        name="feddyn",
+        title="Dynamic regularisation",
+        paper="Acar et al., ICLR 2021, arXiv 2111.04263",
+        spelling="FedDyn",
+        reports="received",
+        one_model=True,
+        robust=RULES,
+        not_lossy=LOCAL_SUMS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedDynClient
     Settings = DynSettings
+    state_type = DynServerState
+    state: DynServerState
     settings: DynSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
-        self.state.arrays["h"] = torch.zeros_like(self.state.arrays[GLOBAL])
+        self.state.h = torch.zeros_like(self.state.model)
 
     def payload(self, silo: str) -> Payload:
         payload, scale = super().payload(silo), 1.0
@@ -88,7 +110,7 @@ class FedDyn(ConfirmedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         self.count(updates)
-        theta, alpha = self.state.arrays[GLOBAL], self.settings.alpha
+        theta, alpha = self.state.model, self.settings.alpha
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        h = self.state.arrays["h"] - alpha * len(updates) / len(self.silos) * (mean - theta)
-        self.state.arrays |= {GLOBAL: mean - h / alpha, "h": h}
+        h = self.state.h - alpha * len(updates) / len(self.silos) * (mean - theta)
+        self.state.model, self.state.h = mean - h / alpha, h

@@ -28,11 +28,14 @@ from flwr.common import log
 from torch import Tensor
 
 from models.training import generator, predict
-from strategies.base.payload import Model, Payload, is_number
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import UserError, setting
-from strategies.base.silo import MODEL_OF, SiloClient, model_of
+from partitions.common.errors import DataError, UserError
+from strategies.base.client import SiloClient
+from strategies.base.info import EACH_MODEL, MethodInfo
+from strategies.base.settings import setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import MODEL_OF, Model, Payload, is_number, model_of
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Item, ServerState
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,6 @@ class FomoSettings:
 
 
 class FedFomoClient(SiloClient):
-    sends_numbers = ("weights",)
-
     def receive(self) -> Tensor:
         own = self.own()
         others = {m.silo: m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)}
@@ -71,17 +72,28 @@ class FedFomoClient(SiloClient):
         return float(self.loss(predict(self.model, self.silo.val), self.silo.val.labels()))
 
 
+class FomoServerState(ServerState):
+    affinity = Item[dict[str, dict[str, float]]](dict)  # P: silo -> other silo -> sum of its weights
+    made = Item[dict[str, int]](dict)  # silo -> round of its last model
+
+
 class FedFomo(PersonalizedStrategy):
-    name = "fedfomo"
-    receives = "models"
-    rules = ()
-    spelling = "FedFomo"
-    title = "First-order model optimisation"
-    paper = "Zhang et al., ICLR 2021, arXiv 2012.08565"
-    sends = ("M Σ", "Σ")
+    info = MethodInfo(
+        name="fedfomo",
+        title="First-order model optimisation",
+        paper="Zhang et al., ICLR 2021, arXiv 2012.08565",
+        spelling="FedFomo",
+        sends=("M Σ", "Σ"),
+        sends_numbers=("weights",),
+        receives="models",
+        not_lossy=EACH_MODEL,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedFomoClient
     Settings = FomoSettings
-    takes_ala = False
+    state_type = FomoServerState
+    state: FomoServerState
     settings: FomoSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
@@ -91,22 +103,22 @@ class FedFomo(PersonalizedStrategy):
             raise UserError("fedfomo weighs models on validation data, and no silo has any: set validation > 0")
         if blind:
             log(WARNING, "without validation data, and so without others' models: %s", ", ".join(blind))
-        self.state.numbers["affinity"] = {i: {j: float(i == j) for j in names} for i in names}
-        self.state.numbers["made"] = {}  # silo -> round of its last model
+        self.state.affinity = {i: {j: float(i == j) for j in names} for i in names}
+        self.state.made = {}
 
     def payload(self, silo: str) -> Payload:
-        if model_of(silo) not in self.state.arrays:
+        if silo not in self.state.models:
             return Payload()
-        made = self.state.numbers["made"]
+        made = self.state.made
         return Payload(
-            {model_of(n): Model(self.state.arrays[model_of(n)], n, made[n], self.samples[n]) for n in self.chosen(silo)}
+            {model_of(n): Model(self.state.models[n], n, made[n], self.samples[n]) for n in self.chosen(silo)}
         )
 
     def chosen(self, silo: str) -> list[str]:
         """The M others that this silo gets: by affinity, with probability ε at random."""
-        others = [n for n in self.silos if n != silo and model_of(n) in self.state.arrays]
+        others = [n for n in self.silos if n != silo and n in self.state.models]
         budget = self.settings.max_downloads or len(others)
-        affinity = self.state.numbers["affinity"][silo]
+        affinity = self.state.affinity[silo]
         rng = generator(self.common.seed, "fomo", silo, self.round)
         epsilon = self.settings.epsilon * self.settings.epsilon_decay ** (self.round - 1)
         order = torch.randperm(len(others), generator=rng).tolist()  # among equals at random, not by name
@@ -122,12 +134,12 @@ class FedFomo(PersonalizedStrategy):
         sent = update.numbers.get("weights", "{}")
         try:
             weights = json.loads(cast(str, sent))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             weights = None
         if not isinstance(weights, dict) or not all(is_number(w) and w >= 0 for w in weights.values()):
-            raise ValueError(f"'weights' is {sent!r}, not finite numbers from 0 on by silo")
+            raise DataError(f"'weights' is {sent!r}, not finite numbers from 0 on by silo")
         if sum(weights.values()) > 1.001:
-            raise ValueError(f"'weights' is {sent!r}, which is more than 1 in all")
+            raise DataError(f"'weights' is {sent!r}, which is more than 1 in all")
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         """The mixture that the silo trained from, by the weights that it reports: among models that it was sent."""
@@ -148,9 +160,9 @@ class FedFomo(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self.state.arrays[model_of(update.silo)] = update.vector
-            self.state.numbers["made"][update.silo] = self.round
-            row = self.state.numbers["affinity"][update.silo]
+            self.state.models[update.silo] = update.vector
+            self.state.made[update.silo] = self.round
+            row = self.state.affinity[update.silo]
             for name, weight in self.reported(update).items():
                 if name in row:
                     row[name] += float(weight)

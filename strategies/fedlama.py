@@ -31,13 +31,15 @@ from typing import cast
 
 from torch import Tensor
 
-from models.flat import Layout, gather, scatter
-from strategies.base.coded import OTHER_LAYERS
-from strategies.base.payload import Model, Number, Payload
-from strategies.base.replies import Update
-from strategies.base.server import Averaging, PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient
+from models.flat import gather, scatter
+from models.layout import Layout
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import OTHER_LAYERS, MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import Averaging, PersonalizedStrategy
+from strategies.base.transport.payload import Model, Number, Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Item, ServerState
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,6 @@ def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[
 
 
 class FedLAMAClient(SiloClient):
-    uploads = ("layers",)
-
     def receive(self) -> Tensor:
         fresh = flagged(self.model.layout, self.numbers["fresh"])
         return scatter(self.own(), fresh, self.models[GLOBAL].vector)
@@ -80,16 +80,31 @@ class FedLAMAClient(SiloClient):
         return [gather(self.model.vector, flagged(self.model.layout, self.numbers["due"]))]
 
 
+class LamaServerState(ServerState):
+    intervals = Item[list[int]](list)  # of each unit, in rounds
+    averaged = Item[list[int]](list)  # the last round in which each unit was averaged
+    heard = Item[dict[str, int]](dict)  # silo -> the last round it was sent the model in
+
+
 class FedLAMA(PersonalizedStrategy):
-    name = "fedlama"
-    uncoded = OTHER_LAYERS
-    note = "most rounds send some layers, the last ones since are known"
-    spelling = "FedLAMA"
-    one_model = True
-    title = "Layer-wise adaptive intervals of averaging"
-    paper = "Lee et al., AAAI 2023, arXiv 2110.10302"
-    sends = ("≤ Σ", "≤ Σ")
-    reports = "received"
+    state_type = LamaServerState
+    state: LamaServerState
+    info = MethodInfo(
+        name="fedlama",
+        title="Layer-wise adaptive intervals of averaging",
+        paper="Lee et al., AAAI 2023, arXiv 2110.10302",
+        spelling="FedLAMA",
+        sends=("≤ Σ", "≤ Σ"),
+        uploads=("layers",),
+        note="most rounds send some layers, the last ones since are known",
+        reports="received",
+        one_model=True,
+        robust=RULES,
+        not_lossy=OTHER_LAYERS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedLAMAClient
     Settings = LamaSettings
     settings: LamaSettings
@@ -97,11 +112,11 @@ class FedLAMA(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         count = len(self.layout.parameters)
-        self.state.numbers |= {"intervals": [1] * count, "averaged": [0] * count, "heard": {}}
+        self.state.intervals, self.state.averaged, self.state.heard = [1] * count, [0] * count, {}
 
     def due(self) -> list[int]:
         """1 for every tensor that is averaged in this round."""
-        return [int(self.round % interval == 0) for interval in self.state.numbers["intervals"]]
+        return [int(self.round % interval == 0) for interval in self.state.intervals]
 
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "layers":
@@ -112,28 +127,28 @@ class FedLAMA(PersonalizedStrategy):
         self._packed: dict[int, Tensor] = {}  # what silos that were last heard of in that round get
 
     def payload(self, silo: str) -> Payload:
-        heard = self.state.numbers["heard"].get(silo, 0)
-        fresh = [int(server_round >= heard) for server_round in self.state.numbers["averaged"]]
+        heard = self.state.heard.get(silo, 0)
+        fresh = [int(server_round >= heard) for server_round in self.state.averaged]
         if heard not in self._packed:
-            self._packed[heard] = gather(self.state.arrays[GLOBAL], flagged(self.layout, fresh))
+            self._packed[heard] = gather(self.state.model, flagged(self.layout, fresh))
         model = Model(self._packed[heard], round=self.round - 1)
         return Payload({GLOBAL: model}, {"fresh": fresh, "due": self.due()})
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":
-            return gather(self.state.arrays[GLOBAL], flagged(self.layout, self.due()))
+            return gather(self.state.model, flagged(self.layout, self.due()))
         return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        arrays, numbers, due = self.state.arrays, self.state.numbers, self.due()
+        state, due = self.state, self.due()
         weights = self.weights(updates)
         mean = self.mean((u.vector for u in updates), weights)
-        arrays[GLOBAL] = scatter(arrays[GLOBAL], flagged(self.layout, due), mean)
-        numbers["averaged"] = [self.round if now else r for now, r in zip(due, numbers["averaged"], strict=True)]
-        numbers["heard"] = {**numbers["heard"], **{u.silo: self.round for u in updates}}
-        # One silo differs from nobody: that says nothing of its layers.
+        state.model = scatter(state.model, flagged(self.layout, due), mean)
+        state.averaged = [self.round if now else r for now, r in zip(due, state.averaged, strict=True)]
+        state.heard = {**state.heard, **{u.silo: self.round for u in updates}}
+        # A single silo has no other to differ from: its layers' excess means nothing.
         if self.round % self.settings.phi == 0 and self.round > self.settings.wait and len(updates) > 1:
             squares = self.mean(((u.vector - mean).square() for u in updates), weights)
             sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]
-            excess = [float(x) / tau for x, tau in zip(sums, numbers["intervals"], strict=True)]
-            numbers["intervals"] = choose_intervals(self.layout, excess, self.settings.phi)
+            excess = [float(x) / tau for x, tau in zip(sums, state.intervals, strict=True)]
+            state.intervals = choose_intervals(self.layout, excess, self.settings.phi)

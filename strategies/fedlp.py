@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.flat import Block, Entry, Layout, gather
+from models.flat import gather
+from models.layout import Block, Entry, Layout
 from models.training import generator
-from strategies.base.coded import OTHER_LAYERS
-from strategies.base.replies import Update
-from strategies.base.robust import KRUM, RULES
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import Common, setting
-from strategies.base.silo import GLOBAL, SiloClient
+from strategies.base.client import SiloClient
+from strategies.base.info import OTHER_LAYERS, MethodInfo
+from strategies.base.settings import KRUM, RULES, Common, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ def sent(layout: Layout, settings: LpSettings, common: Common, silo: str, server
 
 class FedLPClient(SiloClient):
     settings: LpSettings
-    uploads = ("layers",)
 
     def local_update(self) -> list[Tensor]:
         self.train()
@@ -61,19 +60,25 @@ class FedLPClient(SiloClient):
 
 
 class FedLP(PersonalizedStrategy):
-    name = "fedlp"
-    uncoded = OTHER_LAYERS
-    own_model = "layers"
-    note = "over the rounds every layer is sent"
-    spelling = "FedLP"
-    one_model = True
-    title = "Layers sent at random"
-    paper = "Zhu et al., ICC 2023"
-    sends = ("Σ", "p Σ")
-    reports = "received"
+    info = MethodInfo(
+        name="fedlp",
+        title="Layers sent at random",
+        paper="Zhu et al., ICC 2023",
+        spelling="FedLP",
+        sends=("Σ", "p Σ"),
+        uploads=("layers",),
+        own_model="layers",
+        note="over the rounds every layer is sent",
+        reports="received",
+        one_model=True,
+        robust=tuple(rule for rule in RULES if rule not in KRUM),  # silos send different layers
+        not_lossy=OTHER_LAYERS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedLPClient
     Settings = LpSettings
-    rules = tuple(rule for rule in RULES if rule not in KRUM)  # silos send different layers
     settings: LpSettings
 
     def sent_parts(self, silo: str) -> list[slice]:
@@ -86,7 +91,7 @@ class FedLP(PersonalizedStrategy):
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         if name == "layers":
-            return gather(self.state.arrays[GLOBAL], self.sent_parts(update.silo))
+            return gather(self.state.model, self.sent_parts(update.silo))
         return super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
@@ -97,7 +102,7 @@ class FedLP(PersonalizedStrategy):
             pieces = torch.split(update.vectors["layers"], [part.stop - part.start for part in parts])
             for part, piece in zip(parts, pieces, strict=True):
                 layers.setdefault((part.start, part.stop), {})[update.silo] = piece
-        w = self.state.arrays[GLOBAL].clone()
+        w = self.state.model.clone()
         for (start, stop), pieces_of in layers.items():
             w[start:stop] = self.mean(pieces_of.values(), [weights[silo] for silo in pieces_of])
-        self.state.arrays[GLOBAL] = w
+        self.state.model = w

@@ -17,7 +17,7 @@ Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867. z = φ(x) in R^K are the features.
 Heads are mixed for the silos of a round, of their heads. Features are taken in evaluation mode.
 
 Sent: Σ + C (K + 1) down (Σ in round 1: no prototypes), Σ + C (K + 1) + CK up, and V_i. Kept: server φ, c, every silo's
-ψ_i; silo nothing. An absent silo's ψ_i stays as it was; a class that nobody of a round has keeps its prototype. The
+ψ_i; silo nothing. An absent silo's ψ_i stays as it was; a class that no silo of a round has keeps its prototype. The
 server learns every silo's class shares, class means and head: ``min-count`` holds back classes with fewer samples (they
 count as absent). Evaluated: the received body with the mixed head. Special cases: without mixing, with λ = 0 and one
 learning rate it is FedRep with these epochs, bit for bit; equal H: α_j is proportional to 1/V_j; one silo: α = 1.
@@ -27,7 +27,6 @@ Defaults are the official code's; its head learning rate of 0.1 is written into 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -36,9 +35,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from models.features import all_features
 from models.flat import scatter
-from models.training import Optimizer, all_features, feature_gradient
-from strategies.base.payload import Model, Payload, is_number
+from models.optimizers import Optimizer
+from models.training import feature_gradient
+from partitions.common.errors import DataError
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.prototypes import (
     PROTOTYPES,
     average,
@@ -49,10 +52,10 @@ from strategies.base.prototypes import (
     read_table,
     table_size,
 )
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy, weighted_mean
 from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient
+from strategies.base.strategy import PersonalizedStrategy, weighted_mean
+from strategies.base.transport.payload import Model, Payload, is_number
+from strategies.base.transport.replies import Update
 
 STATISTICS = "statistics"
 LEAST = 1e-3  # coefficients below are 0
@@ -63,16 +66,16 @@ class PacSettings:
     """Settings of FedPAC."""
 
     lambda_: float = setting(1.0, "weight of the alignment of features", symbol="λ", minimum=0)
-    head_epochs: int = setting(1, "epochs on the head", minimum=0)
-    head_learning_rate: float = setting(0.1, "learning rate of the head, 0: learning-rate", symbol="η_g", minimum=0)
+    head_epochs: int = setting(1, "epochs on the head", minimum=0, kind="epochs")
+    head_learning_rate: float = setting(
+        0.1, "learning rate of the head, 0: learning-rate", symbol="η_g", minimum=0, kind="learning-rate"
+    )
     mix: bool = setting(True, "mix the silos' heads")
     min_count: int = setting(1, "fewest samples of a class that are told of", minimum=1)
 
 
 class FedPACClient(SiloClient):
     settings: PacSettings
-    uploads = ("model", PROTOTYPES, STATISTICS)
-    sends_numbers = ("variance",)
 
     def local_update(self) -> list[Tensor]:
         model, s = self.model, self.settings
@@ -121,52 +124,41 @@ def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray
 
 
 def on_simplex(matrix: np.ndarray) -> np.ndarray:
-    """argmin a' P a over a >= 0, sum a = 1, for a positive semidefinite P, by an active set.
+    """argmin a' P a over a >= 0, sum a = 1, for a positive semidefinite P (n, n), by non-negative least squares.
 
-    On the entries that may be positive the optimum is proportional to P⁻¹ 1; one that would turn negative on the way
-    there is fixed at 0. At an optimum, the entry whose grad is lowest becomes free, until none is below a' P a.
+    With P = L'L, the minimum of ||L a||² + (sum a - 1)² over a >= 0 is s b, for a b on the simplex: the best s leaves
+    b'Pb / (b'Pb + 1), which grows with b'Pb. So b is the answer, exactly.
     """
+    from scipy.optimize import nnls  # the server's alone: a silo's image has no SciPy
+
     n = len(matrix)
     scale = max(float(np.diag(matrix).max()), np.finfo(float).tiny)
-    p = matrix / scale + 1e-12 * np.eye(n)
-    a = np.zeros(n)
-    a[np.argmin(np.diag(p))] = 1.0
-    free = a > 0
-    for _ in range(100 * n):
-        goal = np.zeros(n)
-        goal[free] = np.linalg.solve(p[np.ix_(free, free)], np.ones(int(free.sum())))
-        goal /= goal.sum()
-        falling = free & (goal < 0)
-        if falling.any():
-            steps = np.where(falling, a / np.where(falling, a - goal, 1.0), math.inf)
-            first = int(np.argmin(steps))
-            a = a + steps[first] * (goal - a)
-            a[first], free[first] = 0.0, False
-            continue
-        a = goal
-        grad = p @ a - a @ p @ a
-        lowest = int(np.argmin(np.where(free, math.inf, grad)))
-        if free.all() or grad[lowest] >= -1e-12:
-            break
-        free[lowest] = True
-    return a
+    values, vectors = np.linalg.eigh(matrix / scale)
+    root = np.sqrt(values.clip(min=0) + 1e-12)[:, None] * vectors.T  # rounding makes an eigenvalue of 0 negative
+    a, _ = nnls(np.vstack([root, np.ones(n)]), np.append(np.zeros(n), 1.0))
+    return cast(np.ndarray, a / a.sum())
 
 
 class FedPAC(PersonalizedStrategy):
-    name = "fedpac"
-    receives = "mixture"
-    rules = ()
-    spelling = "FedPAC"
-    title = "Feature alignment and combined heads"
-    of_classes = True
-    paper = "Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867"
-    sends = ("Σ + C (K + 1)", "Σ + C (2K + 1)")
-    per_class = True
-    reports = "received"
+    info = MethodInfo(
+        name="fedpac",
+        title="Feature alignment and combined heads",
+        paper="Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867",
+        spelling="FedPAC",
+        sends=("Σ + C (K + 1)", "Σ + C (2K + 1)"),
+        uploads=("model", PROTOTYPES, STATISTICS),
+        sends_numbers=("variance",),
+        per_class=True,
+        receives="mixture",
+        reports="received",
+        needs_classes=True,
+        not_lossy=EACH_MODEL,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedPACClient
     Settings = PacSettings
     settings: PacSettings
-    takes_ala = False
 
     @property
     def last(self) -> slice:
@@ -193,7 +185,7 @@ class FedPAC(PersonalizedStrategy):
         check_table(update.vectors[PROTOTYPES], self.layout.classes)
         variance = update.numbers.get("variance")
         if not is_number(variance) or cast(float, variance) < -1e-3:
-            raise ValueError(f"'variance' is {variance!r}, not a number of at least 0")
+            raise DataError(f"'variance' is {variance!r}, not a number of at least 0")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         arrays, samples = self.state.arrays, [float(u.samples) for u in updates]

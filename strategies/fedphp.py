@@ -32,9 +32,11 @@ from torch.func import functional_call
 
 from models.metrics import mmd
 from models.training import clip_norm, loss_gradient
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.typed_state import ClientState, Item
 
 TEMPERATURE = 4.0
 
@@ -49,12 +51,19 @@ class PhpSettings:
     clip: float = setting(0.0, "largest norm of a step's gradient, 0: any", minimum=0)
 
 
+class PhpClientState(ClientState):
+    visits = Item(int)  # how many rounds the silo took part in
+
+
 class FedPHPClient(SiloClient):
+    state_type = PhpClientState
+    state: PhpClientState
     settings: PhpSettings
 
     def local_update(self) -> list[Tensor]:
         model, clip = self.model, self.settings.clip
-        buffers = self.state.arrays.get("personal.buffers", model.buffers.clone())
+        kept = self.state.personal_buffers
+        buffers = model.buffers.clone() if kept is None else kept
         self._history, self._history_buffers = self.own(), buffers
         self._tensors = model.layout.unflatten(self._history, buffers)
         self.train(correction=(lambda w, g: clip_norm(g, clip)) if clip else None)
@@ -88,21 +97,27 @@ class FedPHPClient(SiloClient):
         return -(soft * logits.log_softmax(1)).sum(1).mean()
 
     def personal(self) -> Tensor:
-        numbers, c = self.state.numbers, self.common
-        visits = int(numbers.get("visits", 0))
-        mu = self.settings.mu * min(1.0, visits / max(1, int(c.participation * c.rounds)))
-        numbers["visits"] = visits + 1
+        state, c = self.state, self.common
+        mu = self.settings.mu * min(1.0, state.visits / max(1, int(c.participation * c.rounds)))
+        state.visits += 1
         mixed = torch.lerp(self.model.vector, self._history, mu)
         self.model.load(mixed, torch.lerp(self.model.buffers, self._history_buffers, mu))
         return mixed
 
 
 class FedPHP(PersonalizedStrategy):
-    name = "fedphp"
-    own_model = "kept"
-    note = "the own model is a running mean of models that were sent and of received ones"
-    spelling = "FedPHP"
-    title = "Personal models that inherit a silo's history"
-    paper = "Li et al., ECML-PKDD 2021"
+    info = MethodInfo(
+        name="fedphp",
+        title="Personal models that inherit a silo's history",
+        paper="Li et al., ECML-PKDD 2021",
+        spelling="FedPHP",
+        own_model="kept",
+        note="the own model is a running mean of models that were sent and of received ones",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedPHPClient
     Settings = PhpSettings

@@ -11,7 +11,7 @@ and predicts the class of the nearest prototype, argmin_j ||z - C̄^j||, among i
 
 Sent: C (K + 1) down and up, a prototype and its share (down: whether there is one) per class; nothing down in round 1.
 The shares tell which classes a silo has. Kept: server C̄; silo its whole model, its own prototypes. An absent silo keeps
-its model; a class that nobody of a round has keeps its prototype. Evaluated: the silo's model with the prototypes that
+its model; a class that no silo of a round has keeps its prototype. Evaluated: the silo's model with the prototypes that
 just arrived. Before a silo has any prototype it predicts by its head, as always with ``predict = "head"``; a class that
 only it has is predicted by its own prototype.
 
@@ -34,8 +34,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.training import all_features, feature_gradient
-from strategies.base.payload import Model, Payload
+from models.features import all_features
+from models.training import feature_gradient
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
 from strategies.base.prototypes import (
     PROTOTYPES,
     average,
@@ -47,10 +49,10 @@ from strategies.base.prototypes import (
     read_table,
     table_size,
 )
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import SiloClient
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload
+from strategies.base.transport.replies import Update
 
 NEVER = -1e9  # the output of a class that is left out
 
@@ -74,8 +76,6 @@ class ProtoSettings:
 
 class FedProtoClient(SiloClient):
     settings: ProtoSettings
-    uploads = (PROTOTYPES,)
-    sends_buffers = False
 
     def receive(self) -> Tensor:
         classes, features = self.model.layout.classes, self.model.layout.features
@@ -146,21 +146,26 @@ class FedProtoClient(SiloClient):
 
 
 class FedProto(PersonalizedStrategy):
-    name = "fedproto"
-    uncoded = "what is sent are prototypes, no steps"
-    own_model = "kept"
-    spelling = "FedProto"
-    title = "Prototypes of classes instead of models"
-    of_classes = True
-    paper = "Tan et al., AAAI 2022, arXiv 2105.00243"
-    sends = ("C (K + 1)", "C (K + 1)")
-    whole = False
-    per_class = True
-    reports = "received"
+    info = MethodInfo(
+        name="fedproto",
+        title="Prototypes of classes instead of models",
+        paper="Tan et al., AAAI 2022, arXiv 2105.00243",
+        spelling="FedProto",
+        sends=("C (K + 1)", "C (K + 1)"),
+        uploads=(PROTOTYPES,),
+        whole=False,
+        per_class=True,
+        own_model="kept",
+        reports="received",
+        needs_classes=True,
+        robust=RULES,
+        not_lossy="what is sent are prototypes, no steps",
+        buffers="local",
+        vectorized=True,
+    )
     client = FedProtoClient
     Settings = ProtoSettings
     settings: ProtoSettings
-    takes_ala = False
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         table_size(self.layout)  # refuses a network without a linear head before anything is trained

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient, proximal
+from strategies.base.client import GLOBAL, SiloClient, proximal
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.fedavg import FineTuning, FineTuningClient
 
 
@@ -24,7 +25,7 @@ from strategies.fedavg import FineTuning, FineTuningClient
 class Prox:
     """Settings of FedProx."""
 
-    mu: float = setting(0.001, "weight of the proximal term", symbol="μ", minimum=0)
+    mu: float = setting(0.001, "weight of the proximal term", symbol="μ", minimum=0, kind="decay")
 
 
 class FedProxClient(SiloClient):
@@ -36,12 +37,19 @@ class FedProxClient(SiloClient):
 
 
 class FedProx(PersonalizedStrategy):
-    name = "fedprox"
-    spelling = "FedProx"
-    title = "Federated averaging with a proximal term"
-    paper = "Li et al., MLSys 2020, arXiv 1812.06127"
-    reports = "received"
-    one_model = True
+    info = MethodInfo(
+        name="fedprox",
+        title="Federated averaging with a proximal term",
+        paper="Li et al., MLSys 2020, arXiv 1812.06127",
+        spelling="FedProx",
+        reports="received",
+        one_model=True,
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedProxClient
     Settings = Prox
 
@@ -56,13 +64,18 @@ class FedProxFTClient(FineTuningClient, FedProxClient):
 
 
 class FedProxFT(FedProx):
-    name = "fedprox-ft"
-    own_model = "kept"
-    note = "with `fedprox-ft.mu=0` the own model is what is sent"
-    spelling = "FedProx-FT"
-    title = "FedProx with local fine-tuning"
-    paper = "as in Luo and Wu, IJCAI 2022, arXiv 2110.08394"
-    reports = "personal"
-    one_model = False
+    info = MethodInfo(
+        name="fedprox-ft",
+        title="FedProx with local fine-tuning",
+        paper="as in Luo and Wu, IJCAI 2022, arXiv 2110.08394",
+        spelling="FedProx-FT",
+        own_model="kept",
+        note="with `fedprox-ft.mu=0` the own model is what is sent",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedProxFTClient
     Settings = ProxFineTuning

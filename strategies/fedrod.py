@@ -27,10 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.training import feature_gradient
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import MethodInfo
 from strategies.base.prototypes import members
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.typed_state import Array, ClientState
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,13 @@ class RodSettings:
     predict: str = setting("personal", "both heads together, or the generic one alone", choices=("personal", "generic"))
 
 
+class RodClientState(ClientState):
+    head = Array()  # the personal head
+
+
 class FedRoDClient(SiloClient):
+    state_type = RodClientState
+    state: RodClientState
     settings: RodSettings
 
     def receive(self) -> Tensor:
@@ -62,7 +70,7 @@ class FedRoDClient(SiloClient):
         self.balanced = loss
         self.train(correction=lambda w, g: own_step.step(own, self.own_grad))
         self.keep_optimizer(own_step, "personal")
-        self.state.arrays["head"] = own
+        self.state.head = own
         return [model.vector.clone()]
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
@@ -79,7 +87,7 @@ class FedRoDClient(SiloClient):
 
     def head(self) -> Tensor:
         """P: weights row by row, biases."""
-        kept = self.state.arrays.get("head")
+        kept = self.state.head
         if kept is not None:
             return kept
         initial = self.silo.initial("")[self.model.head]
@@ -98,14 +106,19 @@ class FedRoDClient(SiloClient):
 
 
 class FedRoD(PersonalizedStrategy):
-    name = "fedrod"
-    own_model = "layers"
-    spelling = "FedRoD"
-    keeps = ("its personal head",)
-    title = "A generic and a personal head"
-    of_classes = True
-    paper = "Chen and Chao, ICLR 2022, arXiv 2107.00778"
-    reports = "received"
+    info = MethodInfo(
+        name="fedrod",
+        title="A generic and a personal head",
+        paper="Chen and Chao, ICLR 2022, arXiv 2107.00778",
+        spelling="FedRoD",
+        own_model="layers",
+        keeps=("its personal head",),
+        reports="received",
+        needs_classes=True,
+        robust=RULES,
+        lossy=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedRoDClient
     Settings = RodSettings
-    takes_ala = False

@@ -21,31 +21,58 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.flat import gather
-from strategies.base.partial import PartialClient, PartialSettings, PartialStrategy
-from strategies.base.settings import setting
+from strategies.base.info import MethodInfo
+from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
+from strategies.base.settings import RULES, setting
 
 
 class FedSim(PartialStrategy):
-    name = "fedsim"
-    spelling = "FedSim"
-    title = "Partial personalisation, simultaneous steps"
-    paper = "Pillutla et al., ICML 2022, arXiv 2204.03809"
+    info = MethodInfo(
+        name="fedsim",
+        title="Partial personalisation, simultaneous steps",
+        paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
+        spelling="FedSim",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="layers",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
 
 
 class FedPer(PartialStrategy):
-    name = "fedper"
-    spelling = "FedPer"
-    title = "Personal output layers"
-    paper = "Arivazhagan et al. 2019, arXiv 1912.00818"
-    reports = "received"
+    info = MethodInfo(
+        name="fedper",
+        title="Personal output layers",
+        paper="Arivazhagan et al. 2019, arXiv 1912.00818",
+        spelling="FedPer",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="layers",
+        reports="received",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
 
 
 @dataclass(frozen=True)
 class AltSettings(PartialSettings):
     """Settings of FedAlt."""
 
-    personal_epochs: int = setting(0, "epochs on the personal part, 0: local-epochs", symbol="τ_v", minimum=0)
-    shared_epochs: int = setting(0, "epochs on the shared part, 0: local-epochs", symbol="τ_u", minimum=0)
+    personal_epochs: int = setting(
+        0, "epochs on the personal part, 0: local-epochs", symbol="τ_v", minimum=0, kind="epochs"
+    )
+    shared_epochs: int = setting(
+        0, "epochs on the shared part, 0: local-epochs", symbol="τ_u", minimum=0, kind="epochs"
+    )
 
 
 class FedAltClient(PartialClient):
@@ -67,10 +94,21 @@ class FedAltClient(PartialClient):
 
 
 class FedAlt(PartialStrategy):
-    name = "fedalt"
-    spelling = "FedAlt"
-    title = "Partial personalisation, alternating steps"
-    paper = "Pillutla et al., ICML 2022, arXiv 2204.03809"
+    info = MethodInfo(
+        name="fedalt",
+        title="Partial personalisation, alternating steps",
+        paper="Pillutla et al., ICML 2022, arXiv 2204.03809",
+        spelling="FedAlt",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="layers",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedAltClient
     Settings = AltSettings
 
@@ -79,8 +117,8 @@ class FedAlt(PartialStrategy):
 class RepSettings(PartialSettings):
     """Settings of FedRep; defaults of its official CIFAR-10 runs."""
 
-    head_epochs: int = setting(10, "epochs on the head", symbol="τ", minimum=1)
-    body_epochs: int = setting(1, "epochs on the body", minimum=1)
+    head_epochs: int = setting(10, "epochs on the head", symbol="τ", minimum=1, kind="epochs")
+    body_epochs: int = setting(1, "epochs on the body", minimum=1, kind="epochs")
 
 
 class FedRepClient(FedAltClient):
@@ -91,10 +129,21 @@ class FedRepClient(FedAltClient):
 
 
 class FedRep(PartialStrategy):
-    name = "fedrep"
-    spelling = "FedRep"
-    title = "Shared representation, personal head"
-    paper = "Collins et al., ICML 2021, arXiv 2102.07078"
-    reports = "received"
+    info = MethodInfo(
+        name="fedrep",
+        title="Shared representation, personal head",
+        paper="Collins et al., ICML 2021, arXiv 2102.07078",
+        spelling="FedRep",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        whole=ALL_LAYERS_AT,
+        own_model="layers",
+        reports="received",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = FedRepClient
     Settings = RepSettings

@@ -31,12 +31,14 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import Values
-from models.flat import Layout, gather
+from models.flat import gather
+from models.layout import Layout
+from models.networks.heads import Values
 from models.training import feature_gradient
+from strategies.base.info import MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, head_blocks, split_parts
 from strategies.base.prototypes import members
-from strategies.base.settings import setting
+from strategies.base.settings import RULES, setting
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class GpflSettings:
     """Settings of GPFL."""
 
     lambda_: float = setting(0.01, "weight of the distance to the received embeddings", symbol="λ", minimum=0)
-    mu: float = setting(0.1, "L2 weight on the embeddings and the valve", symbol="μ", minimum=0)
+    mu: float = setting(0.1, "L2 weight on the embeddings and the valve", symbol="μ", minimum=0, kind="decay")
     contexts: str = setting(
         "received", "which embeddings make the contexts: those that arrive or the own", choices=("received", "own")
     )
@@ -129,15 +131,22 @@ class GPFLClient(PartialClient):
 
 
 class GPFL(PartialStrategy):
-    name = "gpfl"
-    spelling = "GPFL"
-    title = "Global embeddings and a conditional valve"
-    of_classes = True
-    paper = "Zhang et al., ICCV 2023, arXiv 2308.10279"
-    sends = ("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K")
-    whole = False
-    reports = "received"
+    info = MethodInfo(
+        name="gpfl",
+        title="Global embeddings and a conditional valve",
+        paper="Zhang et al., ICCV 2023, arXiv 2308.10279",
+        spelling="GPFL",
+        sends=("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K"),
+        uploads=("shared",),
+        whole=False,
+        own_model="layers",
+        reports="received",
+        needs_classes=True,
+        robust=RULES,
+        lossy=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = GPFLClient
     head = ConditionalHead
     Settings = GpflSettings
-    takes_ala = False

@@ -26,14 +26,15 @@ from logging import WARNING
 from flwr.common import log
 from torch import Tensor
 
-from models.flat import Layout, gather, scatter
-from strategies.base.coded import OTHER_LAYERS
+from models.flat import gather, scatter
+from models.layout import Layout
+from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
-from strategies.base.payload import Model, Payload
-from strategies.base.replies import Update
-from strategies.base.server import Averaging
-from strategies.base.settings import setting
-from strategies.base.silo import BUFFERS, GLOBAL
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import Averaging
+from strategies.base.transport.payload import Model, Payload
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,22 @@ class LGFedAvgClient(PartialClient):
 
 
 class LGFedAvg(PartialStrategy):
-    name = "lg-fedavg"
-    uncoded = OTHER_LAYERS
-    note = "with `lg-fedavg.pretrain` the first rounds send the whole model"
-    spelling = "LG-FedAvg"
-    title = "Personal lower layers"
-    paper = "Liang et al. 2020, arXiv 2001.01523"
-    reports = "received"
-    whole = True  # in the rounds of ``pretrain``, and where the network has no more layers than are averaged
+    info = MethodInfo(
+        name="lg-fedavg",
+        title="Personal lower layers",
+        paper="Liang et al. 2020, arXiv 2001.01523",
+        spelling="LG-FedAvg",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        own_model="layers",
+        note="with `lg-fedavg.pretrain` the first rounds send the whole model",
+        reports="received",
+        robust=RULES,
+        not_lossy=OTHER_LAYERS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = LGFedAvgClient
     Settings = LgSettings
     settings: LgSettings
@@ -81,7 +90,7 @@ class LGFedAvg(PartialStrategy):
                 self.settings.layers,
                 len(self.layout.blocks),
             )
-        self.state.arrays[GLOBAL] = initial("")  # whole: v is what a silo that comes later starts from
+        self.state.model = initial("")  # whole: v is what a silo that comes later starts from
         self.state.numbers["own"] = []  # silos whose lower layers are their own
 
     def upload_size(self, name: str, silo: str = "") -> int:
@@ -90,11 +99,11 @@ class LGFedAvg(PartialStrategy):
         return super().upload_size(name, silo)
 
     def begin_round(self) -> None:
-        self._shared = gather(self.state.arrays[GLOBAL], self.shared_parts())
+        self._shared = gather(self.state.model, self.shared_parts())
 
     def payload(self, silo: str) -> Payload:
         whole = self.settings.pretrain and silo not in self.state.numbers["own"]
-        vector = self.state.arrays[GLOBAL] if whole else self._shared
+        vector = self.state.model if whole else self._shared
         return Payload({GLOBAL: Model(vector, round=self.round - 1)})
 
     def centre(self, name: str, update: Update) -> Tensor | None:

@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from strategies.base.payload import Payload
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Payload
+from strategies.base.transport.replies import Update
 
 
 class LocalClient(SiloClient):
-    uploads = ()
-
     def receive(self) -> Tensor:
         return self.own()
 
@@ -28,18 +27,22 @@ class LocalClient(SiloClient):
 
 
 class Local(PersonalizedStrategy):
-    name = "local"
-    own_model = "kept"
-    receives = "nothing"
-    note = "nothing leaves but metrics"
-    spelling = "Local"
-    title = "Local training (Separate)"
-    paper = "the baseline of every paper"
-    sends = ("0", "0")
-    whole = False
+    info = MethodInfo(
+        name="local",
+        title="Local training (Separate)",
+        paper="the baseline of every paper",
+        spelling="Local",
+        sends=("0", "0"),
+        uploads=(),
+        whole=False,
+        own_model="kept",
+        receives="nothing",
+        note="nothing leaves but metrics",
+        baseline="training alone",
+        buffers="local",
+        vectorized=True,
+    )
     client = LocalClient
-    takes_ala = False
-    baseline = "training alone"
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         pass

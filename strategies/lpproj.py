@@ -31,10 +31,12 @@ import torch
 from torch import Tensor
 
 from models.training import clip_norm, generator
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import UserError, setting
-from strategies.base.silo import GLOBAL, SiloClient
+from partitions.common.errors import UserError
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,10 @@ class ProjSettings:
     )
     p: float = setting(1.0, "which norm", symbol="p", minimum=1)
     projection: str = setting("gaussian", "rows of P", choices=("gaussian", "orthogonal"))
-    inner_steps: int = setting(20, "batches per step of the reference", symbol="K", minimum=1)
-    reference_learning_rate: float = setting(0.1, "learning rate of the reference", symbol="η_w", above=0)
+    inner_steps: int = setting(20, "batches per step of the reference", symbol="K", minimum=1, kind="steps")
+    reference_learning_rate: float = setting(
+        0.1, "learning rate of the reference", symbol="η_w", above=0, kind="learning-rate"
+    )
     beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
     clip: float = setting(0.0, "largest norm of the loss's gradient, 0: any", minimum=0)
 
@@ -66,8 +70,6 @@ def projection(seed: int, kind: str, rows: int, size: int, device: torch.device)
 
 class LpProjClient(SiloClient):
     settings: ProjSettings
-    uploads = ("projection",)
-    sends_buffers = False
 
     def receive(self) -> Tensor:
         return self.own()
@@ -105,17 +107,23 @@ class LpProjClient(SiloClient):
 
 
 class LpProj(PersonalizedStrategy):
-    name = "lp-proj"
-    uncoded = "what is sent is a projection, no step"
-    own_model = "kept"
-    spelling = "lp-proj"
-    title = "Agreement in a low-dimensional random projection"
-    paper = "Lin et al., NeurIPS 2022"
-    sends = ("d", "d")
-    whole = False
+    info = MethodInfo(
+        name="lp-proj",
+        title="Agreement in a low-dimensional random projection",
+        paper="Lin et al., NeurIPS 2022",
+        spelling="lp-proj",
+        sends=("d", "d"),
+        uploads=("projection",),
+        whole=False,
+        whole_from=0.01,  # of an update of low rank, which one of few patients is, few projections tell all
+        own_model="kept",
+        robust=RULES,
+        not_lossy="what is sent is a projection, no step",
+        buffers="local",
+        vectorized=True,
+    )
     client = LpProjClient
     Settings = ProjSettings
-    takes_ala = False
     settings: ProjSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
@@ -123,12 +131,12 @@ class LpProj(PersonalizedStrategy):
             raise UserError(
                 f"lp-proj.dimension = {self.settings.dimension}: the model has {self.layout.size} parameters only"
             )
-        self.state.arrays[GLOBAL] = torch.zeros(self.settings.dimension)
+        self.state.model = torch.zeros(self.settings.dimension)
 
     def upload_size(self, name: str, silo: str = "") -> int:
         return self.settings.dimension if name == "projection" else super().upload_size(name, silo)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        w, beta = self.state.arrays[GLOBAL], self.settings.beta
+        w, beta = self.state.model, self.settings.beta
         mean = self.mean((u.vector for u in updates), [1.0] * len(updates))
-        self.state.arrays[GLOBAL] = mean if beta == 1 else w + beta * (mean - w)
+        self.state.model = mean if beta == 1 else w + beta * (mean - w)

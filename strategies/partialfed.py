@@ -29,12 +29,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from models.flat import Layout, gather, scatter, write
-from strategies.base.coded import OWN_START
+from models.flat import gather, scatter, write
+from models.layout import Layout
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.partial import PartialClient, PartialSettings, Split, norm_parts, personal_blocks, split_parts
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, SiloClient
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ class PartialFedSettings(PartialSettings):
 
 
 class PartialFedClient(PartialClient):
-    uploads = ("model",)
     settings: PartialFedSettings
 
     @staticmethod
@@ -77,11 +77,17 @@ class PartialFedClient(PartialClient):
 
 
 class PartialFed(PersonalizedStrategy):
-    name = "partialfed"
-    uncoded = OWN_START
-    spelling = "PartialFed"
-    title = "Partial loading of the global model, fixed"
-    paper = "Sun et al., NeurIPS 2021"
+    info = MethodInfo(
+        name="partialfed",
+        title="Partial loading of the global model, fixed",
+        paper="Sun et al., NeurIPS 2021",
+        spelling="PartialFed",
+        robust=RULES,
+        not_lossy=OWN_START,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client: ClassVar[type[PartialFedClient]] = PartialFedClient
     Settings = PartialFedSettings
 

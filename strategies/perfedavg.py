@@ -21,17 +21,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, MeanLoss, SiloClient
+from strategies.base.client import MeanLoss, SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
 class PerFedAvgSettings:
     """Settings of Per-FedAvg."""
 
-    step: float = setting(0.01, "step of the adaptation", symbol="a", minimum=0)
+    step: float = setting(0.01, "step of the adaptation", symbol="a", minimum=0, kind="learning-rate")
     variant: str = setting("fo", "first-order, or Hessian-free", choices=("fo", "hf"))
     delta: float = setting(0.001, "width of the finite difference", symbol="δ", above=0)
     weighting: str = setting("uniform", "of the server's mean", choices=("uniform", "samples"))
@@ -82,16 +83,23 @@ class PerFedAvgClient(SiloClient):
 
 
 class PerFedAvg(PersonalizedStrategy):
-    name = "per-fedavg"
-    own_model = "kept"
-    note = "the own model is one step from what the server sent"
-    spelling = "Per-FedAvg"
-    title = "Model-agnostic meta-learning"
-    paper = "Fallah et al., NeurIPS 2020, arXiv 2002.07948"
+    info = MethodInfo(
+        name="per-fedavg",
+        title="Model-agnostic meta-learning",
+        paper="Fallah et al., NeurIPS 2020, arXiv 2002.07948",
+        spelling="Per-FedAvg",
+        own_model="kept",
+        note="the own model is one step from what the server sent",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = PerFedAvgClient
     Settings = PerFedAvgSettings
     settings: PerFedAvgSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         weights = [float(u.samples) if self.settings.weighting == "samples" else 1.0 for u in updates]
-        self.state.arrays[GLOBAL] = self.mean((u.vector for u in updates), weights)
+        self.state.model = self.mean((u.vector for u in updates), weights)

@@ -30,11 +30,12 @@ import torch
 from torch import Tensor
 
 from models.training import generator
-from strategies.base.payload import Model, Payload
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
+from strategies.base.client import GLOBAL
+from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, model_of
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload, model_of
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,17 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
 
 
 class PFedLA(PersonalizedStrategy):
-    name = "pfedla"
-    receives = "mixture"
-    rules = ()
-    spelling = "pFedLA"
-    title = "Layer-wise mixtures by hypernetworks"
-    paper = "Ma et al., CVPR 2022, arXiv 2205.03993"
+    info = MethodInfo(
+        name="pfedla",
+        title="Layer-wise mixtures by hypernetworks",
+        paper="Ma et al., CVPR 2022, arXiv 2205.03993",
+        spelling="pFedLA",
+        receives="mixture",
+        not_lossy=EACH_MODEL,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     Settings = LaSettings
     settings: LaSettings
 
@@ -94,12 +100,12 @@ class PFedLA(PersonalizedStrategy):
 
     def differences(self, silo: str) -> Tensor:
         """θ_j - θ_i (silos, Σ)."""
-        models = torch.stack([self.state.arrays[model_of(name)] for name in self.silos])
-        return models - self.state.arrays[model_of(silo)]
+        models = torch.stack([self.state.models[name] for name in self.silos])
+        return models - self.state.models[silo]
 
     def mixture(self, silo: str, alphas: Tensor, differences: Tensor) -> Tensor:
         """θ̄_i (Σ,)."""
-        mixed = self.state.arrays[model_of(silo)].clone()
+        mixed = self.state.models[silo].clone()
         for alpha, block in zip(alphas, self.layout.blocks, strict=True):
             mixed[block.slice] += alpha @ differences[:, block.slice]
         return mixed

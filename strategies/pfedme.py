@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import setting
-from strategies.base.silo import GLOBAL, MeanLoss, SiloClient
+from strategies.base.client import MeanLoss, SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.replies import Update
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class PFedMeSettings:
     """Settings of pFedMe; defaults of its official code."""
 
     lambda_: float = setting(15.0, "weight of the proximal term", symbol="λ", minimum=0)
-    inner_steps: int = setting(5, "gradient steps on θ per mini-batch", symbol="K", minimum=1)
-    personal_learning_rate: float = setting(0.1, "learning rate of θ", symbol="η_p", above=0)
-    mu: float = setting(0.001, "L2 weight on θ", symbol="μ", minimum=0)
+    inner_steps: int = setting(5, "gradient steps on θ per mini-batch", symbol="K", minimum=1, kind="steps")
+    personal_learning_rate: float = setting(0.1, "learning rate of θ", symbol="η_p", above=0, kind="learning-rate")
+    mu: float = setting(0.001, "L2 weight on θ", symbol="μ", minimum=0, kind="decay")
     beta: float = setting(1.0, "the server's step towards the mean", symbol="β", minimum=0)
 
 
@@ -56,17 +57,24 @@ class PFedMeClient(SiloClient):
 
 
 class PFedMe(PersonalizedStrategy):
-    name = "pfedme"
-    own_model = "kept"
-    spelling = "pFedMe"
-    title = "Moreau envelopes"
-    paper = "Dinh et al., NeurIPS 2020, arXiv 2006.08848"
+    info = MethodInfo(
+        name="pfedme",
+        title="Moreau envelopes",
+        paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
+        spelling="pFedMe",
+        own_model="kept",
+        robust=RULES,
+        lossy=True,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = PFedMeClient
     Settings = PFedMeSettings
     settings: PFedMeSettings
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        before, beta = self.state.arrays[GLOBAL], self.settings.beta
+        before, beta = self.state.model, self.settings.beta
         super().aggregate(updates)
         if beta != 1:
-            self.state.arrays[GLOBAL] = before + beta * (self.state.arrays[GLOBAL] - before)
+            self.state.model = before + beta * (self.state.model - before)

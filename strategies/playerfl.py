@@ -29,20 +29,23 @@ vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from models.flat import Layout, gather
-from models.training import generator, rows_looked_up
-from strategies.base.coded import OTHER_LAYERS
+from models.features import rows_looked_up
+from models.flat import gather
+from models.layout import Layout
+from models.training import generator
+from partitions.common.errors import DataError
+from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
-from strategies.base.payload import Payload, is_number
-from strategies.base.replies import Update
-from strategies.base.settings import setting
-from strategies.base.silo import BUFFERS, GLOBAL
+from strategies.base.settings import RULES, setting
+from strategies.base.transport.payload import BUFFERS, Payload, is_number
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Item, ServerState
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,12 @@ class PLayerSettings:
     threshold: float = setting(2.0, "ratio of adjacent sensitivities above which the cut is made", symbol="t", above=0)
     ratio: str = setting("layer", "which sensitivities are compared", choices=("layer", "cumulative"))
     combine: str = setting("median", "over silos", choices=("median", "mean"))
-    batches: int = setting(8, "random batches of the sensitivity's gradient", minimum=1)
+    batches: int = setting(8, "random batches of the sensitivity's gradient", minimum=1, kind="steps")
     without_cut: str = setting("all", "where no ratio is above t", choices=("all", "all-but-last"))
     cut: int = setting(0, "fixed cut, 0: decide at run time", symbol="l*", minimum=0)
 
 
 class PLayerClient(PartialClient):
-    sends_numbers = ("sensitivity",)
     settings: PLayerSettings
 
     @staticmethod
@@ -116,14 +118,29 @@ def random_cut(layers: int, taken: int, seed: int) -> int:
     return left[int(torch.randint(len(left), (1,), generator=generator(seed, "random-cut")))]
 
 
+class PLayerServerState(ServerState):
+    cut = Item(int)  # how many of the lowest blocks are shared; -1: not decided yet
+
+
 class PLayerFL(PartialStrategy):
-    name = "player-fl"
-    uncoded = OTHER_LAYERS
-    note = "round 1 sends the whole model"
-    spelling = "PLayer-FL"
-    title = "Principled layer-wise federation"
-    paper = "Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829"
-    whole = True  # in round 1
+    state_type = PLayerServerState
+    state: PLayerServerState
+    info = MethodInfo(
+        name="player-fl",
+        title="Principled layer-wise federation",
+        paper="Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829",
+        spelling="PLayer-FL",
+        sends=("Σ_s", "Σ_s"),
+        uploads=("shared",),
+        sends_numbers=("sensitivity",),
+        own_model="layers",
+        note="round 1 sends the whole model",
+        robust=RULES,
+        not_lossy=OTHER_LAYERS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = PLayerClient
     Settings = PLayerSettings
     settings: PLayerSettings
@@ -131,29 +148,29 @@ class PLayerFL(PartialStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         layers = len(self.layout.blocks)
         fixed = min(self.settings.cut, layers)
-        self.state.numbers["cut"] = self.cut_for(fixed) if fixed else -1
-        self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
+        self.state.cut = self.cut_for(fixed) if fixed else -1
+        self.state.model = gather(initial(""), self.shared_parts())
 
     def payload(self, silo: str) -> Payload:
-        return Payload(super().payload(silo).models, {"cut": self.state.numbers["cut"]})
+        return Payload(super().payload(silo).models, {"cut": self.state.cut})
 
     def check(self, update: Update) -> None:
-        if self.state.numbers["cut"] >= 0:
+        if self.state.cut >= 0:
             return
         values, layers = update.numbers.get("sensitivity"), len(self.layout.blocks)
         if not isinstance(values, list) or len(values) != layers or not all(map(is_number, values)):
-            raise ValueError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
+            raise DataError(f"'sensitivity' is {values!r}, not {layers} finite numbers")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
-        if self.state.numbers["cut"] < 0:
+        if self.state.cut < 0:
             table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
-            self.state.numbers["cut"] = self.cut_for(self.decide(table))
+            self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
             buffers = self.state.arrays.pop(BUFFERS, None)
             if buffers is not None and self.shared_buffers():
                 self.state.arrays[BUFFERS] = gather(buffers, self.shared_buffers())
-        self.state.arrays[GLOBAL] = mean
+        self.state.model = mean
 
     def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:
         return choose_cut(sensitivities, self.settings)
@@ -164,10 +181,9 @@ class PLayerFL(PartialStrategy):
 
 
 class PLayerFLRandom(PLayerFL):
-    name = "player-fl-random"
-    note = "round 1 sends the whole model"
-    spelling = "PLayer-FL random"
-    title = "PLayer-FL with a random cut"
+    info = replace(
+        PLayerFL.info, name="player-fl-random", title="PLayer-FL with a random cut", spelling="PLayer-FL random"
+    )
 
     def cut_for(self, principled: int) -> int:
         return random_cut(len(self.layout.blocks), principled, self.common.seed)

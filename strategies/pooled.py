@@ -1,4 +1,4 @@
-"""Pooled: one model trained on all silos' data in one place, as nobody may in earnest. What federation costs.
+"""Pooled: one model trained on all silos' data in one place, for simulation only. Shows federation's cost.
 
     w <- E epochs of SGD on f = sum_i (n_i / n) f_i, all training samples shuffled together
 
@@ -11,19 +11,26 @@ Sent: Σ down, Σ up by the one that trains. Kept: server w. Special case: one s
 
 from __future__ import annotations
 
-from strategies.base.server import PersonalizedStrategy
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES
+from strategies.base.strategy import PersonalizedStrategy
 
 
 class Pooled(PersonalizedStrategy):
-    name = "pooled"
-    note = "needs all data in one place: simulations only"
-    spelling = "Pooled"
-    title = "All silos' data in one place (a reference, simulations only)"
-    paper = "no method: what federation is measured against"
-    reports = "received"
-    one_model = True
-    pooled = True
-    takes_ala = False
+    info = MethodInfo(
+        name="pooled",
+        title="All silos' data in one place (a reference, simulations only)",
+        paper="no method: what federation is measured against",
+        spelling="Pooled",
+        note="needs all data in one place: simulations only",
+        reports="received",
+        one_model=True,
+        pooled=True,
+        robust=RULES,
+        lossy=True,
+        buffers="shared",
+        vectorized=True,
+    )
 
     def participants(self) -> list[str]:
         return list(self.silos)[:1]

@@ -13,9 +13,9 @@ with momentum or Adam, which the paper has not, the quotient would no longer be 
 
 Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (x - y_i) / (K η) - c, which the server can
 compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server
-x, c; silo c_i, which starts at 0 and is taken over once the server has counted it (strategies/confirmed.py). Invariant
-with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both sums are over
-the replies that came. Option I costs one more pass over the data.
+x, c; silo c_i, which starts at 0 and is taken over once the server has counted it (strategies/base/acknowledged.py).
+Invariant with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both
+sums are over the replies that came. Option I costs one more pass over the data.
 
 Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
 and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
@@ -31,11 +31,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from strategies.base.confirmed import ConfirmedClient, ConfirmedStrategy
-from strategies.base.payload import Model, Payload
-from strategies.base.replies import Update
-from strategies.base.settings import UserError, setting
-from strategies.base.silo import GLOBAL
+from partitions.common.errors import DataError, UserError
+from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
+from strategies.base.info import LOCAL_SUMS, MethodInfo
+from strategies.base.settings import RULES, setting
+from strategies.base.transport.payload import Model, Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, RequiredArray
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,25 @@ class ScaffoldSettings:
     up: str = setting("both", "what a silo sends: model and control variate, or the model", choices=("both", "model"))
 
 
+class ScaffoldClientState(ConfirmedClientState):
+    control = Array()  # c_i (Σ,); None before the silo's first counted round: 0
+
+
+class ScaffoldServerState(ConfirmedServerState):
+    control = RequiredArray()  # c (Σ,)
+
+
 class ScaffoldClient(ConfirmedClient):
+    state_type = ScaffoldClientState
+    state: ScaffoldClientState
     settings: ScaffoldSettings
-    uploads = ("model", "control")
-    sends_numbers = ("steps",)
 
     def upload_names(self) -> tuple[str, ...]:
         return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
 
     def local_update(self) -> list[Tensor]:
         decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
-        own = self.state.arrays.get("control", total.clone())
+        own = total.clone() if self.state.control is None else self.state.control
         drift = self.models["control"].vector - own
         at_received = None
         if self.settings.option == "I":
@@ -81,15 +91,26 @@ class ScaffoldClient(ConfirmedClient):
 
 
 class Scaffold(ConfirmedStrategy):
-    name = "scaffold"
-    spelling = "SCAFFOLD"
-    one_model = True
-    title = "Stochastic controlled averaging"
-    paper = "Karimireddy et al., ICML 2020, arXiv 1910.06378"
-    sends = ("2 Σ", "2 Σ")
-    reports = "received"
+    info = MethodInfo(
+        name="scaffold",
+        title="Stochastic controlled averaging",
+        paper="Karimireddy et al., ICML 2020, arXiv 1910.06378",
+        spelling="SCAFFOLD",
+        sends=("2 Σ", "2 Σ"),
+        uploads=("model", "control"),
+        sends_numbers=("steps",),
+        reports="received",
+        one_model=True,
+        robust=RULES,
+        not_lossy=LOCAL_SUMS,
+        ala=True,
+        buffers="shared",
+        vectorized=True,
+    )
     client = ScaffoldClient
     Settings = ScaffoldSettings
+    state_type = ScaffoldServerState
+    state: ScaffoldServerState
     settings: ScaffoldSettings
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
@@ -101,36 +122,36 @@ class Scaffold(ConfirmedStrategy):
                 "optimizer = sgd, momentum = 0, wire-dtype = float32, ala = false and scaffold.option = II"
             )
         super().start_state(initial)
-        self.state.arrays["control"] = torch.zeros_like(self.state.arrays[GLOBAL])
+        self.state.control = torch.zeros_like(self.state.model)
 
     def upload_names(self) -> tuple[str, ...]:
         return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
 
     def payload(self, silo: str) -> Payload:
         payload = super().payload(silo)
-        control = Model(self.state.arrays["control"], round=self.round - 1)
+        control = Model(self.state.control, round=self.round - 1)
         return Payload({**payload.models, "control": control}, payload.numbers)
 
     def check(self, update: Update) -> None:
         steps = update.numbers.get("steps")
         if self.settings.up == "model" and not (isinstance(steps, int) and steps >= 0):
-            raise ValueError(f"'steps' is {steps!r}, not a number of steps")
+            raise DataError(f"'steps' is {steps!r}, not a number of steps")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         self.count(updates)
-        x, c, equal = self.state.arrays[GLOBAL], self.state.arrays["control"], [1.0] * len(updates)
+        x, c, equal = self.state.model, self.state.control, [1.0] * len(updates)
         changes = [u.vectors["control"] if "control" in u.vectors else self.change(u) for u in updates]
         mean, step = self.mean((u.vector for u in updates), equal), self.settings.server_learning_rate
-        self.state.arrays[GLOBAL] = mean if step == 1 else x + step * (mean - x)
+        self.state.model = mean if step == 1 else x + step * (mean - x)
         share = len(updates) / len(self.silos)
-        self.state.arrays["control"] = c + share * self.mean(changes, equal)
+        self.state.control = c + share * self.mean(changes, equal)
 
     def centre(self, name: str, update: Update) -> Tensor | None:
         return None if name == "control" else super().centre(name, update)
 
     def change(self, update: Update) -> Tensor:
         """c_i⁺ - c_i of a silo that sent its model and K alone."""
-        x, c = self.state.arrays[GLOBAL], self.state.arrays["control"]
+        x, c = self.state.model, self.state.control
         steps = cast(int, update.numbers["steps"])
         rate = self.common.decayed(self.common.learning_rate, self.round)
         return (x - update.vector) / (steps * rate) - c if steps else torch.zeros_like(c)

@@ -14,21 +14,40 @@ import torch
 from tiny import Files, forget_models, random_silos, write_silo
 from torch import Tensor, nn
 
-from models.architectures import MODELS, ModelSpec
+from models.networks.registry import MODELS, ModelSpec
 
 ROOT = Path(__file__).parents[1]
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
 # As in an activated environment: Flower looks for its own programs on PATH.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+# Two threads each of several tests that run side by side spend most of their time waiting for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+# What begins first where several processes run the suite: what takes longest, much of it waiting; then other
+# federations.
+FIRST = (
+    *("test_deployed.py", "test_local_federation.py", "test_tasks_deployed.py", "test_every_method.py"),
+    *("test_every_task.py", "test_workers.py", "test_prefork.py", "test_supernode.py", "test_robust.py", ""),
+)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Drills run where they are asked for."""
-    if "drill" not in config.getoption("-m"):
-        for item in items:
-            if item.get_closest_marker("drill"):
-                item.add_marker(pytest.mark.skip(reason="a drill: `make drills`"))
+def pytest_configure(config: pytest.Config) -> None:
+    """Newer versions of Python warn of other things in other libraries: there, warnings are no errors."""
+    if sys.version_info >= (3, 12):
+        config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+
+    def place(item: pytest.Item) -> int:
+        if item.path.name in FIRST:
+            return FIRST.index(item.path.name)
+        return len(FIRST) - 1 if item.get_closest_marker("deployed") else len(FIRST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -72,17 +91,17 @@ def three(tmp_path: Path) -> Files:
 @pytest.fixture
 def zero_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All initial models are zero: softmax gives 1/2 to each of two classes, and round 1 can be done in the head."""
-    import client.silo
-    import models.initial
-    import server.run.loop
+    import client.session
+    import models.initialisation
+    import server.run.preparation
 
-    made = models.initial.initial_model
+    made = models.initialisation.initial_model
 
     def zero(*arguments: object) -> Callable[[str], Tensor]:
         return lambda purpose: torch.zeros_like(made(*arguments)(purpose))
 
-    monkeypatch.setattr(client.silo, "initial_model", zero)
-    monkeypatch.setattr(server.run.loop, "initial_model", zero)
+    monkeypatch.setattr(client.session, "initial_model", zero)
+    monkeypatch.setattr(server.run.preparation, "initial_model", zero)
     yield
     monkeypatch.undo()
     forget_models()

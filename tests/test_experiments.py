@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.run.rundir import read_toml
-from server.run.study import study_runs
+from server.results.run_directory import read_toml
+from server.results.study import study_runs
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))

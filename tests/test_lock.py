@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -35,8 +36,8 @@ def pins(*files: str) -> dict[str, set[Version]]:
 def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]]) -> list[str]:
     """What a part asks for, directly or by way of others, and its lock files do not have in a version that fits.
 
-    Requirements of requirements are those of the installed packages: on other Pythons and platforms there may be more,
-    which uv looks after.
+    Requirements of requirements are those of the installed packages, where a lock file has the installed version: the
+    CUDA build of PyTorch needs more than the CPU build. What other Pythons and platforms need is up to uv.
     """
     wanted, seen, missing = [Requirement(one) for one in requirements(part, pyproject)], set(), []
     while wanted:
@@ -49,6 +50,8 @@ def lacking(part: str, pyproject: str, locked_versions: dict[str, set[Version]])
             continue
         seen.add((name, *one.extras))
         try:
+            if Version(metadata.version(name)) not in versions:
+                continue
             further = [Requirement(text) for text in metadata.requires(name) or []]
         except metadata.PackageNotFoundError:
             continue
@@ -146,6 +149,14 @@ def test_what_has_the_sum_is_installed_and_what_has_not_is_refused(wheels: Path,
         done = installed(tmp_path / folder, wheels, lock)
         assert reason in done.stderr and bool(done.returncode) == bool(reason), done.stderr
         assert (tmp_path / folder / "site/probe.py").exists() == (not reason)
+
+
+def test_the_documentations_lock_file_has_what_its_extra_asks_for() -> None:
+    wanted = tomllib.loads(PYPROJECT)["project"]["optional-dependencies"]["docs"]
+    listed = pins("docs")
+    for one in map(Requirement, wanted):
+        versions = listed.get(canonicalize_name(one.name), set())
+        assert versions and all(one.specifier.contains(version) for version in versions), one
 
 
 def test_nothing_of_ours_installs_packages_another_way() -> None:

@@ -18,7 +18,7 @@ from benchmarks.papers import (
     silo_medians,
     weighted,
 )
-from server.run.history import History, Row
+from server.results.history import History, Row
 
 # Round -> silo -> (validation loss, test F1) of two silos with 30 and 10 test samples.
 ONE = {

@@ -25,23 +25,24 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scans import leaks, write_dicom, write_nifti
 
-from client.site.audit import Log, files_of, verify
-from client.site.bundle import read_bundle, site_of
-from client.site.policy import Policy, default_file, parse_policy, rules
-from client.site.request import make_request, read_request
-from partitions import dicom, nifti
-from partitions.pictures import Wish
-from partitions.silo_file import read_silo_file, write_npz
+from client.site.trust.audit import Log, files_of, verify
+from client.site.trust.bundle import read_bundle, site_of
+from client.site.trust.policy import Policy, default_file, parse_policy, rules
+from client.site.trust.request import make_request, read_request
+from partitions.common.errors import UserError
+from partitions.importing import dicom, nifti
+from partitions.importing.scans import ReadOptions
+from partitions.npz import write_npz
+from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
-from server.run.engine import flower_identity
-from server.run.history import History, Row
-from server.run.rundir import read_toml
-from strategies.base.metrics_and_cards import read_card
-from strategies.base.payload import Model, Payload, encode
-from strategies.base.replies import Expected, Update, read_update
+from server.results.history import History, Row
+from server.results.run_directory import read_toml
+from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
-from strategies.base.settings import UserError
+from strategies.base.schema.reporting import read_card
 from strategies.base.state import State
+from strategies.base.transport.payload import Model, Payload, encode
+from strategies.base.transport.replies import Expected, Update, read_update
 
 
 @pytest.fixture(scope="module")
@@ -405,8 +406,8 @@ def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
 def test_dicom(place: Path, edits: Edits) -> None:
     write_dicom(place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9)
     place.write_bytes(edited(place.read_bytes(), edits))
-    wish = Wish(size=4)
-    reads_or_says_one_line(place, lambda: (dicom.look(place, "here", wish), dicom.read(place, "here", wish))[1])
+    wish = ReadOptions(size=4)
+    reads_or_says_one_line(place, lambda: (dicom.probe(place, "here", wish), dicom.read(place, "here", wish))[1])
     with contextlib.suppress(ValueError):
         assert isinstance(dicom.read_header(place, "here"), dicom.Header | None)
 
@@ -416,5 +417,5 @@ def test_dicom(place: Path, edits: Edits) -> None:
 def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
     file = write_nifti(place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4))
     file.write_bytes(edited(file.read_bytes(), edits))
-    wish = Wish(size=4)
-    reads_or_says_one_line(file, lambda: (nifti.look(file, "here", wish), nifti.read(file, "here", wish, None))[1])
+    wish = ReadOptions(size=4)
+    reads_or_says_one_line(file, lambda: (nifti.probe(file, "here", wish), nifti.read(file, "here", wish, None))[1])

@@ -1,1 +1,1 @@
-"""The process at the hospital: SuperNode, supervisor, warm executor, bundle, doctor."""
+"""The process at the hospital: SuperNode, supervisor, prefork, bundle, doctor."""

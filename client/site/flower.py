@@ -5,8 +5,8 @@ these packages export. Everything else moves without notice; it is reached by `i
 `INTERNALS` with its reason and with what breaks when Flower moves. A test walks the code and allows no other way, looks
 every name up in the installed Flower, and compares docs/decisions.md, whose table this is.
 
-Standard library only, and Flower is imported where a name is asked for: the warm parent, which knows nothing else of
-ours (see `private.py`), loads this file too.
+Standard library only, and Flower is imported where a name is asked for: the template process, which knows nothing else
+of ours (see `private.py`), loads this file too.
 """
 
 import importlib
@@ -32,6 +32,7 @@ CLIENTAPP = "flwr.supernode.runtime.run_clientapp"
 NO_TASK = "a silo runs no task at all, rather than one that is not pinned; its log names the missing function"
 NO_ANSWER = "a ClientApp that was killed is noticed only when Flower's heartbeat lapses, with a warning in the log"
 NO_CONTROL = "`up`, `status`, `run` and `add-silo` cannot speak with the SuperLink"
+NO_REFUSAL = "a reply that is too large is awaited until the round's time is up"
 NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
 
 # What Flower's SuperNode logs when it is in, out, in again, and when the server does not let it in.
@@ -39,9 +40,9 @@ REGISTERED, LOST, BACK = ("SuperNode ID: ", "Connection attempt failed, retrying
 REFUSED = "Failed to activate SuperNode"
 
 INTERNALS = {
-    # The warm worker and its minder.
+    # The message's worker and its watchdog.
     "run_clientapp": Internal(
-        CLIENTAPP, "four of its functions are wrapped: pins, whole unpacking, notes for the minder", NO_TASK
+        CLIENTAPP, "four of its functions are wrapped: pins, whole unpacking, notes for the watchdog", NO_TASK
     ),
     "flwr_clientapp": Internal(
         "flwr.supernode.cli.flwr_clientapp:flwr_clientapp", "the entry that a worker runs", NO_TASK
@@ -93,8 +94,15 @@ INTERNALS = {
         "no server starts",
     ),
     "PullMessagesResponse": Internal(
-        "flwr.proto.fleet_pb2:PullMessagesResponse", "an answer that nobody reads any more", "no server starts"
+        "flwr.proto.fleet_pb2:PullMessagesResponse", "an empty answer to a silo that has disconnected", "no server starts"
     ),
+    "superlink_server": Internal(
+        "flwr.superlink.cli.flower_superlink",
+        "its `GRPC_MAX_MESSAGE_LENGTH`: the largest call that a silo may make",
+        "a silo may fill the server's memory with one call",
+    ),
+    "fleet_pb2": Internal("flwr.proto.fleet_pb2", "the answer to a reply that is refused by its size", NO_REFUSAL),
+    "message_pb2": Internal("flwr.proto.message_pb2", "the answer to a part of it; messages as bytes", NO_REFUSAL),
     "NoObjectInStoreError": Internal(
         "flwr.supercore.object_store:NoObjectInStoreError", "a message has been confirmed", "silos get no messages"
     ),
@@ -120,6 +128,13 @@ INTERNALS = {
     ),
     "user_config_to_proto": Internal(
         "flwr.common.serde:user_config_to_proto", "a run's settings in the request that starts it", "`run` fails"
+    ),
+    "serde": Internal(
+        "flwr.common.serde", "messages and contexts as bytes, for the process that runs the app", NO_TASK
+    ),
+    "recorddict_pb2": Internal("flwr.proto.recorddict_pb2", "the same bytes, read", NO_TASK),
+    "LoadClientAppError": Internal(
+        "flwr.clientapp.client_app:LoadClientAppError", "an app that cannot be loaded is reported as such", NO_TASK
     ),
     "TaskIdentity": Internal(
         "flwr.supercore.task_identity:TaskIdentity",
@@ -167,8 +182,8 @@ INTERNALS = {
 
 
 @dataclass(frozen=True)
-class Habit:
-    """A way in which Flower behaves that is written nowhere, and that something of ours takes for granted."""
+class Assumption:
+    """Assumption about undocumented behaviour of Flower that our code relies on."""
 
     what: str
     who: str
@@ -176,60 +191,60 @@ class Habit:
     test: str
 
 
-HABITS = (
-    Habit(
+ASSUMPTIONS = (
+    Assumption(
         "a SuperNode logs `SuperNode ID: `, `Connection attempt failed, retrying in`, `Connection successful after`, "
         "`Failed to activate SuperNode`",
-        "`client/site/supervisor.py`, `server/deploy/local.py`",
+        "`client/site/runtime/supervisor.py`, `server/deploy/local/`",
         "a silo's container never counts as healthy; one that has to wait is not tried again",
         "`test_what_the_supervisor_waits_for_is_what_flower_logs`",
     ),
-    Habit(
+    Assumption(
         "its loop sleeps 3 s without a message and 0.5 s for a reply, through its module's `time`",
-        "`client/site/supernode.py`",
+        "`client/site/runtime/supernode.py`",
         "every round takes 3 s more",
         "`test_flower_sleeps_where_we_think_it_does`",
     ),
-    Habit(
+    Assumption(
         "a SuperNode starts one SuperExec, by `subprocess.Popen`, with the options of the `flwr-clientapp` that this "
         "would start for each message, but for the token",
-        "`client/site/supernode.py`",
+        "`client/site/runtime/supernode.py`",
         "no message is answered",
         "`test_flower_starts_its_superexec_where_we_think_it_does`",
     ),
-    Habit(
+    Assumption(
         "an app's module is taken from `sys.modules`, or from `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8`",
-        "`client/site/private.py`, `client/site/warm/unpack.py`",
+        "`client/site/private.py`, `client/site/runtime/prefork/unpack.py`",
         "an app is unpacked where Flower does not look",
         "`test_two_versions_one_after_the_other_and_a_process_for_each_message`",
     ),
-    Habit(
+    Assumption(
         "a SuperLink in memory keeps messages in `message_ins_store` with `delivered_at`, and deletes a message's "
         "parts from its store when the silo confirms it; a SuperNode asks for no message while it has one",
         "`server/deploy/superlink.py`",
         "every question is answered at once, or messages come twice",
         "`test_superlink.py`",
     ),
-    Habit(
+    Assumption(
         "`ActivateNode` with a heartbeat interval of 0 is refused after key and clock were looked at",
-        "`client/site/doctor.py`",
+        "`client/site/runtime/doctor.py`",
         "`doctor` cannot tell a wrong key from a wrong clock",
         "`test_doctor.py`",
     ),
-    Habit(
+    Assumption(
         "an `Array` is serialised by its `data`, `children` and `deflate`",
-        "`TensorArray` in `strategies/base/payload.py`",
+        "`TensorArray` in `strategies/base/transport/payload.py`",
         "models are copied in `simulate`, or arrive damaged",
         "`test_payload.py`",
     ),
-    Habit(
+    Assumption(
         "a SuperLink takes a silo that died for present for two of its heartbeats (24 s, in a long transfer three "
         "minutes; of Flower's own SuperNode a minute), and refuses its key until then",
-        "`client/site/supervisor.py`, `server/deploy/local.py`",
+        "`client/site/runtime/supervisor.py`, `server/deploy/local/`",
         "a silo that crashed waits too long, or gives up too early",
         "`test_local_federation.py`",
     ),
-    Habit(
+    Assumption(
         "only `.py`, `.toml`, `.md`, `.yaml` and `.json` files travel with an app",
         "`pyproject.toml`, `fab-include`",
         "a file is missing at a silo, or data of a checkout travel",
@@ -251,7 +266,7 @@ def markdown() -> str:
     rows = ["| name | in Flower | what for | when Flower moves it |", "|---|---|---|---|"]
     rows += [f"| `{name}` | `{row.where}` | {row.why} | {row.breaks} |" for name, row in INTERNALS.items()]
     rows += ["", "| how it behaves | who relies on it | when it changes | the test that sees it |", "|---|---|---|---|"]
-    rows += [f"| {r.what} | {r.who} | {r.breaks} | {r.test} |" for r in HABITS]
+    rows += [f"| {r.what} | {r.who} | {r.breaks} | {r.test} |" for r in ASSUMPTIONS]
     return "\n".join(rows) + "\n"
 
 

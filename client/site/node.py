@@ -1,8 +1,8 @@
 """A hospital's silo: what it is made of.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
-`SILOFL_ALLOWED_APPS` (see `client.site.warm`), `SILOFL_POLICY` (see `client.site.policy`), `SILOFL_WEIGHTS` (a folder
-of files that runs start from) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
+`SILOFL_ALLOWED_APPS` (see `runtime.prefork`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
+files that runs start from) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
 `Site.from_environment` says.
 """
 
@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from partitions.common.errors import UserError
+
 
 @dataclass(frozen=True)
 class Site:
-    """What makes a silo: its name, its server, its key, its data, its state."""
+    """Settings of a silo: its name, its server, its key, its data, its state."""
 
     name: str
     server: str  # host:port
@@ -25,13 +27,14 @@ class Site:
     allowed_apps: str = ""  # a file of SHA-256 sums, or sums; empty: every app that the server sends
     policy: str = ""  # the file that says what may leave (policy.py), or `public`; empty: the defaults
     flwr: str = ""  # the server's version of Flower; empty: not known
+    schema: Path | None = None  # the file with the federation's schema, if it declares one
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Site":
-        """The silo of a container. Raises ValueError where a variable is missing."""
+        """The silo of a container. Raises UserError where a variable is missing."""
         for key in ("SILOFL_NAME", "SILOFL_SERVER"):
             if not environment.get(key):
-                raise ValueError(f"{key} is not set: name a bundle, or run this in a silo's container")
+                raise UserError(f"{key} is not set: name a bundle, or run this in a silo's container")
         return cls(
             name=environment["SILOFL_NAME"],
             server=environment["SILOFL_SERVER"],
@@ -43,9 +46,10 @@ class Site:
             allowed_apps=environment.get("SILOFL_ALLOWED_APPS", ""),
             policy=environment.get("SILOFL_POLICY", ""),
             flwr=environment.get("SILOFL_FLWR", ""),
+            schema=Path("/site/schema.json"),
         )
 
     @property
     def node_config(self) -> dict[str, str]:
-        """What the app gets to know of its silo."""
+        """Return the node config that the app gets."""
         return {"name": self.name, "data": str(self.data), "device": self.device, "state-dir": str(self.state)}

@@ -1,6 +1,6 @@
 """Runs a module of this folder in a process that imports nothing of ours under the name `client`.
 
-    python -P client/site/private.py MODULE ARGUMENTS      e.g. warm.commands serve SOCKET, or supernode --help
+    python -P client/site/private.py MODULE ARGUMENTS      e.g. runtime.prefork.commands serve SOCKET
 
 The app that Flower ships brings a package `client` of its own, and one that is in `sys.modules` already would be taken
 in its place: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` is run with the

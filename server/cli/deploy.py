@@ -11,11 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partitions.common.errors import UserError
+
 FEDERATION = "federation.yaml"
 
 
 def add_commands(commands: Any) -> None:
     """Add this group to ``silofl``."""
+    add_compose(commands)
+    add_credentials(commands)
+    add_add_silo_command(commands)
+    add_signing_key(commands)
+    add_remove_silo(commands)
+    add_withdraw(commands)
+    add_doctor(commands)
+
+
+def add_compose(commands: Any) -> None:
+    """``compose``."""
     p = commands.add_parser(
         "compose",
         help="write the compose file of a federation",
@@ -25,6 +38,9 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--out", metavar="FILE", type=Path, help="where to write it (default: standard output)")
     p.set_defaults(run=compose)
 
+
+def add_credentials(commands: Any) -> None:
+    """``credentials``."""
     p = commands.add_parser(
         "credentials",
         help="make missing keys and certificates, and write the flwr connection",
@@ -35,13 +51,16 @@ def add_commands(commands: Any) -> None:
     add_federation(p)
     p.set_defaults(run=credentials)
 
+
+def add_add_silo_command(commands: Any) -> None:
+    """``add-silo``."""
     p = commands.add_parser(
         "add-silo",
         help="make the bundle of one more hospital",
         description="Register one more silo and write its bundle NAME.tar (mode 0600): the CA's certificate, a compose "
         "file, the server's address and the apps it may run. With --request the hospital has made its key "
         "itself, and its name stands in the request; without, the key is made here and in the bundle: for "
-        "machines of one's own. Nobody else is touched.",
+        "machines of one's own. The other silos need no change.",
     )
     p.add_argument("name", metavar="NAME", nargs="?", default="", help="the silo's name (default: the request's)")
     p.add_argument("--request", metavar="FILE", type=Path, help="what `silofl request` made at the hospital")
@@ -52,6 +71,9 @@ def add_commands(commands: Any) -> None:
     add_operator(p)
     p.set_defaults(run=add_silo)
 
+
+def add_signing_key(commands: Any) -> None:
+    """``signing-key``."""
     p = commands.add_parser(
         "signing-key",
         help="make the consortium's key that signs bundles, and print its fingerprint",
@@ -62,6 +84,9 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--out", metavar="FILE", type=Path, help="another place for it, such as a stick: see --sign-with")
     p.set_defaults(run=signing_key)
 
+
+def add_remove_silo(commands: Any) -> None:
+    """``remove-silo``."""
     p = commands.add_parser(
         "remove-silo",
         help="shut a silo out at once",
@@ -71,6 +96,9 @@ def add_commands(commands: Any) -> None:
     add_operator(p)
     p.set_defaults(run=remove_silo)
 
+
+def add_withdraw(commands: Any) -> None:
+    """``withdraw``."""
     p = commands.add_parser(
         "withdraw",
         help="delete what runs keep of a hospital",
@@ -82,6 +110,9 @@ def add_commands(commands: Any) -> None:
     p.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="run directories (default: all below runs/)")
     p.set_defaults(run=withdraw)
 
+
+def add_doctor(commands: Any) -> None:
+    """``doctor``."""
     p = commands.add_parser(
         "doctor",
         help="check a site, or the server, and say what to mend",
@@ -124,29 +155,29 @@ def add_operator(p: argparse.ArgumentParser) -> None:
     p.add_argument("--connection", metavar="NAME", default="", help="flwr connection (default: the federation's)")
 
 
-def compose(given: argparse.Namespace) -> None:
+def compose(args: argparse.Namespace) -> None:
     from server.deploy.compose import compose_file
     from server.deploy.federation import read_federation
     from server.deploy.submit import app_directory
 
-    out = given.out or Path("docker-compose.yml")
-    text = compose_file(read_federation(given.file), out.absolute().parent, app_directory())
-    if given.out:
-        given.out.write_text(text, encoding="utf-8")
-        print(given.out)
+    out = args.out or Path("docker-compose.yml")
+    text = compose_file(read_federation(args.file), out.absolute().parent, app_directory())
+    if args.out:
+        args.out.write_text(text, encoding="utf-8")
+        print(args.out)
     else:
         print(text, end="")
 
 
-def credentials(given: argparse.Namespace) -> None:
-    from client.site.launch import THIS_MACHINE
+def credentials(args: argparse.Namespace) -> None:
+    from client.site.runtime.launch import THIS_MACHINE
     from server.deploy import containers as deployed
     from server.deploy.credentials import check_certificates, ensure_credentials
     from server.deploy.federation import read_federation
-    from server.deploy.local import state_directory
+    from server.deploy.local.record import state_directory
 
-    federation = read_federation(given.file, check_data=False)
-    compose = given.file.absolute().parent / "docker-compose.yml"
+    federation = read_federation(args.file, check_data=False)
+    compose = args.file.absolute().parent / "docker-compose.yml"
     if deployed.containers_exist(compose):
         found = deployed.connect(federation, compose)
         print(f"connection {found.connection.name} ({found.connection.address}); runs land in {found.runs}")
@@ -161,29 +192,29 @@ def credentials(given: argparse.Namespace) -> None:
     print(f"keys of {len(federation.silos)} silos in {made.directory}; `silofl up` writes the connection")
 
 
-def add_silo(given: argparse.Namespace) -> None:
-    from client.site.keys import fingerprint
-    from client.site.launch import THIS_MACHINE
-    from client.site.request import read_request
-    from client.site.signing import load_signing_key, public_pem
+def add_silo(args: argparse.Namespace) -> None:
+    from client.site.runtime.launch import THIS_MACHINE
+    from client.site.trust.keys import fingerprint
+    from client.site.trust.request import read_request
+    from client.site.trust.signing import load_signing_key, public_pem
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import DEVICE, read_federation
     from server.deploy.submit import app_directory
 
-    if not DEVICE.fullmatch(given.device):
-        raise ValueError(f"--device {given.device}: no device; use cpu, or cuda:0 and so on")
-    federation = read_federation(given.federation, check_data=False)
-    request = read_request(given.request) if given.request else None
-    name = given.name or (request.name if request else "")
+    if not DEVICE.fullmatch(args.device):
+        raise UserError(f"--device {args.device}: no device; use cpu, or cuda:0 and so on")
+    federation = read_federation(args.federation, check_data=False)
+    request = read_request(args.request) if args.request else None
+    name = args.name or (request.name if request else "")
     if not name:
-        raise ValueError("give a NAME, or --request FILE: `silofl request NAME` at the hospital makes it")
+        raise UserError("give a NAME, or --request FILE: `silofl request NAME` at the hospital makes it")
     if request and name != request.name:
-        raise ValueError(f"{given.request} is a request of {request.name}, not of {name}: leave the name away")
-    out = given.out or Path(f"{name}.tar")
-    kept = given.sign_with or bundle.signing_key_file(federation)
-    key = load_signing_key(kept) if given.sign_with or kept.exists() else None
-    with Control(read_connection(given.connection or federation.name)) as control:
+        raise UserError(f"{args.request} is a request of {request.name}, not of {name}: leave the name away")
+    out = args.out or Path(f"{name}.tar")
+    kept = args.sign_with or bundle.signing_key_file(federation)
+    key = load_signing_key(kept) if args.sign_with or kept.exists() else None
+    with Control(read_connection(args.connection or federation.name)) as control:
         made = bundle.add_silo(
             federation,
             control,
@@ -191,13 +222,12 @@ def add_silo(given: argparse.Namespace) -> None:
             out,
             fleet_port=bundle.fleet_port(federation),
             app=app_directory(),
-            device=given.device,
-            image=given.image,
+            device=args.device,
+            image=args.image,
             request=request,
             signing_key=key,
         )
-    address = federation.server.address
-    if address in THIS_MACHINE:
+    if (address := federation.server.address) in THIS_MACHINE:
         hint = f"server.address in {federation.path} is {address}: this bundle works on this machine only"
         print(hint, file=sys.stderr)
     if request:
@@ -208,23 +238,21 @@ def add_silo(given: argparse.Namespace) -> None:
     if key:
         print(f"signed by {fingerprint(public_pem(key))}")
         if not made.images:
-            hint = (
-                f"Docker has no {made.image_name} here, so the signature names no image: --image NAME@sha256:... does"
-            )
-            print(hint, file=sys.stderr)
+            missing = f"Docker has no {made.image_name} here, so the signature names no image"
+            print(f"{missing}: --image NAME@sha256:... does", file=sys.stderr)
 
 
-def signing_key(given: argparse.Namespace) -> None:
-    from client.site.keys import fingerprint
-    from client.site.signing import make_signing_key, public_pem
-    from partitions.disk import write_atomically
+def signing_key(args: argparse.Namespace) -> None:
+    from client.site.trust.keys import fingerprint
+    from client.site.trust.signing import make_signing_key, public_pem
+    from partitions.common.files import write_atomically
     from server.deploy.bundle import signing_key_file
     from server.deploy.federation import read_federation
-    from server.deploy.local import state_directory
+    from server.deploy.local.record import state_directory
 
-    path: Path | None = given.out
+    path: Path | None = args.out
     if path is None:
-        federation = read_federation(given.file, check_data=False)
+        federation = read_federation(args.file, check_data=False)
         state_directory(federation.name)  # says so where it cannot be made
         path = signing_key_file(federation)
     public = public_pem(make_signing_key(path))
@@ -234,31 +262,31 @@ def signing_key(given: argparse.Namespace) -> None:
     print(fingerprint(public))
 
 
-def remove_silo(given: argparse.Namespace) -> None:
+def remove_silo(args: argparse.Namespace) -> None:
     from server.deploy import bundle
     from server.deploy.control import Control, read_connection
     from server.deploy.federation import read_federation
 
-    federation = read_federation(given.federation, check_data=False)
-    with Control(read_connection(given.connection or federation.name)) as control:
-        left = bundle.remove_silo(federation, control, given.name)
-    print(f"{given.name} is shut out")
+    federation = read_federation(args.federation, check_data=False)
+    with Control(read_connection(args.connection or federation.name)) as control:
+        left = bundle.remove_silo(federation, control, args.name)
+    print(f"{args.name} is shut out")
     if left:
         print(left, file=sys.stderr)
 
 
-def withdraw(given: argparse.Namespace) -> None:
-    from server.run.withdraw import withdraw
+def withdraw(args: argparse.Namespace) -> None:
+    from server.run.withdrawal import withdraw
 
-    for line in withdraw(given.name, given.runs):
+    for line in withdraw(args.name, args.runs):
         print(line)
-    print(f"what others averaged or copied stays; `silofl remove-silo {given.name}` shuts it out", file=sys.stderr)
+    print(f"what others averaged or copied stays; `silofl remove-silo {args.name}` shuts it out", file=sys.stderr)
 
 
-def doctor(given: argparse.Namespace) -> None:
-    from client.site.doctor import table
+def doctor(args: argparse.Namespace) -> None:
+    from client.site.runtime.doctor import table
 
-    what = given.what
+    what = args.what
     if what is None and not os.environ.get("SILOFL_SERVER"):
         what = Path(FEDERATION)
     if what is not None and what.suffix in (".yaml", ".yml"):
@@ -266,20 +294,20 @@ def doctor(given: argparse.Namespace) -> None:
         from server.deploy.federation import read_federation
 
         federation = read_federation(what, check_data=False)
-        subject, checks = federation.name, server_checks(federation, given.connection or federation.name)
+        subject, checks = federation.name, server_checks(federation, args.connection or federation.name)
     else:
-        subject, checks = site_doctor(what, given.data, given.policy)
+        subject, checks = site_doctor(what, args.data, args.policy)
     print(table(checks))
     failed = [check.name for check in checks if not check.ok]
     if failed:
-        raise ValueError(f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+        raise UserError(f"{subject}: {len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
 
 
 def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
     """The checks of a site: of this container, or of a bundle."""
-    from client.site.bundle import check_key, check_signature, read_bundle, site_of, unpack
-    from client.site.doctor import site_checks
     from client.site.node import Site
+    from client.site.runtime.doctor import site_checks
+    from client.site.trust.bundle import check_key, check_signature, read_bundle, site_of, unpack
 
     if what is None:
         site = Site.from_environment(os.environ)
@@ -287,7 +315,7 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         return site.name, site_checks(site)
     files = read_bundle(what)
     check_key(files, site_of(files, Path()))
-    check_signature(what, files, site_of(files, Path()).name, say=print, remember=False)
+    check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)

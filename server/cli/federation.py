@@ -8,11 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from server.cli.research import add_run_options, run_values
+from server.cli.research import add_run_options, print_outcomes, run_values
 
 
 def add_commands(commands: Any) -> None:
     """Add this group to ``silofl``."""
+    add_up(commands)
+    add_status(commands)
+    add_run(commands)
+    add_stop(commands)
+    add_down(commands)
+
+
+def add_up(commands: Any) -> None:
+    """``up``."""
     p = commands.add_parser(
         "up",
         help="start a federation of processes on this machine",
@@ -32,11 +41,17 @@ def add_commands(commands: Any) -> None:
     )
     p.set_defaults(run=up)
 
+
+def add_status(commands: Any) -> None:
+    """``status``."""
     p = commands.add_parser("status", help="which silos are online, which runs there are")
     p.add_argument("--json", action="store_true", help="as JSON")
     add_name(p)
     p.set_defaults(run=status)
 
+
+def add_run(commands: Any) -> None:
+    """``run``."""
     p = commands.add_parser(
         "run",
         help="run methods on a federation",
@@ -49,12 +64,18 @@ def add_commands(commands: Any) -> None:
     )
     p.set_defaults(run=run)
 
+
+def add_stop(commands: Any) -> None:
+    """``stop``."""
     p = commands.add_parser("stop", help="end the runs that are under way")
     p.add_argument(
         "--connection", metavar="NAME", default="", help="flwr connection (default: of the federation that is up)"
     )
     p.set_defaults(run=stop)
 
+
+def add_down(commands: Any) -> None:
+    """``down``."""
     p = commands.add_parser(
         "down",
         help="end a federation of processes",
@@ -68,19 +89,19 @@ def add_name(p: argparse.ArgumentParser) -> None:
     p.add_argument("--name", metavar="NAME", default="", help="which federation, where several are up")
 
 
-def up(given: argparse.Namespace) -> None:
+def up(args: argparse.Namespace) -> None:
     from server.deploy import local
     from server.deploy.federation import read_federation
 
-    federation = local.up(read_federation(given.file), say=lambda line: print(line, file=sys.stderr))
+    federation = local.up(read_federation(args.file), echo=lambda line: print(line, file=sys.stderr))
     print(f"{federation.name} is up: {len(federation.silos)} silos, connection {federation.connection.name}")
 
 
-def status(given: argparse.Namespace) -> None:
+def status(args: argparse.Namespace) -> None:
     from server.deploy import local
 
-    found = local.status(local.find_local(given.name))
-    if given.json:
+    found = local.status(local.find_local(args.name))
+    if args.json:
         print(json.dumps(found, indent=1))
         return
     server = "running" if found["superlink"]["running"] else "stopped"
@@ -94,23 +115,29 @@ def status(given: argparse.Namespace) -> None:
         print(f"  run {one['run_id']}: {one['status']} {one['details']}".rstrip())
 
 
-def run(given: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> None:
+    from server.deploy import submit
+    from server.report.study import Study
+    from server.report.write import silo_table
+
+    out = submit.run(run_values(args), args.connection)
+    if (out / "summary.json").is_file():  # on another machine, if the server is another's
+        print(silo_table(Study(out)), file=sys.stderr)
+        print_outcomes(out)
+    print(out)
+
+
+def stop(args: argparse.Namespace) -> None:
     from server.deploy import submit
 
-    print(submit.run(run_values(given), given.connection))
-
-
-def stop(given: argparse.Namespace) -> None:
-    from server.deploy import submit
-
-    stopped = submit.stop(given.connection)
+    stopped = submit.stop(args.connection)
     print("\n".join(f"run {run_id} is stopped" for run_id in stopped) or "no run is under way")
 
 
-def down(given: argparse.Namespace) -> None:
+def down(args: argparse.Namespace) -> None:
     from server.deploy import local
 
-    name = given.name or local.leftover()
+    name = args.name or local.leftover()
     if not name:
         print("no federation is up")
         return

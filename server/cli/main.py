@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
+# ruff: noqa: E402  (the first lines run before anything else is imported)
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from types import FrameType
 from typing import NoReturn
+
+
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt at Ctrl-C; during an import end the process with one line and exit code 130.
+
+    Native libraries that are half loaded do not survive an exception: Python printed their tracebacks, or crashed.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            end_at_once()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def end_at_once() -> NoReturn:
+    """End this process as interrupted, without what Python does at its end."""
+    os.write(2, b"silofl: interrupted\n")
+    os._exit(130)
+
+
+IS_PROGRAM = __name__ == "__main__" or os.path.basename(sys.argv[0]) == "silofl"
+if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as by nohup
+    signal.signal(signal.SIGINT, interrupted)
+
+import argparse
+import logging
+from collections.abc import Sequence
 
 from client import cli as site
 from server.cli import deploy, federation, research
@@ -35,20 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     With SILOFL_TRACEBACK=1 an error is raised instead, to be seen with its traceback.
     """
-    given = parser().parse_args(arguments)
-    from partitions.disk import private
-
-    with private():
-        return run(given)
-
-
-def run(given: argparse.Namespace) -> int:
-    """The command that was given, and its exit code."""
+    command = ""
     try:
-        code = int(given.run(given) or 0)
+        args = parser().parse_args(arguments)
+        command = f" {args.command}"
+        from partitions.common.files import private
+
+        with private():
+            code = int(args.run(args) or 0)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever read the output has seen enough, as in `silofl strategies | head`
+    except BrokenPipeError:  # the reader has closed the pipe, as in `silofl strategies | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt as interrupt:
@@ -57,17 +82,31 @@ def run(given: argparse.Namespace) -> int:
         if os.environ.get("SILOFL_TRACEBACK"):
             raise
         code, text = explain(error)
-    print(f"silofl {given.command}: {' '.join(text.split())}", file=sys.stderr)
+    from partitions.common.names import escaped
+
+    print(f"silofl{command}: {escaped(' '.join(text.split()))}", file=sys.stderr)
+    if IS_PROGRAM and arguments is None and code == 130:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not break into Python's end
     return code
 
 
 def explain(error: Exception) -> tuple[int, str]:
-    """Exit code and text. A ValueError or a file that cannot be used is the user's to mend, all else a failed run."""
+    """Return the exit code and the line for an error.
+
+    A UserError, DataError, SiteError or OSError is the user's to mend: 2. Every other error: 1. One that is not a
+    failed run (RuntimeError) is a fault of the program: its traceback is logged.
+    """
+    from client.site.errors import SiteError
+    from partitions.common.errors import DataError, UserError
+
     if isinstance(error, OSError):
         return 2, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-    if isinstance(error, ValueError):
+    if isinstance(error, UserError | DataError | SiteError):
         return 2, str(error)
-    return 1, str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, RuntimeError):
+        return 1, str(error)
+    logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)
+    return 1, f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -7,15 +7,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+from partitions.common.errors import UserError
+
 # What a command needs is imported when it runs: PyTorch and Flower take seconds that `--help` must not cost.
 
 
 def add_commands(commands: Any) -> None:
     """Add this group to ``silofl``."""
+    add_strategies(commands)
+    add_simulate(commands)
+    add_report(commands)
+    add_partition(commands)
+    add_export(commands)
+
+
+def add_strategies(commands: Any) -> None:
+    """``strategies``."""
     p = commands.add_parser("strategies", help="list the methods")
     p.add_argument("--json", action="store_true", help="as JSON, with their settings")
     p.set_defaults(run=list_strategies)
 
+
+def add_simulate(commands: Any) -> None:
+    """``simulate``."""
     p = commands.add_parser(
         "simulate",
         help="run methods in this process",
@@ -45,10 +59,16 @@ def add_commands(commands: Any) -> None:
     )
     p.set_defaults(run=simulate)
 
+
+def add_report(commands: Any) -> None:
+    """``report``."""
     p = commands.add_parser("report", help="make a run's report.html anew")
     p.add_argument("directory", metavar="RUN", help="a run directory")
     p.set_defaults(run=report)
 
+
+def add_partition(commands: Any) -> None:
+    """``partition``."""
     p = commands.add_parser("partition", help="split a data set into one file per silo")
     p.add_argument(
         "--dataset", metavar="D", default="digits", help="data set by name, or an .npz file (default: digits)"
@@ -69,11 +89,26 @@ def add_commands(commands: Any) -> None:
     p.add_argument("--out", metavar="DIR", required=True, help="directory for hospital-01.npz ... and manifest.json")
     p.set_defaults(run=partition)
 
-    p = commands.add_parser("export", help="save a silo's personal model as safetensors")
+
+def add_export(commands: Any) -> None:
+    """``export``."""
+    p = commands.add_parser(
+        "export",
+        help="save a silo's model, or the shared one, as safetensors",
+        description="Save one model of a run with its card, which says which it is. best and last are the silo's "
+        "personal model: the best on its validation data (the default), or the last. reported is the silo's model "
+        "whose score the report prints. shared is the one model of all silos, from the server's run directory.",
+    )
     p.add_argument("source", metavar="RUN|STATE_DIR", help="a run directory, or a silo's state directory")
-    p.add_argument("--silo", metavar="NAME", required=True, help="for example hospital-03")
+    p.add_argument("--silo", metavar="NAME", default="", help="for example hospital-03; not for --which shared")
     p.add_argument(
-        "--which", choices=("best", "last"), default="best", help="best on validation data, or last (default: best)"
+        "--which",
+        choices=("best", "last", "reported", "shared"),
+        default="best",
+        help="which model, as above (default: best)",
+    )
+    p.add_argument(
+        "--round", metavar="R", type=int, help="reported or shared: the round that the report names, if it is asked for"
     )
     p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
     p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
@@ -107,23 +142,23 @@ def assignments(pairs: list[str]) -> dict[str, object]:
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
-            raise ValueError(f"--set {pair}: KEY=VALUE is wanted here, for example learning-rate=0.01")
+            raise UserError(f"--set {pair}: KEY=VALUE is wanted here, for example learning-rate=0.01")
         values[key] = value
     return values
 
 
-def run_values(given: argparse.Namespace) -> dict[str, object]:
+def run_values(args: argparse.Namespace) -> dict[str, object]:
     """The settings of a command line: the file first, then --set, then the named options."""
-    from server.run.rundir import read_toml
+    from server.results.run_directory import read_toml
 
-    values: dict[str, object] = dict(read_toml(Path(given.config))) if given.config else {}
-    values |= assignments(given.set)
+    values: dict[str, object] = dict(read_toml(Path(args.config))) if args.config else {}
+    values |= assignments(args.set)
     named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
-    values |= {n.replace("_", "-"): getattr(given, n) for n in named if getattr(given, n, None) is not None}
-    if getattr(given, "data", None):
-        values["dataset"] = given.data
-        if not given.data.endswith(".npz"):
-            raise ValueError(f"--data {given.data}: an .npz file is wanted here (silofl import makes one)")
+    values |= {n.replace("_", "-"): getattr(args, n) for n in named if getattr(args, n, None) is not None}
+    if getattr(args, "data", None):
+        values["dataset"] = args.data
+        if not args.data.endswith(".npz"):
+            raise UserError(f"--data {args.data}: an .npz file is wanted here (silofl import makes one)")
     # The run's config.toml must mean the same files in whatever directory it is used again.
     for key, is_path in (
         ("dataset", str(values.get("dataset")).endswith(".npz")),
@@ -135,17 +170,17 @@ def run_values(given: argparse.Namespace) -> dict[str, object]:
     return values
 
 
-def list_strategies(given: argparse.Namespace) -> None:
+def list_strategies(args: argparse.Namespace) -> None:
     from strategies import strategies
     from strategies.base.settings import keys_of
 
     rows = [
         {
             "name": name,
-            "title": s.title,
-            "paper": s.paper,
-            "sends": {"down": s.sends[0], "up": s.sends[1]},
-            "reports": s.reports,
+            "title": s.info.title,
+            "paper": s.info.paper,
+            "sends": {"down": s.info.sends[0], "up": s.info.sends[1]},
+            "reports": s.info.reports,
             "settings": {
                 key: {"default": f.default, "symbol": f.metadata["symbol"], "type": type(f.default).__name__}
                 for key, f in keys_of(s.Settings, name).items()
@@ -153,60 +188,70 @@ def list_strategies(given: argparse.Namespace) -> None:
         }
         for name, s in strategies().items()
     ]
-    if given.json:
+    if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     for name, s in strategies().items():
-        print(f"{name:18}{s.title} ({s.paper}); down {s.sends[0]}, up {s.sends[1]}, reports {s.reports}")
+        i = s.info
+        print(f"{name:18}{i.title} ({i.paper}); down {i.sends[0]}, up {i.sends[1]}, reports {i.reports}")
         for key, f in keys_of(s.Settings, name).items():
             symbol = f"{f.metadata['symbol']}, " if f.metadata["symbol"] else ""
             print(f"    {key} = {f.default!r}  ({symbol}{f.metadata['help']})")
 
 
-def simulate(given: argparse.Namespace) -> None:
-    from server.simulate import simulate
-    from server.workers import way_of
+def simulate(args: argparse.Namespace) -> None:
+    from server.simulation.simulate import simulate
+    from server.simulation.workers import executor_of
 
-    out = simulate(run_values(given), log=given.log, way=way_of(given.workers))
-    for run in json.loads((out / "summary.json").read_text())["runs"]:
-        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
+    out = simulate(run_values(args), log=args.log, executor=executor_of(args.workers))
+    print_outcomes(out)
     print(out)
 
 
-def report(given: argparse.Namespace) -> None:
+def print_outcomes(out: Path) -> None:
+    """One line for each run of a finished study."""
+    for run in json.loads((out / "summary.json").read_text())["runs"]:
+        print(f"{run['strategy']}-{run['seed']}: {outcome(run)}")
+
+
+def report(args: argparse.Namespace) -> None:
     from server.report.write import write_report
 
-    print(write_report(Path(given.directory)))
+    print(write_report(Path(args.directory)))
 
 
 def outcome(run: dict[str, Any]) -> str:
     """A run's result in one line."""
+    from server.results.summary import round_name
+
     final = run["final"]
     score = run.get("score", "accuracy")  # which a run of an earlier version does not name
     if final[f"{score}_mean"] is None:
         return f"{run['rounds']} rounds, nothing evaluated"
+    when = round_name(final["round"], run["rounds"])
+    when = when if when.startswith("after") else f"at {when}"
     return (
-        f"{score} {final[f'{score}_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts at round "
-        f"{final['round']} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
+        f"{score} {final[f'{score}_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts "
+        f"{when} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
     )
 
 
-def partition(given: argparse.Namespace) -> None:
+def partition(args: argparse.Namespace) -> None:
     from partitions.manifest import check_plot, plot_partition, write_partition
     from partitions.simulated import open_dataset
     from strategies.base.run_settings import parse_settings
 
-    values = assignments(given.set)
+    values = assignments(args.set)
     named = ("dataset", "data_dir", "partition", "silos", "seed")
-    settings = parse_settings({**values, **{n.replace("_", "-"): getattr(given, n) for n in named}})
+    settings = parse_settings({**values, **{n.replace("_", "-"): getattr(args, n) for n in named}})
     c = settings.common
-    if given.plot:
-        check_plot(given.plot)
+    if args.plot:
+        check_plot(args.plot)
     dataset = open_dataset(c.dataset, c.data_dir, c.seed, c.task)
     manifest = write_partition(
         dataset,
         c.partition,
-        Path(given.out),
+        Path(args.out),
         silos=c.silos,
         seed=c.seed,
         settings=settings.partition,
@@ -214,14 +259,25 @@ def partition(given: argparse.Namespace) -> None:
     )
     for silo in manifest["silos"]:
         print(f"{silo['name']}: {silo['n_train']} train, {silo['n_val']} val, {silo['n_test']} test")
-    if given.plot:
-        plot_partition(manifest, Path(given.plot))
-    print(given.out)
+    if args.plot:
+        plot_partition(manifest, Path(args.plot))
+    print(args.out)
 
 
-def export(given: argparse.Namespace) -> None:
+def export(args: argparse.Namespace) -> None:
     from client.export import export_model
 
-    out = Path(given.out)
-    card = export_model(Path(given.source), given.silo, given.which, out, given.strategy, given.seed, given.run_id)
-    print(f"{out}: {card['method']}, seed {card['seed']}, {given.which} model of {card['silo']}, round {card['round']}")
+    source, out = Path(args.source), Path(args.out)
+    if args.which == "shared":
+        from server.results.shared_model import export_shared
+
+        if args.silo or args.run_id:
+            raise UserError("--which shared: the model of all silos takes no --silo and no --run-id")
+        card = export_shared(source, out, args.strategy, args.seed, args.round)
+    elif not args.silo:
+        raise UserError(f"--which {args.which}: --silo NAME is wanted here")
+    else:
+        which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
+        card = export_model(source, *which)
+    whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
+    print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")

@@ -1,7 +1,7 @@
 """`silofl add-silo` and `remove-silo`: a remote hospital joins, or is shut out, while everyone else goes on.
 
-The hospital has made its key itself and sends a request (`client/site/request.py`), or, for machines of one's own, the
-key is made here; it is registered through the Control API, and the CA stays as it is. What the hospital gets is one
+The hospital has made its key itself and sends a request (`silofl request`), or, for machines of one's own,
+the key is made here; it is registered through the Control API, and the CA stays as it is. What the hospital gets is one
 tar, readable for its owner alone; where the key is in it, to be handed over as the secret it is.
 """
 
@@ -17,19 +17,21 @@ from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client.site.apps import HEAD, app_hash
-from client.site.keys import fingerprint
-from client.site.launch import supernode_command
 from client.site.node import Site
-from client.site.policy import default_file
-from client.site.request import Request, new_key, private_bytes, public_bytes
-from client.site.signing import SIGNED, image_digests, sign
-from partitions.disk import write_atomically
-from partitions.names import check_silo_name, unknown_name
+from client.site.runtime.launch import supernode_command
+from client.site.trust.apps import HEAD, app_hash
+from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
+from client.site.trust.policy import default_file
+from client.site.trust.request import Request
+from client.site.trust.signing import SIGNED, image_digests, sign
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from partitions.common.names import check_silo_name, unknown_name
+from partitions.schema import NO_SCHEMA, Schema
 from server.deploy.compose import CPU, FLEET_PORT, GPU, gpu_reservation, image
 from server.deploy.control import Control
 from server.deploy.federation import Federation
-from server.deploy.local import find_local, remote_keys, state_root
+from server.deploy.local.record import find_local, remote_keys, state_root
 
 COMPOSE = """\
 # One hospital silo; .env holds its settings. `docker compose up --detach` joins, `docker compose down` leaves.
@@ -117,7 +119,7 @@ Models: docker compose run --rm silo silofl export /state --silo {name} --strate
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle is made of."""
+    """Content of a bundle."""
 
     name: str
     federation: str
@@ -129,6 +131,7 @@ class Bundle:
     image: str = ""
     fingerprint: str = ""  # of the hospital's own key
     signing_key: Ed25519PrivateKey | None = None  # the consortium's
+    schema: Schema = NO_SCHEMA  # the federation's, if it declares one
 
     @property
     def image_name(self) -> str:
@@ -167,17 +170,18 @@ class Bundle:
             "policy.toml": default_file(),
         }
         files |= {"node.key": self.node_key} if self.node_key else {}
+        files |= {"schema.json": self.schema.text} if self.schema.content else {}
         if self.signing_key:
             content = {name: as_bytes(one) for name, one in files.items()}
             files[SIGNED] = sign(content, self.signing_key, self.images)
         return files
 
     def write(self, path: Path) -> None:
-        """Write the tar with mode 0600, whole or not at all. Raises ValueError where the file exists."""
+        """Write the tar with mode 0600, whole or not at all. Raises UserError where the file exists."""
         if path.exists():
-            raise ValueError(f"{path} is there already: remove it, or give --out another name")
+            raise UserError(f"{path} is there already: remove it, or give --out another name")
         if not path.absolute().parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
         write_atomically(path, self._archive, mode=0o600)
 
     def _archive(self, path: Path) -> None:
@@ -211,19 +215,12 @@ def add_silo(
 ) -> Bundle:
     """Register one more silo, with the key of its request or one that is made here, and write its bundle to `out`.
 
-    Raises ValueError: the name is taken or no name, the file exists, or the server's certificate is not for the address
+    Raises UserError: the name is taken or no name, the file exists, or the server's certificate is not for the address
     that the bundle would give the hospital.
     """
-    check_silo_name(name)
-    if any(silo.name == name for silo in federation.silos):
-        raise ValueError(f"{name} is a silo of {federation.path} already; a bundle is for another one")
-    nodes = control.nodes()
-    if any(node.name == name for node in nodes):
-        raise ValueError(f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first")
-    if request and (twin := next((n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None)):
-        raise ValueError(f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one")
+    check_newcomer(federation, control, name, request)
     if out.exists():
-        raise ValueError(f"{out} is there already: remove it, or give --out another name")
+        raise UserError(f"{out} is there already: remove it, or give --out another name")
     ca = Path(control.connection.root_certificates)
     check_address(federation, control.connection.address, ca)
     key = None if request else new_key()
@@ -238,6 +235,7 @@ def add_silo(
         image=image,
         fingerprint=request.fingerprint if request else "",
         signing_key=signing_key,
+        schema=federation.schema,
     )
     public = public_bytes(key) if key else cast(Request, request).public_key
     node = control.register(name, public)
@@ -250,13 +248,25 @@ def add_silo(
     return bundle
 
 
+def check_newcomer(federation: Federation, control: Control, name: str, request: Request | None) -> None:
+    """Raise UserError where the name, or the key of the request, is one of a silo that is there already."""
+    check_silo_name(name)
+    if any(silo.name == name for silo in federation.silos):
+        raise UserError(f"{name} is a silo of {federation.path} already; a bundle is for another one")
+    nodes = control.nodes()
+    if any(node.name == name for node in nodes):
+        raise UserError(f"{name} is registered already: choose another name, or `silofl remove-silo {name}` first")
+    if request and (twin := next((n for n in nodes if fingerprint(n.public_key) == request.fingerprint), None)):
+        raise UserError(f"this key is registered already, as {twin.name}: one key per silo, so ask with a new one")
+
+
 def signing_key_file(federation: Federation) -> Path:
-    """Where the consortium's signing key lies, unless it is kept elsewhere."""
+    """Return the file of the consortium's signing key, unless it is kept elsewhere."""
     return state_root() / federation.name / "signing.key"
 
 
 def remote_key(federation: Federation, name: str) -> Path:
-    """Where the public key of a silo with a bundle is noted: `silofl up` registers it again after a restart."""
+    """Return the file with the public key of a silo with a bundle: `silofl up` registers it again after a restart."""
     return remote_keys(state_root() / federation.name) / f"{name}.pem"
 
 
@@ -287,7 +297,7 @@ def check_address(federation: Federation, control_address: str, ca_certificate: 
         ):
             pass
     except ssl.SSLCertVerificationError:
-        raise ValueError(
+        raise UserError(
             f"the server's certificate is not for {address} (server.address in {federation.path}): "
             "bring the federation up again with this file, then add the silo"
         ) from None
@@ -302,7 +312,7 @@ def pins(app: Path) -> str:
 def remove_silo(federation: Federation, control: Control, name: str) -> str:
     """Unregister a silo: its key is refused from its next call on. What is left to do, or an empty text.
 
-    Raises ValueError where no such silo is registered.
+    Raises UserError where no such silo is registered.
     """
     nodes = [node for node in control.nodes() if node.name == name]
     if not nodes:

@@ -1,7 +1,7 @@
 """`silofl compose`: the compose file of a federation, made from `federation.yaml`.
 
     setup        one-shot: makes the CA, certificates and keys that are missing, splits the demo data, registers
-                 the silos (server/setup.py)
+                 the silos (server/deploy/setup.py)
     superlink    the server; on two networks
     SILO         one per silo, on the internal network `fleet`: it reaches the server's Fleet port and nothing else
 
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import yaml
 
-from client.site.launch import THIS_MACHINE, superlink_command, supernode_command
 from client.site.node import Site
-from client.site.policy import PUBLIC
+from client.site.runtime.launch import THIS_MACHINE, superlink_command, supernode_command
+from client.site.trust.policy import PUBLIC
+from partitions.common.errors import UserError
 from server.deploy.federation import Federation, SiloEntry
 
 FLEET_PORT, CONTROL_PORT = 9092, 8000  # inside the containers; on the host those of federation.yaml, or these
@@ -115,26 +116,10 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
     """
     server = federation.server
     fleet, control = server.fleet_port or FLEET_PORT, server.control_port or CONTROL_PORT
-    for silo in federation.silos:
-        if silo.name in ("setup", SERVER):
-            raise ValueError(
-                f"{federation.path}: silo {silo.name}: a service of ours has that name; choose another name"
-            )
+    check_service_names(federation)
     local_only = server.address in THIS_MACHINE
     runs = f"./runs/{federation.name}"
-    volumes = ["setup", "server"]
-    setup_volumes = ["setup:/setup", "server:/server", f"{runs}:/runs"]
-    if federation.demo_silos:
-        # A name is a volume, a path a folder of the host: SILOFL_DATA=/srv/datasets docker compose up
-        setup_volumes.append("${SILOFL_DATA:-datasets}:/datasets")
-        volumes.append("datasets")
-    for silo in federation.silos:
-        setup_volumes.append(f"{silo.name}-site:/volumes/site/{silo.name}")
-        volumes.append(f"{silo.name}-site")
-        if silo.data is None:
-            setup_volumes.append(f"{silo.name}-data:/volumes/data/{silo.name}")
-            volumes.append(f"{silo.name}-data")
-        volumes.append(f"{silo.name}-state")
+    volumes, setup_volumes = named_volumes(federation, runs)
     hosts = sorted({*THIS_MACHINE, server.address, SERVER, CONTROL})
     context = os.path.relpath(source, directory)
     text = HEAD.format(
@@ -162,6 +147,33 @@ def compose_file(federation: Federation, directory: Path, source: Path) -> str:
     for silo in federation.silos:
         text += "\n" + _silo(silo, context, built)
     return text + TAIL + "".join(f"  {volume}:\n" for volume in volumes)
+
+
+def check_service_names(federation: Federation) -> None:
+    """Raise UserError where a silo has the name of a service that is not a silo's."""
+    for silo in federation.silos:
+        if silo.name in ("setup", SERVER):
+            raise UserError(
+                f"{federation.path}: silo {silo.name}: a service of ours has that name; choose another name"
+            )
+
+
+def named_volumes(federation: Federation, runs: str) -> tuple[list[str], list[str]]:
+    """The volumes of the federation by name, and what the service ``setup`` mounts."""
+    volumes = ["setup", "server"]
+    mounted = ["setup:/setup", "server:/server", f"{runs}:/runs"]
+    if federation.demo_silos:
+        # A name is a volume, a path a folder of the host: SILOFL_DATA=/srv/datasets docker compose up
+        mounted.append("${SILOFL_DATA:-datasets}:/datasets")
+        volumes.append("datasets")
+    for silo in federation.silos:
+        mounted.append(f"{silo.name}-site:/volumes/site/{silo.name}")
+        volumes.append(f"{silo.name}-site")
+        if silo.data is None:
+            mounted.append(f"{silo.name}-data:/volumes/data/{silo.name}")
+            volumes.append(f"{silo.name}-data")
+        volumes.append(f"{silo.name}-state")
+    return volumes, mounted
 
 
 def image(part: str, variant: str = CPU) -> str:
@@ -247,17 +259,18 @@ def _build(context: str, part: str, variant: str, indent: int = 4) -> str:
         # Wheels that are taken before the index, for a server without a fast network.
         f'  additional_contexts: {{wheels: "${{SILOFL_WHEELS:-{os.path.join(context, "docker/wheels")}}}"}}',
     ]
-    # SILOFL_BASE: of whoever builds, where set; PyTorch of the package index is built for CUDA.
+    # SILOFL_BASE comes from the build's environment, where set. PyTorch of the package index is built for CUDA.
     lines.append('  args: [SILOFL_BASE, "TORCH_INDEX="]' if variant == GPU else "  args: [SILOFL_BASE]")
     return _indented("\n".join(lines), indent)
 
 
 def _summary(federation: Federation) -> str:
-    """What `setup` has to know of the federation, as a federation file."""
+    """Return the federation file that `setup` reads."""
     demo = federation.demo
     content: dict[str, object] = {"name": federation.name}
     if demo is not None:
-        content["demo"] = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
+        fields: dict[str, object] = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
+        content["demo"] = fields | ({"parts": demo.parts} if demo.parts else {})
     content["silos"] = [
         {"name": silo.name, "data": "demo" if silo.data is None else str(silo.data)} for silo in federation.silos
     ]

@@ -14,11 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from client.site.launch import LOOPBACK
-from partitions.disk import write_atomically
+from client.site.runtime.launch import LOOPBACK
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
 from server.deploy.control import Connection, read_connection, write_connection
 from server.deploy.federation import Federation
-from server.deploy.local import state_directory, state_root
+from server.deploy.local.record import state_directory, state_root
 
 DOCKER_SECONDS = 60.0
 SERVER_RUNS = Path("/runs")  # in the server's container
@@ -26,7 +27,7 @@ SERVER_RUNS = Path("/runs")  # in the server's container
 
 @dataclass(frozen=True)
 class Deployed:
-    """What the host knows of a federation in containers."""
+    """Federation in containers, as the host sees it."""
 
     name: str
     file: str  # the federation file
@@ -35,11 +36,11 @@ class Deployed:
     connection: Connection
 
     def in_container(self, directory: Path) -> Path:
-        """Where the server sees a run directory of the host. Raises ValueError where it does not."""
+        """Return the server's path of a run directory of the host. Raises UserError where it does not."""
         try:
             return SERVER_RUNS / directory.relative_to(self.runs)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"--out {directory}: the runs of {self.name} land in {self.runs}, which its server writes to; "
                 "name a directory there, or leave --out away"
             ) from None
@@ -48,7 +49,7 @@ class Deployed:
 def connect(federation: Federation, compose: Path) -> Deployed:
     """Fetch the CA's certificate from the server's container, and write the connection.
 
-    Raises ValueError where there is no Docker, or the containers are not up.
+    Raises UserError where there is no Docker, or the containers are not up.
     """
     folder = state_directory(federation.name)
     certificate = folder / "containers-ca.crt"
@@ -71,7 +72,7 @@ def connect(federation: Federation, compose: Path) -> Deployed:
 def docker_compose(compose: Path, *arguments: str) -> str:
     """Run `docker compose`; its output. ValueError with its last line where it fails."""
     if shutil.which("docker") is None:
-        raise ValueError("there is no docker command on this machine; `silofl up` needs none")
+        raise UserError("there is no docker command on this machine; `silofl up` needs none")
     done = subprocess.run(
         ["docker", "compose", "--file", str(compose), *arguments],
         capture_output=True,
@@ -83,12 +84,12 @@ def docker_compose(compose: Path, *arguments: str) -> str:
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         reason = lines[-1].strip() if lines else f"exit code {done.returncode}"
-        raise ValueError(f"{compose}: docker compose {arguments[0]}: {reason}; is it up (docker compose up --wait)?")
+        raise UserError(f"{compose}: docker compose {arguments[0]}: {reason}; is it up (docker compose up --wait)?")
     return done.stdout
 
 
 def containers_exist(compose: Path) -> bool:
-    """Whether the compose file's server has a container, running or not."""
+    """Return whether the compose file's server has a container, running or not."""
     if not compose.is_file() or shutil.which("docker") is None:
         return False
     try:

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 
 from client.site.flower import internal
-from partitions.disk import write_atomically
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ def read_connection(name: str) -> Connection:
     entry = entries.get(name)
     if not isinstance(entry, dict):
         known = ", ".join(sorted(key for key, value in entries.items() if isinstance(value, dict))) or "none"
-        raise ValueError(
+        raise UserError(
             f"there is no connection {name!r} in {flower_config()} (there are: {known}); `silofl up` writes one"
         )
     if not entry.get("address") or str(entry["address"]).startswith(":"):
-        raise ValueError(
+        raise UserError(
             f"connection {name!r} in {flower_config()} is a simulation on this machine; use `flwr run . {name}`"
         )
     return Connection(name, str(entry["address"]), str(entry.get("root-certificates", "")), bool(entry.get("insecure")))
@@ -82,12 +83,12 @@ def read_connection(name: str) -> Connection:
 def write_connection(connection: Connection) -> None:
     """Write or replace one connection; everything else in the file, comments too, stays as it is.
 
-    Raises ValueError where an entry of that name trusts another CA: it is not ours to overwrite.
+    Raises UserError where an entry of that name trusts another CA: it is not ours to overwrite.
     """
     path = flower_config()
     before = _entries(path).get(connection.name)
     if isinstance(before, dict) and before.get("root-certificates") != connection.root_certificates:
-        raise ValueError(
+        raise UserError(
             f"{path} already has a connection {connection.name!r} that is not this federation's; "
             "rename the federation, or remove that entry"
         )
@@ -112,11 +113,11 @@ def _entries(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"cannot read Flower's configuration {path}: {error.strerror}; FLWR_HOME names another folder for it"
         ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"cannot read Flower's configuration {path}: {error}") from None
+        raise UserError(f"cannot read Flower's configuration {path}: {error}") from None
     entries = content.get("superlink", {})
     return entries if isinstance(entries, dict) else {}
 
@@ -141,11 +142,11 @@ def _replace_entry(path: Path, name: str, new: list[str]) -> None:
     for content in others:
         content.get("superlink", {}).pop(name, None)
     if others[0] != others[1]:
-        raise ValueError(f"cannot change the connection {name!r} in {path} without touching others; edit it by hand")
+        raise UserError(f"cannot change the connection {name!r} in {path} without touching others; edit it by hand")
     try:
         write_atomically(path, result)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"cannot write Flower's configuration {path}: {error.strerror}; FLWR_HOME names another folder for it"
         ) from None
 
@@ -169,7 +170,7 @@ class Control:
             try:
                 certificates = Path(connection.root_certificates).read_bytes()
             except OSError as error:
-                raise ValueError(f"connection {connection.name!r}: {error.filename}: {error.strerror}") from None
+                raise UserError(f"connection {connection.name!r}: {error.filename}: {error.strerror}") from None
         self._requests = internal("control_pb2")
         version = internal("RuntimeVersionHttpInterceptor")(component_name="flwr CLI")
         self._client = internal("ControlHttpClient").from_server_address(
@@ -241,7 +242,7 @@ class Control:
             return bool(self._client.StopRun(self._requests.StopRunRequest(run_id=run_id)).success)
 
     def log(self, run_id: int) -> str:
-        """What the server app has logged so far."""
+        """Return the server app's log so far."""
         with self._translated():
             for part in self._client.StreamLogs(self._requests.StreamLogsRequest(run_id=run_id, after_timestamp=0.0)):
                 return str(part.log_output)

@@ -4,8 +4,8 @@
     DIRECTORY/server.crt server.key    issued by the CA for the server's names and addresses
     DIRECTORY/nodes/NAME  NAME.pub     a silo's key pair (ECDSA P-384, OpenSSH format, as Flower asks)
 
-`ensure_credentials` makes what is missing and keeps what is there, so adding a silo invalidates nobody.
-The server's certificate alone is issued anew when it is about to expire or lacks a name. Files have mode
+`ensure_credentials` makes missing files and keeps existing ones, so adding a silo leaves all other keys valid.
+It issues only the server's certificate anew, when that is about to expire or lacks a name. Files have mode
 0600, directories 0700; nothing here prints a key. Uses `cryptography`, which flwr itself requires.
 """
 
@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from partitions.disk import write_atomically
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
 
 CA_YEARS = 10
 SERVER_DAYS = 825
@@ -41,7 +42,7 @@ RENEW = "renew it: docs/deployment.md, Certificates; after `silofl up`: silofl d
 
 @dataclass(frozen=True)
 class Credentials:
-    """Where the files of a federation's credentials lie."""
+    """Files of a federation's credentials."""
 
     directory: Path
 
@@ -90,7 +91,7 @@ def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable
     ``silos``: names of the silos, each gets a key pair of its own.
     ``hosts``: names and IP addresses by which silos and operators reach the server.
 
-    Raises ValueError: the CA has expired, or the CA's certificate or key is there without the other.
+    Raises UserError: the CA has expired, or the CA's certificate or key is there without the other.
     """
     credentials = Credentials(directory)
     for folder in (directory, directory / "nodes"):
@@ -101,13 +102,13 @@ def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable
         _make_ca(credentials)
     for path in halves:
         if not path.exists():
-            raise ValueError(
+            raise UserError(
                 f"{path} is missing while its other half is there: restore it from a backup, "
                 f"or remove {directory} to start with new credentials for every silo"
             )
     ca = load_certificate(credentials.ca_certificate)
     if _now() >= ca.not_valid_after_utc:
-        raise ValueError(
+        raise UserError(
             f"the CA certificate {credentials.ca_certificate} expired on {ca.not_valid_after_utc:%Y-%m-%d}: "
             f"remove {directory} to make a new CA, then give every silo its new certificate and key"
         )
@@ -127,17 +128,17 @@ def load_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"cannot read the certificate {path}: {error.strerror}") from None
+        raise UserError(f"cannot read the certificate {path}: {error.strerror}") from None
     except ValueError:
-        raise ValueError(f"{path} is not a certificate in PEM format") from None
+        raise UserError(f"{path} is not a certificate in PEM format") from None
 
 
 def check_certificates(
     certificate: Path, ca_certificate: Path, *, host: str = "", now: datetime.datetime | None = None
 ) -> list[CertificateCheck]:
-    """Whether `certificate` was issued by the CA, is for `host`, and is valid now and for 30 days more.
+    """Check whether `certificate` was issued by the CA, is for `host`, and is valid now and for 30 days more.
 
-    `now` is for tests. Raises ValueError where a file cannot be read.
+    `now` is for tests. Raises UserError where a file cannot be read.
     """
     moment = now or _now()
     ca = load_certificate(ca_certificate)
@@ -230,7 +231,7 @@ def _make_ca(credentials: Credentials) -> None:
 def _issue_server_certificate(credentials: Credentials, ca: x509.Certificate, names: set[x509.GeneralName]) -> None:
     ca_key = load_pem_private_key(credentials.ca_key.read_bytes(), password=None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey) or ca_key.public_key() != ca.public_key():
-        raise ValueError(f"{credentials.ca_key} is not the key of {credentials.ca_certificate}")
+        raise UserError(f"{credentials.ca_key} is not the key of {credentials.ca_certificate}")
     if credentials.server_certificate.exists():
         names = names | _names_of(load_certificate(credentials.server_certificate))
     key = ec.generate_private_key(ec.SECP384R1())
@@ -281,7 +282,7 @@ def _write_public_key(credentials: Credentials, name: str) -> None:
     try:
         key = load_ssh_private_key(path.read_bytes(), password=None)
     except ValueError:
-        raise ValueError(f"{path} is not a private key in OpenSSH format: remove it to make a new one") from None
+        raise UserError(f"{path} is not a private key in OpenSSH format: remove it to make a new one") from None
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write_atomically(credentials.node_public_key(name), public + f" {name}\n".encode(), mode=0o600)
 

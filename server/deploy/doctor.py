@@ -5,8 +5,8 @@ import ssl
 import tempfile
 from pathlib import Path
 
-from client.site.doctor import TIMEOUT_SECONDS, port_check, resolve_check
-from client.site.launch import THIS_MACHINE
+from client.site.runtime.doctor import TIMEOUT_SECONDS, port_check, resolve_check
+from client.site.runtime.launch import THIS_MACHINE
 from partitions.silo_file import Check
 from server.deploy.bundle import fleet_port
 from server.deploy.control import Control, read_connection
@@ -57,19 +57,19 @@ def named(name: str, check: Check, fix: str) -> list[Check]:
 
 
 def exposure_checks(address: str, control_port: int) -> list[Check]:
-    """Whoever reaches the Control port can ship code to every silo: it must not answer on the server's address."""
+    """Check that the Control port does not answer on the server's address: it takes code for every silo."""
     if address in THIS_MACHINE:
         return []
     try:
         socket.create_connection((address, control_port), timeout=TIMEOUT_SECONDS).close()
     except OSError:
         return [Check("control port's reach", True, f"{address}:{control_port} is closed to others")]
-    detail = f"{address}:{control_port} answers: whoever reaches it can ship code to every silo"
+    detail = f"{address}:{control_port} answers: every caller that reaches it can ship code to every silo"
     return [Check("control port's reach", False, detail, "publish it on 127.0.0.1 only")]
 
 
 def fleet_checks(federation: Federation) -> list[Check]:
-    """Whether the address that silos are given leads here."""
+    """Return whether the address that silos are given leads here."""
     address = federation.server.address
     checks = [resolve_check(address)]
     if checks[-1].ok:

@@ -2,13 +2,14 @@
 
     name: demo
     server: {address: 127.0.0.1, fleet-port: 9092, control-port: 8000}   # a port left out or 0: a free one
-    demo: {dataset: digits, partition: dirichlet, seed: 42}              # what `data: demo` silos get
+    demo: {dataset: digits, partition: dirichlet, seed: 42, parts: 12}   # what `data: demo` silos get
     silos:
       - {name: hospital-01, device: cpu, data: demo}
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
       - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # as many training samples it counts as
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # of hospitals elsewhere too
     run: {min-silos: 9, lost-silo: resend}                                 # settings of every run, unless it says else
+    schema: schema.toml                                                    # or the schema itself: partitions/schema.py
 
 Read by `silofl up` and `silofl compose`, and `silofl run` for `agreed` and `run`. A relative path starts at the file's
 own directory.
@@ -25,8 +26,10 @@ from typing import Any
 
 import yaml
 
-from client.site.policy import PUBLIC, read_policy
-from partitions.names import SILO, unknown_name
+from client.site.trust.policy import PUBLIC, read_policy
+from partitions.common.errors import UserError
+from partitions.common.names import SILO, unknown_name
+from partitions.schema import NO_SCHEMA, Schema, load_schema, parse_schema
 
 NAME = SILO
 SHORT = reprlib.Repr()  # of a value that may be of any size, by aliases
@@ -43,7 +46,7 @@ TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configura
 
 @dataclass(frozen=True)
 class Server:
-    """Where silos reach the server; a port of 0 means: choose a free one."""
+    """Address of the server for silos; a port of 0 means: choose a free one."""
 
     address: str = "127.0.0.1"
     fleet_port: int = 0
@@ -52,11 +55,15 @@ class Server:
 
 @dataclass(frozen=True)
 class Demo:
-    """The data set that is split over the silos with `data: demo`."""
+    """The data set that is split over the silos with `data: demo`.
+
+    `parts`: into how many; those beyond the silos are for later ones. 0: as many as there are, at first one per silo.
+    """
 
     dataset: str = "digits"
     partition: str = "dirichlet"
     seed: int = 42
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Federation:
     silos: tuple[SiloEntry, ...]
     agreed: str = ""  # what it says of the silos' data, as the setting of that name
     run: Mapping[str, Any] = field(default_factory=dict)  # settings that its runs have unless they say otherwise
+    schema: Schema = NO_SCHEMA  # what every silo's data file has to name
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
@@ -94,53 +102,69 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
 
     `check_data` also looks whether the silos' data files are there.
 
-    Raises ValueError: one line that says what is wrong, where, and how to mend it.
+    Raises UserError: one line that says what is wrong, where, and how to mend it.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}: write one, or name another file") from None
+        raise UserError(f"there is no {path}: write one, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {error}") from None
+        raise UserError(f"cannot read {path}: {error}") from None
     content = _parsed(text, path)
-    known = ("name", "server", "demo", "silos", "agreed", "run")
+    known = ("name", "server", "demo", "silos", "agreed", "run", "schema")
     top = _mapping(content, f"{path}", known, required=("name", "silos"))
     name = _name(top["name"], f"{path}: name")
     if name in TAKEN:
-        raise ValueError(f"{path}: name: {shown(name)} is an entry of Flower's own configuration; choose another name")
+        raise UserError(f"{path}: name: {shown(name)} is an entry of Flower's own configuration; choose another name")
     server = _server(top.get("server"), path)
     demo = _demo(top.get("demo"), path)
     if not isinstance(top["silos"], list) or not top["silos"]:
-        raise ValueError(f"{path}: silos: needs a list of at least one silo, each with a `name`")
+        raise UserError(f"{path}: silos: needs a list of at least one silo, each with a `name`")
     silos = tuple(_silo(item, number, path, check_data) for number, item in enumerate(top["silos"], start=1))
     names = [silo.name for silo in silos]
     for silo, times in Counter(names).items():
         if times > 1:
-            raise ValueError(f"{path}: silos: the name {silo!r} is there {times} times; each needs its own")
+            raise UserError(f"{path}: silos: the name {silo!r} is there {times} times; each needs its own")
     users = [silo.name for silo in silos if silo.data is None]
     if users and demo is None:
-        raise ValueError(
+        raise UserError(
             f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
             "add one such as `demo: {dataset: digits, partition: dirichlet, seed: 42}`"
         )
-    agreed, run = _agreed(top.get("agreed"), silos, path), _run(top.get("run"), path)
-    return Federation(path, name, server, demo, silos, agreed, run)
+    if demo is not None and 0 < demo.parts < len(users):
+        raise UserError(f"{path}: demo.parts: {demo.parts} parts are too few for {len(users)} silos with `data: demo`")
+    schema = _schema(top.get("schema"), path)
+    agreed, run = _agreed(top.get("agreed"), silos, schema, path), _run(top.get("run"), path)
+    return Federation(path, name, server, demo, silos, agreed, run, schema)
 
 
-def _agreed(content: Any, silos: Sequence[SiloEntry], path: Path) -> str:
-    """The section `agreed` and the silos' `samples` in one."""
+def _schema(content: Any, path: Path) -> Schema:
+    """The section `schema`, or the file that it names."""
+    if content is None:
+        return NO_SCHEMA
+    try:
+        if isinstance(content, str):
+            return load_schema(_file(content, f"{path}: schema", path))
+        return parse_schema(content)
+    except ValueError as error:
+        raise UserError(f"{path}: schema: {error}") from None
+
+
+def _agreed(content: Any, silos: Sequence[SiloEntry], schema: Schema, path: Path) -> str:
+    """The section `agreed`, the silos' `samples` and the schema in one."""
     fields = dict(_mapping(content or {}, f"{path}: agreed", ("task", "shape", "classes", "samples")))
     samples = {silo.name: silo.samples for silo in silos if silo.samples}
     if samples:
         fields["samples"] = {**_mapping_of(fields.get("samples") or {}, f"{path}: agreed.samples"), **samples}
+    fields |= {"schema": schema.content} if schema.content else {}
     if not fields:
         return ""
-    from strategies.base.cards import read_agreed
+    from strategies.base.schema.data_summary import read_agreed
 
     try:
         read_agreed(text := json.dumps(fields, sort_keys=True, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     return text
 
 
@@ -153,28 +177,28 @@ def _run(content: Any, path: Path) -> Mapping[str, Any]:
     try:
         parse_settings({**run, "silos": MOST_SILOS})
     except ValueError as error:
-        raise ValueError(f"{path}: run: {error}") from None
+        raise UserError(f"{path}: run: {error}") from None
     return run
 
 
 def _mapping_of(content: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
-        raise ValueError(f"{where}: needs a number for each silo, got {shown(content)}")
+        raise UserError(f"{where}: needs a number for each silo, got {shown(content)}")
     return content
 
 
 def _parsed(text: str, path: Path) -> Any:
     if len(text) > LARGEST:
-        raise ValueError(f"{path} has {len(text)} characters: a federation file has at most {LARGEST}")
+        raise UserError(f"{path} has {len(text)} characters: a federation file has at most {LARGEST}")
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ValueError(f"{path}{line}: not valid YAML: {problem}") from None
+        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
     except Exception as error:  # PyYAML's own, at a value that denies its tag: of six kinds at least
-        raise ValueError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
+        raise UserError(f"{path}: not valid YAML: a value does not fit its tag ({error})") from None
 
 
 class Loader(yaml.SafeLoader):
@@ -198,33 +222,37 @@ def _server(content: Any, path: Path) -> Server:
     fields = _mapping(content, where, ("address", "fleet-port", "control-port"))
     address = fields.get("address", Server.address)
     if not isinstance(address, str) or not HOST.fullmatch(address):
-        raise ValueError(f"{where}.address: {shown(address)} is neither a host name nor an IP address")
+        raise UserError(f"{where}.address: {shown(address)} is neither a host name nor an IP address")
     ports = {}
     for key in ("fleet-port", "control-port"):
         port = fields.get(key, 0)
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-            raise ValueError(f"{where}.{key}: {shown(port)} is not a port; use 1 to 65535, or 0 for a free one")
+            raise UserError(f"{where}.{key}: {shown(port)} is not a port; use 1 to 65535, or 0 for a free one")
         ports[key] = port
     if ports["fleet-port"] and ports["fleet-port"] == ports["control-port"]:
-        raise ValueError(f"{where}: fleet-port and control-port are both {ports['fleet-port']}; they must differ")
+        raise UserError(f"{where}: fleet-port and control-port are both {ports['fleet-port']}; they must differ")
     return Server(address, ports["fleet-port"], ports["control-port"])
 
 
 def _demo(content: Any, path: Path) -> Demo | None:
     if content is None:
         return None
-    from partitions import DATASETS, PARTITIONS
+    from partitions.datasets.registry import DATASETS
+    from partitions.schemes.registry import PARTITIONS
 
     where = f"{path}: demo"
-    fields = _mapping(content, where, ("dataset", "partition", "seed"))
+    fields = _mapping(content, where, ("dataset", "partition", "seed", "parts"))
     seed = fields.get("seed", Demo.seed)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"{where}.seed: {shown(seed)} is not a whole number of at least 0")
-    demo = Demo(fields.get("dataset", Demo.dataset), fields.get("partition", Demo.partition), seed)
+        raise UserError(f"{where}.seed: {shown(seed)} is not a whole number of at least 0")
+    parts = fields.get("parts", Demo.parts)
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < ("parts" in fields):
+        raise UserError(f"{where}.parts: {shown(parts)} is not a whole number of at least 1")
+    demo = Demo(fields.get("dataset", Demo.dataset), fields.get("partition", Demo.partition), seed, parts)
     for kind, name, known in (("dataset", demo.dataset, DATASETS), ("partition", demo.partition, PARTITIONS)):
         word = name if isinstance(name, str) else shown(name)
         if word not in known:
-            raise ValueError(f"{where}.{kind}: {unknown_name(kind, word, known)}")
+            raise UserError(f"{where}.{kind}: {unknown_name(kind, word, known)}")
     return demo
 
 
@@ -235,24 +263,24 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     where = f"{path}: silo {name}"
     device = fields.get("device", "cpu")
     if not isinstance(device, str) or not DEVICE.fullmatch(device):
-        raise ValueError(f"{where}: device: {shown(device)} is no device; use `cpu`, or `cuda:0` and so on")
+        raise UserError(f"{where}: device: {shown(device)} is no device; use `cpu`, or `cuda:0` and so on")
     memory = fields.get("memory", "")
     if memory != "" and not (isinstance(memory, str) and MEMORY.fullmatch(memory)):
-        raise ValueError(f"{where}: memory: {shown(memory)} is no amount of memory; write for example `2g` or `512m`")
+        raise UserError(f"{where}: memory: {shown(memory)} is no amount of memory; write for example `2g` or `512m`")
     policy = _policy(fields.get("policy"), f"{where}: policy", path)
     samples = fields.get("samples", 0)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < ("samples" in fields):
-        raise ValueError(
+        raise UserError(
             f"{where}: samples: {shown(samples)} is no number of training samples; use a whole one from 1 on"
         )
     data = fields["data"]
     if not isinstance(data, str) or not data:
-        raise ValueError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
+        raise UserError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
     if data == "demo":
-        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples)  # nobody's secret
+        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples)  # public data
     file = _file(data, f"{where}: data", path)
     if check_data and not file.is_file():
-        raise ValueError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
+        raise UserError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
     return SiloEntry(name, device, file, memory, policy, samples)
 
 
@@ -261,7 +289,7 @@ def _policy(named: Any, where: str, path: Path) -> str:
     if named in (None, PUBLIC):
         return named or ""
     if not isinstance(named, str) or not named:
-        raise ValueError(f"{where}: {shown(named)} is neither the path of a policy.toml nor `public`")
+        raise UserError(f"{where}: {shown(named)} is neither the path of a policy.toml nor `public`")
     file = str(_file(named, where, path))
     read_policy(file)
     return file
@@ -271,25 +299,25 @@ def _file(named: str, where: str, path: Path) -> Path:
     try:
         return (path.parent / Path(named).expanduser()).absolute()
     except RuntimeError:
-        raise ValueError(f"{where}: there is no home directory of the user in {shown(named)}") from None
+        raise UserError(f"{where}: there is no home directory of the user in {shown(named)}") from None
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...], *, required: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The mapping itself, if it has no unknown key and all required ones."""
     if not isinstance(content, dict):
-        raise ValueError(f"{where}: needs keys and values ({', '.join(known)}), got {shown(content)}")
+        raise UserError(f"{where}: needs keys and values ({', '.join(known)}), got {shown(content)}")
     for key in content:
         if key not in known:
-            raise ValueError(f"{where}: {unknown_name('key', key[:80] if isinstance(key, str) else shown(key), known)}")
+            raise UserError(f"{where}: {unknown_name('key', key[:80] if isinstance(key, str) else shown(key), known)}")
     for key in required:
         if content.get(key) is None:
-            raise ValueError(f"{where}: the key {key!r} is missing")
+            raise UserError(f"{where}: the key {key!r} is missing")
     return content
 
 
 def _name(value: Any, where: str) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise ValueError(
+        raise UserError(
             f"{where}: {shown(value)} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first"
         )
     return value

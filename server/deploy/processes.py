@@ -4,6 +4,9 @@ Every process carries `SILOFL_PART=DIRECTORY:PART` in the environment it was sta
 its descendants, whatever group, session or parent they end up with. `/proc/PID/environ` shows that
 environment as it was at the start, so `find` sees them all, also after a crash of any part. A process is
 known by its number together with its start time, since numbers are used again. Linux only.
+
+Flower's SuperExec hides its environment from all but root (`prctl(PR_SET_DUMPABLE, 0)`: it holds a secret), so a
+process of this user that hides belongs where the one that its `--parent-pid` names belongs.
 """
 
 import contextlib
@@ -28,7 +31,7 @@ class Process:
     command: str = ""
 
     def runs(self) -> bool:
-        """Whether this very process still runs; a zombie does not."""
+        """Return whether this very process still runs; a zombie does not."""
         return _started(self.pid) == self.started
 
 
@@ -52,19 +55,27 @@ def start(part: str, command: Sequence[str], *, directory: Path, log: Path, envi
 def find(directory: Path) -> list[Process]:
     """All running processes of the federation in `directory`, oldest first."""
     wanted = f"{PART}={directory}:".encode()
-    found = []
+    found, hidden = [], []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
+        command = ""
         try:
+            command = Path("/proc", entry, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
             environment = Path("/proc", entry, "environ").read_bytes()
-            command = Path("/proc", entry, "cmdline").read_bytes()
-        except OSError:  # another user's, or just ended
+        except PermissionError:
+            hidden.append((int(entry), command))
+            continue
+        except OSError:  # just ended
             continue
         for variable in environment.split(b"\0"):
             if variable.startswith(wanted) and (started := _started(int(entry))) is not None:
-                part = variable[len(wanted) :].decode()
-                found.append(Process(int(entry), started, part, command.replace(b"\0", b" ").decode().strip()))
+                found.append(Process(int(entry), started, variable[len(wanted) :].decode(), command))
+    parts = {str(process.pid): process.part for process in found}
+    for pid, command in hidden:
+        parent = command.partition("--parent-pid ")[2].split(" ")[0]
+        if parent in parts and _is_own(pid) and (started := _started(pid)) is not None:
+            found.append(Process(pid, started, parts[parent], command))
     return sorted(found, key=lambda process: (process.started, process.pid))
 
 
@@ -90,12 +101,21 @@ def end(processes: Sequence[Process], *, grace: float) -> None:
 
 
 def exit_code(process: Process) -> int | None:
-    """How a child of this very process ended; None while it runs, or where another process started it."""
+    """Return the exit code of a child of this very process; None while it runs, or where another process started it."""
     with contextlib.suppress(ChildProcessError):
         pid, status = os.waitpid(process.pid, os.WNOHANG)
         if pid == process.pid:
             return os.waitstatus_to_exitcode(status)
     return None
+
+
+def _is_own(pid: int) -> bool:
+    """Return whether a process runs as this very user; the owner of its folder in /proc is root's where it hides."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[1]) == os.getuid()
+    return False
 
 
 def _started(pid: int) -> int | None:

@@ -1,9 +1,13 @@
-"""Beside the SuperLink in its container: keeps the silos' registrations over a restart.
+"""Keep the silos' registrations over a restart of the SuperLink, beside it in its container.
 
-The SuperLink's state is in memory. Its own alternative, a SQLite file, also takes every model that is sent, costs
-2 s of CPU a round with twelve silos, and on a busy machine answers silos with "database is locked", whereupon their
-message is lost. So the registered keys, which are all that has to last, are noted here whenever they change, and
-registered again when a new SuperLink starts.
+The SuperLink's state is in memory. Its own alternative is a SQLite file:
+
+* it also stores every model that is sent;
+* it costs 2 s of CPU a round with twelve silos;
+* on a busy machine it answers silos with "database is locked", and their message is lost.
+
+Only the registered keys have to last. This module records them whenever they change, and registers them again when a
+new SuperLink starts.
 """
 
 import json
@@ -11,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from partitions.disk import write_atomically
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
 from server.deploy.control import Connection, Control, Node
 
 LOOK_SECONDS = 3.0
@@ -71,13 +76,13 @@ def keys(nodes: list[Node]) -> dict[str, str]:
 
 
 def read(record: Path) -> dict[str, str]:
-    """What was noted; nothing where there is no record yet. Raises ValueError where it is damaged."""
+    """Read the record; nothing where there is no record yet. Raises UserError where it is damaged."""
     try:
         content = json.loads(record.read_text())
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise ValueError(f"{record} is damaged: restore it from a backup, or remove it and register anew") from None
+        raise UserError(f"{record} is damaged: restore it from a backup, or remove it and register anew") from None
     return {str(key): str(name) for key, name in content.items()}
 
 

@@ -6,7 +6,7 @@
     /volumes/site/NAME      ca.crt node.key: what silo NAME gets
     /volumes/data/NAME      data.npz
 
-Runs at every `docker compose up`; what is there stays, so that nobody is shut out.
+Runs at every `docker compose up`. Existing files stay, so every silo keeps its access.
 """
 
 import shutil
@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from partitions.disk import write_atomically
+from partitions.common.files import write_atomically
 from server.deploy.compose import CONTROL, CONTROL_PORT
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import Federation, read_federation
-from server.deploy.local import split_demo
+from server.deploy.local.demo_data import split_demo
 from server.deploy.registrar import register
 
 

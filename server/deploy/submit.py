@@ -18,15 +18,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from client.site.apps import build
-from partitions.disk import shared, write_atomically
+from client.site.trust.apps import build
+from partitions.common.errors import UserError
+from partitions.common.files import shared, write_atomically
 from server.deploy.containers import find_deployed
 from server.deploy.control import Control, read_connection
 from server.deploy.federation import read_federation
-from server.deploy.local import find_local, last_lines, state_root
+from server.deploy.local.parts import last_lines
+from server.deploy.local.record import find_local, state_root
 
 if TYPE_CHECKING:
-    from server.run.rundir import RunDirectory
+    from server.results.run_directory import RunDirectory
     from strategies.base.settings import Value
 
 POLL_SECONDS = 0.5
@@ -55,12 +57,12 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     ``connection``: name of a `flwr` connection; by default the one that `silofl up` wrote.
     ``app``: directory of the Flower app; by default the one this file belongs to.
 
-    Raises ValueError: a wrong setting, no such connection, data that are not the federation's.
+    Raises UserError: a wrong setting, no such connection, data that are not the federation's.
     Raises RunFailedError: the run failed at submission, at a silo or at the server, or was stopped.
     Raises KeyboardInterrupt: after the run was stopped.
     """
-    from server.run.rundir import default_out
-    from server.run.study import study_config, study_runs
+    from server.results.run_directory import default_out
+    from server.results.study import study_config, study_runs
 
     name = connection or default_connection()
     bundle = build(app or app_directory())
@@ -71,7 +73,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
         runs = study_runs(given)
         first = runs[0].common
         if first.silos > (known := len(control.nodes())) and not first.resume:
-            raise ValueError(f"silos = {first.silos}: only {known} are registered, the run would wait in vain")
+            raise UserError(f"silos = {first.silos}: only {known} are registered, the run would wait in vain")
         config = study_config(runs)
         out = (Path(first.out) if first.out else default_out(str(config["strategy"]))).absolute()
         theirs = out
@@ -88,7 +90,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
 
 def open_directory(out: Path, config: Mapping[str, Value], federation: str, *, resume: bool) -> RunDirectory:
     """The run directory, in which the server app will find that it is open already."""
-    from server.run.rundir import RunDirectory
+    from server.results.run_directory import RunDirectory
 
     with RunDirectory.open(out, config, resume=resume) as directory:
         write_atomically(directory.path / "study", federation)  # tells the report which federation this was
@@ -99,15 +101,13 @@ def app_directory() -> Path:
     """The directory of silofl's own Flower app."""
     directory = Path(__file__).resolve().parents[2]
     if not (directory / "pyproject.toml").is_file():
-        raise ValueError(
-            f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e"
-        )
+        raise UserError(f"there is no pyproject.toml in {directory}: run silofl from a checkout, installed with pip -e")
     return directory
 
 
 def _silos_before(given: Mapping[str, object]) -> int:
-    """How many silos the run has that is to be resumed; 0: none is. Which of them are here, the server will see."""
-    from server.run.rundir import read_toml
+    """Return the number of silos of the run to be resumed; 0: none is. The server sees which of them are online."""
+    from server.results.run_directory import read_toml
 
     config = Path(str(given.get("out") or "")) / "config.toml"
     resumed = str(given.get("resume", "")).lower() == "true" and bool(given.get("out")) and config.is_file()
@@ -115,7 +115,7 @@ def _silos_before(given: Mapping[str, object]) -> int:
 
 
 def _silos_here(control: Control) -> int:
-    """How many silos are online; a hospital that has not joined yet, or has left, keeps nobody waiting."""
+    """Count the silos that are online; the run does not wait for a hospital that has not joined yet, or has left."""
     nodes = control.nodes()
     away = sorted(node.name for node in nodes if node.status != "online")
     if away:
@@ -151,7 +151,7 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
         unused = not demo and asked == defaults()[key]  # as the config.toml of an earlier run has it
         if asked != own.get(key) and not unused:
             has = f"{demo['dataset']}, {demo['partition']}, seed {demo['seed']}" if demo else "each silo's own file"
-            raise ValueError(
+            raise UserError(
                 f"{key} = {asked}: the data are the federation's own ({has}); to split other data, "
                 f"change `demo` in {file} and `{again}`"
             )
@@ -159,7 +159,7 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
 
 
 def _of_the_file(connection: str) -> dict[str, Any]:
-    """What the federation file, if it is on this machine, says of its runs and of the silos' data, as settings."""
+    """Return the federation file's settings of runs and data, if the file is on this machine."""
     deployed = find_deployed(connection)
     file = federation_file(connection) or (deployed.file if deployed else "")
     if not file or not Path(file).is_file():
@@ -196,7 +196,10 @@ def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[i
 
 @contextlib.contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """While a run is submitted: a Ctrl-C that ended the call half-way would leave a run whose number nobody knows."""
+    """Yield the list of Ctrl-C signals that arrive while a run is submitted; none of them ends the call.
+
+    A call that ended half-way would leave a run without its number.
+    """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():  # which alone sees any
         yield noted
@@ -286,7 +289,7 @@ def follow(control: Control, run_id: int, progress: Progress) -> None:
 
 
 def reason_of(control: Control, run_id: int, progress: Progress, details: str) -> str:
-    """Why a run failed: what the server app said, else what Flower says, else the end of the log."""
+    """Return why a run failed: what the server app said, else what Flower says, else the end of the log."""
     if progress.error:
         return plain(progress.error)
     lines: list[str] = []

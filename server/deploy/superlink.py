@@ -3,11 +3,15 @@
 Flower's SuperLink (1.39) answers at once, and mostly with nothing: a silo asks four times a second while a run is on,
 and each question is signed, checked, and searches all messages of the run. Here the answer waits until a message has
 come whole, ten seconds at most, so that a silo that waits for the others asks seldom and has its message at once. Any
-SuperNode may ask; ours asks again without a pause (`Clock` in ``client/site/supernode.py``).
+SuperNode may ask; ours asks again without a pause (`Clock` in ``client/site/runtime/supernode.py``).
 
 An answer may be lost on its way, with its message, which would keep the silo, and the round, waiting. But a SuperNode
 asks only when it is done with what it had. So what it was given before and has not confirmed is given to it again, a
 few times.
+
+A reply may have as many bytes as its message says (``server/run/limits.py``). What comes is counted; of a reply with
+more nothing is kept, and the ServerApp gets an error in its place. No single call may be larger than :data:`MOST_CALL`:
+gRPC refuses it by the length that it begins with.
 
 Run by ``python -P -m server.deploy.superlink`` with the arguments of `flower-superlink`.
 """
@@ -18,14 +22,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from client.site.flower import internal
-from client.site.replying import is_whole
+from client.site.runtime.replying import is_whole
+from server.run.limits import most_bytes, too_large
 
 WAIT_SECONDS = 10.0  # for a message, before the answer is that there is none
 LOOK_SECONDS = 0.05  # between two looks: into this process's own memory
 MOST_WAITING = 500  # silos; each has one of the thousand threads that answer calls
+MOST_CALL = 1 << 26  # bytes; Flower moves arrays in parts of 5 MiB
+MOST_COUNTED = 1000  # messages whose replies are counted, before those that are over are forgotten
 MOST_TIMES = 5  # that a message is given again: of a run that was stopped meanwhile it cannot be taken any more
 
 Pull = Callable[[Any, Any, Any], Any]
@@ -40,6 +48,8 @@ def main() -> None:
     """Flower's own entry, whose answers to `PullMessages` wait."""
     servicer = internal("FleetServicer")
     servicer.PullMessages = waiting(servicer.PullMessages)
+    Bounds().install(servicer)
+    internal("superlink_server").GRPC_MAX_MESSAGE_LENGTH = MOST_CALL
     sys.argv[0] = "flower-superlink"
     internal("flower_superlink")()
 
@@ -61,7 +71,7 @@ def waiting(pull: Pull, most: int = MOST_WAITING) -> Pull:
                     time.sleep(LOOK_SECONDS)
             finally:
                 room.release()
-        if not context.is_active():  # nobody would have it
+        if not context.is_active():  # the caller has disconnected
             return internal("PullMessagesResponse")()
         return pull(servicer, request, context)
 
@@ -76,7 +86,7 @@ def messages_to(state: Any, node: int) -> list[Any]:
 
 
 def has_message(state: Any, store: Any, node: int) -> bool:
-    """Whether a message to the node has come with all its parts; for one of them the SuperNode would wait a second."""
+    """Return whether a message to the node has all its parts; for a missing one the SuperNode waits a second."""
     new = (message for message in messages_to(state, node) if not message.metadata.delivered_at)
     return any(is_whole(message, store) for message in new)
 
@@ -95,12 +105,105 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
 
 
 def is_here(store: Any, message: str) -> bool:
-    """Whether the store has parts of a message still."""
+    """Return whether the store has parts of a message still."""
     try:
         store.get_object_tree(message)
     except internal("NoObjectInStoreError"):
         return False
     return True
+
+
+@dataclass
+class Coming:
+    """Reply of a silo to one message."""
+
+    asked: str  # the message
+    most: int  # bytes that its reply may have
+    came: int = 0  # bytes until now
+
+
+class Bounds:
+    """Counts the bytes of each reply, and refuses one that has more than it may.
+
+    All that a silo sends in answer to one message counts together, whatever it says that it is a part of. The ServerApp
+    takes a reply as soon as it has begun, and the SuperLink forgets message and reply then, while parts still come: so
+    what a push session is for is noted here when it begins.
+    """
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Coming] = {}
+        self.sessions: dict[str, Coming] = {}
+        self.lock = threading.Lock()
+
+    def install(self, servicer: Any) -> None:
+        """Wrap a servicer's `PushMessages` and `PushObject`."""
+        push_messages, push_object = servicer.PushMessages, servicer.PushObject
+
+        def bounded_messages(own: Any, request: Any, context: Any) -> Any:
+            state = own.state_factory.state()
+            coming = self.expected(state, request.messages_list[0].metadata.reply_to_message_id)
+            if coming is not None and self.is_too_large(coming, request.ByteSize()):
+                refuse(state, coming)
+                return internal("fleet_pb2").PushMessagesResponse()
+            answer = push_messages(own, request, context)
+            if coming is not None and answer.session_id:
+                self.note(self.sessions, answer.session_id, coming)
+            return answer
+
+        def bounded_object(own: Any, request: Any, context: Any) -> Any:
+            coming = self.sessions.get(request.session_id)
+            too_large = coming is not None and self.is_too_large(coming, len(request.object_content))
+            if coming is not None and too_large:
+                refuse(own.state_factory.state(), coming)
+            # Without a session Flower looks for any that waits for this part; another silo's would do.
+            if too_large or not request.session_id:
+                return internal("message_pb2").PushObjectResponse(stored=False)
+            return push_object(own, request, context)
+
+        servicer.PushMessages, servicer.PushObject = bounded_messages, bounded_object
+
+    def expected(self, state: Any, asked: str) -> Coming | None:
+        """Return the bound of the reply to a message; None where the message is unknown or has no bound."""
+        if asked in self.messages:
+            return self.messages[asked]
+        message = state.message_ins_store.get(asked) if hasattr(state, "message_ins_store") else None
+        most = most_bytes(message.metadata.group_id) if message is not None else None
+        return None if most is None else self.note(self.messages, asked, Coming(asked, most))
+
+    def note(self, kept: dict[str, Coming], name: str, coming: Coming) -> Coming:
+        """Keep what is coming by this name, and forget the oldest."""
+        with self.lock:
+            kept[name] = kept.get(name, coming)
+            while len(kept) > MOST_COUNTED:
+                del kept[next(iter(kept))]
+            return kept.get(name, coming)
+
+    def is_too_large(self, coming: Coming, size: int) -> bool:
+        """Count bytes that came, and say whether they are more than the reply may have."""
+        with self.lock:
+            coming.came += size
+            return coming.came > coming.most
+
+
+def refuse(state: Any, coming: Coming) -> None:
+    """Drop what has come of the reply to a message, and put an error in its place, unless that is there already.
+
+    A ServerApp that has begun to take the reply waits for its parts, and goes on without the silo when none come.
+    """
+    from flwr.app import Error, Message
+
+    with state.lock:
+        message, line = state.message_ins_store.get(coming.asked), too_large(coming.most)
+        before = state.message_ins_id_to_message_res_id.get(coming.asked)
+        if message is None or (before is not None and state.message_res_store[before].has_error()):
+            return
+        for session in [name for name, one in state._object_push_sessions.items() if before in one.root_object_ids]:
+            state._cleanup_push_session(session, cleanup_messages=True)
+        logging.getLogger("flwr").warning("node %d: %s", message.metadata.dst_node_id, line)
+        error = Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
+        error.metadata.__dict__["_message_id"] = error.object_id
+        if state.store_message_res(error) is not None:
+            state._store_generated_message(error)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The report of a run: its numbers, its words, its charts."""
+"""The report of a run: its values, sections, templates and charts."""

@@ -1,66 +1,35 @@
-"""A study, read: :class:`Study` answers the questions of the report from a run directory."""
+"""The values of the report, read from a run directory by :class:`Study`."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
-from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, from_intervals, paired_bootstrap
-from server.run.history import History, Row
-from server.run.rundir import read_toml
-from server.run.summary import compare, run_summary, values_by_round
+from partitions.common.errors import DataError, UserError
+from server.report.events import Note, damages_of, notes_of, read_events, read_json, silo_rounds
+from server.report.inference import Difference, mean_interval, silo_interval
+from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
+from server.report.scores import NAN, Gain, Score, known, spread
+from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, from_intervals
+from server.results.history import History, Row
+from server.results.run_directory import read_toml
+from server.results.summary import FinishedRun, compare, run_summary, values_by_round
 from strategies import strategies
 from strategies.base.relationships import Relationships
-from strategies.base.settings import UserError, Value
+from strategies.base.settings import Value
 from strategies.base.state import State
-
-NAN = math.nan
-EXACT = 1e-9  # two scores nearer than this are equal
-
-
-@dataclass(frozen=True)
-class Score:
-    """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
-
-    ``interval`` is of one seed; with several the spread over seeds says more. ``nan`` where withheld.
-    """
-
-    mean: float
-    spread: float
-    interval: Interval
-    n_test: int
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Difference of two methods in one silo: mean over seeds and 95 % interval."""
-
-    mean: float
-    interval: Interval
-
-    @property
-    def sign(self) -> int:
-        """1 gains, 0 equal, -1 loses."""
-        return 0 if math.isnan(self.mean) or abs(self.mean) < EXACT else (1 if self.mean > 0 else -1)
-
-    @property
-    def certain(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.interval[0] > 0 or self.interval[1] < 0
 
 
 class Study:
-    """A run directory, read. Raises UserError where ``path`` holds no run."""
+    """The results in a run directory. Raises UserError where ``path`` holds no run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,14 +38,15 @@ class Study:
         self.config: dict[str, Value] = read_toml(path / "config.toml")
         file = path / "history.csv"
         self.history = History(file) if file.exists() else History()
-        self.events = _events(path / "progress.jsonl")
-        self.manifest: dict[str, Any] | None = _json(path / "manifest.json")
+        self.events = read_events(path / "progress.jsonl")
+        self.manifest: dict[str, Any] | None = read_json(path / "manifest.json")
         self.runs = self._all_runs()
+        self._differences: dict[tuple[str, str], dict[str, dict[int, Difference]]] = {}
 
     # -- what there is ------------------------------------------------------------------------------------------------
 
     def _all_runs(self) -> list[dict[str, Any]]:
-        """The summary's entries, and one for each run that began and did not end."""
+        """Return the summary's entries, and one for each run that began and did not end."""
         runs = list(self.summarised)
         done = {(r["strategy"], r["seed"]) for r in runs}
         for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
@@ -98,27 +68,29 @@ class Study:
         seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
         cap = float(self.config.get("weight-cap", 0))
         last = max(r.round for r in rows)
-        return run_summary(self.history, strategy, seed, last, cards, totals, seconds, cap, self.task)
+        run = FinishedRun(strategy, seed, last, cards, totals, seconds, cap, self.task)
+        return run_summary(self.history, run)
 
     @cached_property
     def summarised(self) -> list[dict[str, Any]]:
         """The summary's entries: those of runs that came to their end."""
-        runs: list[dict[str, Any]] = (_json(self.path / "summary.json") or {"runs": []})["runs"]
+        runs: list[dict[str, Any]] = (read_json(self.path / "summary.json") or {"runs": []})["runs"]
         return runs
 
     @cached_property
     def task(self) -> Task:
-        """What the silos learn."""
+        """The task that the silos train on."""
         said = (str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found)
         return task_of(next(said, "multiclass"))
 
     @cached_property
     def methods(self) -> list[str]:
-        """Those with results: the baselines first, then in the order asked for."""
+        """The methods with results: the baselines first, then in the order of the configuration."""
         return list(dict.fromkeys(r["strategy"] for r in self.runs))
 
     @cached_property
     def seeds(self) -> list[int]:
+        """The seeds with results."""
         return sorted({r["seed"] for r in self.runs})
 
     @cached_property
@@ -134,7 +106,7 @@ class Study:
 
     @cached_property
     def faults(self) -> list[str]:
-        """What did not come to its end, one sentence each."""
+        """The runs that did not end, one sentence each."""
         last: dict[tuple[str, int], dict[str, Any]] = {}
         for event in self.events:
             last[event.get("strategy", ""), event.get("seed", 0)] = event
@@ -143,7 +115,8 @@ class Study:
         for key in self.planned:
             event = last.get(key, {})
             name = f"{spelled(key[0])}, seed {key[1]}"
-            rounds = max((r.round for r in self.history.of(*key)), default=0)
+            asked = int(self.config.get("rounds", 0))  # the closing exchange has one number more
+            rounds = min(max((r.round for r in self.history.of(*key)), default=0), asked)
             if event.get("event") == "error":
                 where = f"after round {rounds}" if rounds else "before its first round ended"
                 found.append(f"{name} failed {where}: {event.get('message', 'no reason given')}")
@@ -154,31 +127,24 @@ class Study:
         return found
 
     @cached_property
-    def notes(self) -> list[str]:
-        """What silos did not take part in, or did not give, one sentence each."""
-        return list(dict.fromkeys(str(event["message"]) for event in self.events if event.get("event") == "note"))
+    def notes(self) -> list[Note]:
+        """Lines of the run's log on silos and the server, each once."""
+        return notes_of(self.events)
+
+    @cached_property
+    def damages(self) -> list[str]:
+        """Notes on silos' states that were damaged, and what the run did about each."""
+        return damages_of(self.events)
 
     @cached_property
     def absences(self) -> list[tuple[str, int, str, int, str]]:
-        """(strategy, seed, silo, rounds left out, the last reason) of silos that a round went on without."""
-        return self._named("rejected")
+        """Silos that a round went on without: (strategy, seed, silo, rounds, the last reason)."""
+        return silo_rounds(self.history.rows, self.events, "rejected")
 
     @cached_property
     def bounds(self) -> list[tuple[str, int, str, int, str]]:
-        """(strategy, seed, silo, rounds, the last reason) of silos whose step counted in part only, or not at all."""
-        return self._named("bounded")
-
-    def _named(self, metric: str) -> list[tuple[str, int, str, int, str]]:
-        counts: dict[tuple[str, int, str], int] = defaultdict(int)
-        for row in self.history.rows:
-            if row.metric == metric:
-                counts[row.strategy, row.seed, row.silo] += 1
-        reasons = {
-            (e.get("strategy"), e.get("seed"), silo): str(reason)
-            for e in self.events
-            for silo, reason in (e.get(metric) or {}).items()
-        }
-        return [(*key, n, reasons.get(key, "")) for key, n in sorted(counts.items())]
+        """Silos whose step was bounded, or did not count: (strategy, seed, silo, rounds, the last reason)."""
+        return silo_rounds(self.history.rows, self.events, "bounded")
 
     @property
     def simulated(self) -> bool:
@@ -188,61 +154,66 @@ class Study:
     # -- comparing methods --------------------------------------------------------------------------------------------
 
     def of(self, method: str) -> list[dict[str, Any]]:
-        """A method's summary entries, one per seed."""
+        """Return a method's summary entries, one per seed."""
         return [r for r in self.runs if r["strategy"] == method]
 
     def values(self, method: str) -> dict[tuple[str, int], tuple[float, int, Interval]]:
-        """(silo, seed) -> (score on test data, test samples, the score's interval); ``nan`` where withheld."""
+        """Return by (silo, seed) the test score, the test samples and the score's interval; ``nan`` where withheld."""
         return {
-            (name, r["seed"]): (score := _known(v[self.task.score]), v["n_test"], self._interval(score, v))
+            (name, r["seed"]): (score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
             for r in self.of(method)
             for name, v in r["per_silo"].items()
         }
 
     def _interval(self, score: float, values: Mapping[str, Any]) -> Interval:
-        """What the silo says of it; Wilson's of an accuracy, which anybody can tell."""
+        """Return the silo's own interval of a score; Wilson's for an accuracy."""
         if ENDS[0] in self.task.metrics:
-            return _known(values[ENDS[0]]), _known(values[ENDS[1]])
+            return known(values[ENDS[0]]), known(values[ENDS[1]])
         return accuracy_interval(score, values["n_test"])
 
     def score(self, method: str, silo: str) -> Score:
         found = [v for (name, _), v in self.values(method).items() if name == silo]
-        known = [v for v in found if not math.isnan(v[0])]
+        scored = [v for v in found if not math.isnan(v[0])]
         n_test = round(statistics.fmean(n for _, n, _ in found)) if found else 0
-        if not known:
+        if not scored:
             return Score(NAN, NAN, UNKNOWN, n_test)
-        scores = [score for score, _, _ in known]
-        interval = known[0][2] if len(known) == 1 else UNKNOWN
+        scores = [score for score, _, _ in scored]
+        interval = scored[0][2] if len(scored) == 1 else UNKNOWN
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
     def sizes(self, silo: str, part: str) -> list[int]:
-        """How many ``n_train`` or ``n_test`` samples a silo had: one number, ascending ones where seeds differ."""
+        """Return a silo's ``n_train`` or ``n_test``: one number, or ascending ones where seeds differ."""
         return sorted({r["per_silo"][silo][part] for r in self.runs if silo in r["per_silo"]})
 
+    def differences(self, method: str, base: str) -> dict[str, dict[int, Difference]]:
+        """Return by silo and seed the difference of ``method`` and ``base``, without withheld scores."""
+        if (method, base) not in self._differences:
+            mine, other = self.values(method), self.values(base)
+            found: dict[str, dict[int, Difference]] = {silo: {} for silo in self.silos}
+            for silo, seed in sorted(mine.keys() & other.keys()):
+                (a, _, of_a), (b, _, of_b) = mine[silo, seed], other[silo, seed]
+                if not math.isnan(a - b):
+                    found[silo][seed] = Difference(a - b, from_intervals(a, of_a, b, of_b))
+            self._differences[method, base] = found
+        return self._differences[method, base]
+
     def gain(self, method: str, base: str, silo: str) -> Gain:
-        """What ``method`` adds to ``base`` in one silo.
-
-        The interval: for one seed that of two independent scores (of accuracies Newcombe's), over seeds a paired
-        bootstrap of their differences.
-        """
-        mine, other = self.values(method), self.values(base)
-        pairs = [(mine[k], other[k]) for k in mine if k[0] == silo and k in other]
-        known = [(a, b) for a, b in pairs if not math.isnan(a[0]) and not math.isnan(b[0])]
-        if not known:
+        """Return the gain over ``base`` in one silo: mean over seeds and interval (:func:`silo_interval`)."""
+        seeds = self.differences(method, base)[silo]
+        if not seeds:
             return Gain(NAN, UNKNOWN)
-        differences = [a[0] - b[0] for a, b in known]
-        (a, _, of_a), (b, _, of_b) = known[0]
-        interval = from_intervals(a, of_a, b, of_b) if len(known) == 1 else paired_bootstrap(differences)
-        return Gain(statistics.fmean(differences), interval)
+        return Gain(statistics.fmean(d.value for d in seeds.values()), silo_interval(seeds))
 
-    def mean_gain(self, method: str, base: str) -> Gain:
-        """Over all silos (and seeds), each counting alike, with a paired bootstrap over them."""
-        mine, other = self.values(method), self.values(base)
-        known = [d for d in (mine[k][0] - other[k][0] for k in mine if k in other) if not math.isnan(d)]
-        return Gain(statistics.fmean(known), paired_bootstrap(known)) if known else Gain(NAN, UNKNOWN)
+    def mean_gain(self, method: str, base: str, without: Collection[str] = ()) -> Gain:
+        """Return the mean gain over silos, with equal weights, and its interval (:func:`mean_interval`)."""
+        each = {silo: seeds for silo, seeds in self.differences(method, base).items() if seeds and silo not in without}
+        if not each:
+            return Gain(NAN, UNKNOWN)
+        means = [statistics.fmean(d.value for d in seeds.values()) for seeds in each.values()]
+        return Gain(statistics.fmean(means), mean_interval(list(each.values())))
 
     def counts(self, method: str, base: str) -> tuple[int, int, int]:
-        """Silos that gain, are level, lose."""
+        """Return the numbers of silos that gain, are level, lose."""
         signs = [g.sign for g in (self.gain(method, base, s) for s in self.silos) if not math.isnan(g.mean)]
         return signs.count(1), signs.count(0), signs.count(-1)
 
@@ -252,7 +223,7 @@ class Study:
         return "val" if any(r.split == "val" and not math.isnan(r.value) for r in self.history.rows) else "test"
 
     def _score(self, method: str) -> float:
-        """Mean over seeds of the mean score over silos at the final round, on validation data if there are any."""
+        """Return the mean score at the final round over silos and seeds, on validation data if there are any."""
         scores = []
         for run in self.of(method):
             rows = self.history.of(method, run["seed"])
@@ -276,7 +247,7 @@ class Study:
 
     @cached_property
     def base(self) -> str | None:
-        """What gains are counted from: the first baseline of the study that is not the headline's method."""
+        """The method that gains are relative to: the study's first baseline that is not the headline's method."""
         return next((b for b in baselines() if b in self.methods and self.best not in (None, b)), None)
 
     @cached_property
@@ -295,13 +266,13 @@ class Study:
         return mean_rank({m: [t[k][0] for k in keys] for m, t in tables.items()})
 
     def final(self, method: str, key: str) -> tuple[float, float]:
-        """Mean and standard deviation over seeds of an entry of ``final``, or of the run itself (``bmcta``...)."""
+        """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""
         found = [r["final"].get(key) if key in r["final"] else r.get(key) for r in self.of(method)]
-        known = [float(v) for v in found if v is not None]
-        return (statistics.fmean(known), spread(known)) if known else (NAN, NAN)
+        values = [float(v) for v in found if v is not None]
+        return (statistics.fmean(values), spread(values)) if values else (NAN, NAN)
 
     def cost(self, method: str) -> tuple[float, float]:
-        """Bytes and seconds of one run, mean over seeds."""
+        """Return bytes and seconds of one run, mean over seeds."""
         runs = self.of(method)
         return (
             statistics.fmean(r["bytes_down"] + r["bytes_up"] for r in runs),
@@ -311,7 +282,7 @@ class Study:
     # -- over the rounds ----------------------------------------------------------------------------------------------
 
     def curve(self, method: str, snapshot: str, silo: str | None = None) -> dict[int, list[float]]:
-        """Round -> per seed the score on test data: mean over silos, or of one silo."""
+        """Return by round the test scores of the seeds: means over silos, or of one silo."""
         per_round: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
         for r in self._score_rows:
             if (r.strategy, r.snapshot) == (method, snapshot) and silo in (None, r.silo):
@@ -327,7 +298,7 @@ class Study:
         ]
 
     def per_round(self, method: str, metric: str) -> dict[int, float]:
-        """Round -> mean over seeds of ``round_seconds``, ``bytes_down`` or ``bytes_up``."""
+        """Return by round the mean over seeds of ``round_seconds``, ``bytes_down`` or ``bytes_up``."""
         found: dict[int, list[float]] = defaultdict(list)
         for r in self.history.rows:
             if r.strategy == method and r.metric == metric and not r.silo:
@@ -335,13 +306,13 @@ class Study:
         return {k: statistics.fmean(v) for k, v in sorted(found.items())}
 
     def training_seconds(self, method: str) -> dict[int, float]:
-        """Round -> seconds, mean over seeds, without the closing evaluation, in which nothing is trained."""
+        """Return by round the seconds, mean over seeds, without the closing evaluation."""
         last = max((r["rounds"] for r in self.of(method)), default=0)
         return {k: v for k, v in self.per_round(method, "round_seconds").items() if k <= last}
 
     @cached_property
     def replies(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(method, silo) -> exchanges that brought metrics, single metric values that left the silo, over all seeds."""
+        """Exchanges with metrics, and single metric values, by (method, silo), over all seeds."""
         exchanges: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
         values: dict[tuple[str, str], int] = defaultdict(int)
         for r in self.history.rows:
@@ -352,7 +323,7 @@ class Study:
 
     @cached_property
     def senders(self) -> dict[tuple[str, int], set[tuple[int, str]]]:
-        """(method, round) -> the (seed, silo) that trained in it; where training reports nothing, all that replied."""
+        """The (seed, silo) that trained, by (method, round); all that replied where training reports nothing."""
         trained: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
         replied: dict[tuple[str, int], set[tuple[int, str]]] = defaultdict(set)
         for r in self.history.rows:
@@ -366,7 +337,7 @@ class Study:
 
     @cached_property
     def withheld(self) -> list[str]:
-        """Silos with a value that stayed in the silo because it rests on too few samples."""
+        """Silos that withheld a score because it rests on too few samples."""
         unknown = {
             r.silo
             for r in self.history.rows
@@ -376,20 +347,20 @@ class Study:
 
     @cached_property
     def relationships(self) -> Relationships | None:
-        """Those of the first run that has some, where the silos' states are ours to read (simulations)."""
+        """The relationships of the first run that has some, where the silos' states can be read (simulations)."""
         return self._related[1] if self._related else None
 
     @cached_property
     def related_by(self) -> str:
-        """What :attr:`relationships` shows: the method, and its own words."""
+        """The method of :attr:`relationships`, and its description of them."""
         method = strategies()[self._related[0]] if self._related else None
-        return f"{method.spelling}: {method.relationships}" if method else ""
+        return f"{method.info.spelling}: {method.info.relationships}" if method else ""
 
     @cached_property
     def _related(self) -> tuple[str, Relationships] | None:
         for name, seed in self.planned:
             method = strategies().get(name)
-            if method is not None and method.relationships:
+            if method is not None and method.info.relationships:
                 states = newest_states(self.path / "checkpoint" / f"{name}-{seed}" / "silos")
                 if found := method.read_relationships(states):
                     return name, found
@@ -397,83 +368,9 @@ class Study:
 
 
 def newest_states(folder: Path) -> dict[str, State]:
-    """The newest state of each silo below ``folder`` that can be read."""
+    """Return the newest readable state of each silo below ``folder``."""
     states: dict[str, State] = {}
     for file in sorted(folder.glob("*/round-*.safetensors")):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(DataError):
             states[file.parent.name] = State.load(file)
     return states
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Small things
-
-
-def _known(value: float | None) -> float:
-    return NAN if value is None else value
-
-
-def spread(values: Sequence[float]) -> float:
-    """Standard deviation over seeds (n - 1); ``nan`` for fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else NAN
-
-
-def spelled(method: str) -> str:
-    """As its paper spells it; a method no longer known under its name on the command line."""
-    known = strategies()
-    return (known[method].spelling if method in known else "") or method
-
-
-def baselines() -> list[str]:
-    """The methods that others' gains are counted from: training alone before what is exchanged."""
-    return sorted((n for n, s in strategies().items() if s.baseline), key=exchanges)
-
-
-def alone() -> str:
-    """The baseline that exchanges nothing."""
-    return next(n for n in baselines() if not exchanges(n))
-
-
-def exchanges(method: str) -> bool:
-    """Whether the method sends anything; one no longer known did."""
-    known = strategies()
-    return method not in known or any(part != "0" for part in known[method].sends)
-
-
-def is_pooled(method: str) -> bool:
-    """Whether it is the reference that has everybody's data in one place: nothing to recommend."""
-    known = strategies()
-    return method in known and known[method].pooled
-
-
-def ends_with_one_model(method: str) -> bool:
-    known = strategies()
-    return method in known and known[method].one_model
-
-
-def reports(method: str) -> str:
-    """The snapshot that a method's paper evaluates; that of a method no longer known: personal."""
-    known = strategies()
-    return known[method].reports if method in known else "personal"
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    events = []
-    for line in path.read_text().splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:  # the last line of a killed run
-            continue
-    return [e for e in events if isinstance(e, dict)]
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    return value if isinstance(value, dict) else None

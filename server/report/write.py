@@ -1,7 +1,7 @@
-"""``report.html``: what a study came to, for whoever has one minute and for whoever wants every number.
+"""Write the report of a study, ``report.html``.
 
 :func:`write_report` makes the page, :func:`silo_table` the same comparison as plain text. ``study`` finds the numbers,
-``page`` has the words, ``charts`` draws, ``html`` has the CSS.
+``sections`` has the words, ``charts`` draws, ``templates`` has the HTML.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from pathlib import Path
 
 from flwr.common import log
 
-from partitions.disk import write_atomically
+from partitions.common.files import write_atomically
 from partitions.manifest import describe
 from partitions.simulated import divide
+from server.report.methods import spelled
 from server.report.page import page
-from server.report.study import EXACT, Study, spelled
-from server.run.rundir import RunDirectory
+from server.report.participation import rounds_missed, seldom
+from server.report.scores import EXACT
+from server.report.study import Study
+from server.results.run_directory import RunDirectory
 from strategies.base.run_settings import RunSettings
 
 
 def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
-    """``manifest.json`` of a simulated run: who holds what, for the report. A study's first seed writes it."""
+    """Write a simulated run's ``manifest.json``: the samples of each silo. A study's first seed writes it."""
     c = settings.common
     if (directory.path / "manifest.json").exists():
         return
@@ -33,7 +36,7 @@ def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
 
 
 def write_report(path: Path) -> Path:
-    """Make ``report.html`` of the run directory ``path`` anew. Raises UserError where it holds no run."""
+    """Write ``report.html`` of the run directory ``path``. Raises UserError where it holds no run."""
     study = Study(path)
     file = path / "report.html"
     write_atomically(file, page(study))
@@ -41,7 +44,7 @@ def write_report(path: Path) -> Path:
 
 
 def try_report(path: Path) -> None:
-    """The report at the end of a run: whatever goes wrong with it must not undo the run."""
+    """Write the report at the end of a run; a fault of the report does not undo the run."""
     try:
         write_report(path)
     except Exception as error:
@@ -49,7 +52,10 @@ def try_report(path: Path) -> None:
 
 
 def silo_table(study: Study) -> str:
-    """The comparison per silo as plain text: scores in per cent, the gain in points, means and mean ranks."""
+    """Return the comparison per silo as plain text: scores in per cent, gains in points, means and mean ranks.
+
+    Below it stands what became of damaged states.
+    """
     methods, best, base = study.methods, study.best, study.base
     rows = [["silo", "test", *(spelled(m) for m in methods)]]
     for silo in study.silos:
@@ -66,14 +72,16 @@ def silo_table(study: Study) -> str:
     text = columns(rows)
     rule = "-" * max(len(line) for line in text)
     silos = 1 + len(study.silos)
-    note = f"{study.task.word} in % on test data, at the round that validation data chose"
+    note = f"{study.task.score_label} in % on test data, at the round that validation data chose"
     if len(study.seeds) > 1:
         note += f"; mean and standard deviation of {len(study.seeds)} seeds"
-    return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], note])
+    if rare := seldom(study, methods):
+        note += f"\n{rounds_missed(rare)}: scores are those of the last round that a silo took part in"
+    return "\n".join([text[0], rule, *text[1:silos], rule, *text[silos:], note, *study.damages])
 
 
 def columns(lines: Iterable[Sequence[str]]) -> list[str]:
-    """Cells in columns: the first to the left, the others to the right."""
+    """Return cells in columns: the first aligned left, the others right."""
     rows = list(lines)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

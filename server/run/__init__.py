@@ -1,1 +1,1 @@
-"""A run: the round loop, studies, the in-process engine, the run directory, history and summary."""
+"""A run: the round loop, client registration, exchanges with silos, checkpoints, withdrawal."""

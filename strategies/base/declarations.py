@@ -1,7 +1,6 @@
 """What the server and the other hospitals see of a hospital, method by method: docs/privacy.md's table.
 
-Made of what the methods declare (``sends``, ``own_model``, ``receives``, ``keeps``, ``note``; their clients'
-``uploads`` and ``sends_numbers``), which tests hold against captured messages.
+Made of what the methods declare (MethodInfo), which tests compare with captured messages.
 ``make settings`` writes it into the page.
 """
 
@@ -11,7 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from strategies import PersonalizedStrategy, strategies
+from strategies.base.registry import strategies
+from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
 COUNTS, MEMBER, RECORDS = "class counts", "membership", "records"
@@ -21,7 +21,7 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "change": ("a change of the whole model", (COUNTS, MEMBER, RECORDS)),
     "layers": ("some layers of the model", (COUNTS, MEMBER, RECORDS)),
     "shared": ("the shared layers", (COUNTS, MEMBER, RECORDS)),
-    "projection": ("the model, projected to d numbers", (COUNTS, MEMBER)),
+    "projection": ("the model, projected to d numbers", (COUNTS, MEMBER, RECORDS)),
     "control": ("a control variate: the mean gradient of a round", (COUNTS, MEMBER, RECORDS)),
     "critical": ("which parameters moved most", (MEMBER,)),
     "prototypes": ("mean features of each class, and the classes' shares", (COUNTS, MEMBER, RECORDS)),
@@ -45,18 +45,18 @@ PEERS = {
 
 
 def row(method: type[PersonalizedStrategy]) -> list[str]:
-    """A method's line of the table. KeyError for a vector or a number that nobody has entered above."""
-    client = method.client
-    vectors = [VECTORS[name] for name in client.uploads]
+    """Return a method's line of the table. Raises KeyError for a vector or a number without an entry above."""
+    info = method.info
+    vectors = [VECTORS[name] for name in info.uploads]
     inferred = dict.fromkeys(word for _, words in vectors for word in words)
-    own = "; ".join([OWN[method.own_model], *([method.note] if method.note else [])])
+    own = "; ".join([OWN[info.own_model], *([info.note] if info.note else [])])
     return [
-        f"`{method.name}`",
-        "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in client.sends_numbers)]) or "nothing",
+        f"`{info.name}`",
+        "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]) or "nothing",
         ", ".join(inferred) or "nothing",
         own,
-        PEERS[method.receives],
-        ", ".join(method.keeps),
+        PEERS[info.receives],
+        ", ".join(info.keeps),
     ]
 
 

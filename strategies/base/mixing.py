@@ -24,11 +24,11 @@ import torch
 from flwr.common import log
 from torch import Tensor
 
-from strategies.base.payload import Model, Payload, stack
-from strategies.base.replies import Update
-from strategies.base.server import PersonalizedStrategy
+from strategies.base.client import SiloClient, proximal
 from strategies.base.settings import setting
-from strategies.base.silo import SiloClient, model_of, proximal
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Payload, stack
+from strategies.base.transport.replies import Update
 
 NO_WEIGHT = 1e-5  # below it, a weight is none
 ALIKE = 0.9  # above this ratio of the least to the greatest, weights are alike
@@ -39,8 +39,8 @@ ROWS_AT_ONCE = 8  # of models, in their distances
 class MixingSettings:
     """What the mixing methods share."""
 
-    lambda_: float = setting(1.0, "weight of the proximal term", symbol="λ", minimum=0)
-    step: float = setting(1.0, "the server's step, which divides λ", symbol="a", above=0)
+    lambda_: float = setting(1.0, "weight of the proximal term", symbol="λ", minimum=0, kind="decay")
+    step: float = setting(1.0, "the server's step, which divides λ", symbol="a", above=0, kind="decay-divisor")
     start: str = setting("received", "where local training starts", choices=("received", "own"))
 
 
@@ -59,7 +59,6 @@ class MixingClient(SiloClient):
 
 class MixingStrategy(PersonalizedStrategy):
     client: ClassVar[type[SiloClient]] = MixingClient
-    rules = ()
     # What helps where all weights of others are 0, and where they are all alike.
     advice: ClassVar[tuple[str, str]] = ("", "")
 
@@ -79,10 +78,10 @@ class MixingStrategy(PersonalizedStrategy):
 
     def mixtures(self) -> dict[str, Tensor]:
         """u_i for this round's participants that have sent a model."""
-        names = [n for n in self.participants() if model_of(n) in self.state.arrays]
+        names = [n for n in self.participants() if n in self.state.models]
         if not names:
             return {}
-        models = stack(Model(self.state.arrays[model_of(n)]) for n in names)
+        models = stack(Model(self.state.models[n]) for n in names)
         coefficients = self.coefficients(models)
         self._tell_degenerate(models, coefficients)
         return dict(zip(names, mix(models, coefficients), strict=True))
@@ -103,7 +102,7 @@ class MixingStrategy(PersonalizedStrategy):
             "round %d: %s weighs all other silos %s, their models are %.3g apart (median): it is %s with a "
             "proximal term now; %s",
             self.round,
-            self.name,
+            self.info.name,
             "with 0" if none else f"alike ({least:.3g} to {most:.3g})",
             distance,
             "Local" if none else "FedAvg",
@@ -117,7 +116,7 @@ class MixingStrategy(PersonalizedStrategy):
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         for update in updates:
-            self.state.arrays[model_of(update.silo)] = update.vector
+            self.state.models[update.silo] = update.vector
 
 
 def mix(models: Tensor, coefficients: Tensor) -> list[Tensor]:

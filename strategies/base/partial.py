@@ -13,11 +13,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from models.flat import Layout, gather, scatter
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.settings import UserError, Value, setting
-from strategies.base.silo import GLOBAL, SiloClient
+from models.flat import gather, scatter
+from models.layout import Layout
+from partitions.common.errors import UserError
+from strategies.base.client import GLOBAL, SiloClient
+from strategies.base.settings import Value, setting
+from strategies.base.strategy import PersonalizedStrategy
 
+# The settings at which no block is personal: a silo then sends the whole model.
+ALL_LAYERS_AT: Mapping[str, tuple[Value, ...]] = {"personal": ("none", ""), "layers": (0,)}
 Split = tuple[tuple[slice, ...], tuple[slice, ...]]  # the shared and the personal parts of a model's vector
 
 
@@ -71,7 +75,6 @@ class PartialClient(SiloClient):
     """Joint training of both parts, in the same steps (FedSim). Kept: v, in the personal model."""
 
     settings: Any  # has the fields of PartialSettings
-    uploads = ("shared",)
 
     @staticmethod
     def split(layout: Layout, settings: Any, server_round: int, numbers: Mapping[str, Any], /) -> Split:
@@ -102,9 +105,6 @@ class PartialClient(SiloClient):
 class PartialStrategy(PersonalizedStrategy):
     """The sample-weighted mean of the shared part."""
 
-    sends = ("Σ_s", "Σ_s")
-    whole: ClassVar[bool | Mapping[str, tuple[Value, ...]]] = {"personal": ("none", ""), "layers": (0,)}
-    own_model = "layers"
     client: ClassVar[type[PartialClient]] = PartialClient
     Settings: ClassVar[type[Any]] = PartialSettings
 
@@ -112,10 +112,10 @@ class PartialStrategy(PersonalizedStrategy):
         return self.client.split(self.layout, self.settings, self.round, self.state.numbers)[0]
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        self.state.arrays[GLOBAL] = gather(initial(""), self.shared_parts())
+        self.state.model = gather(initial(""), self.shared_parts())
 
     def shared_buffers(self) -> tuple[slice, ...]:
         return self.layout.buffer_parts(self.shared_parts())
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        return len(self.state.arrays[GLOBAL]) if name == "shared" else super().upload_size(name, silo)
+        return len(self.state.model) if name == "shared" else super().upload_size(name, silo)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from models.flat import Layout
+from models.layout import Layout
+from partitions.common.errors import DataError
 
 PROTOTYPES = "prototypes"
 
@@ -49,10 +50,10 @@ def read_table(table: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def check_table(table: Tensor, classes: int) -> None:
-    """Raises ValueError where a silo's marks are no shares."""
+    """Raises DataError where a silo's marks are no shares."""
     marks = read_table(table, classes)[1]
     if bool(((marks < 0) | (marks > 1)).any()):
-        raise ValueError("the shares of its classes are not between 0 and 1")
+        raise DataError("the shares of its classes are not between 0 and 1")
 
 
 def average(

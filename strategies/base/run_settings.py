@@ -10,30 +10,22 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from models.architectures import MODELS, model_settings, resolve
-from models.augment import Augmentation, read_augmentation
-from models.own import OwnSettings, is_own
+from models.augmentation import Augmentation, read_augmentation
+from models.networks.custom import CustomSettings, is_custom
+from models.networks.registry import MODELS, model_settings, resolve
 from models.tasks import task_of
 from models.trainable import Part
 from models.weights import weights_of
-from partitions.datasets import DATASETS
-from partitions.names import nearest
-from partitions.partition import PARTITIONS, partition_settings
+from partitions.common.errors import UserError
+from partitions.common.names import nearest
+from partitions.datasets.registry import DATASETS
+from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
-from strategies import PersonalizedStrategy, strategies
-from strategies.base.cards import read_agreed
-from strategies.base.settings import (
-    Common,
-    UserError,
-    Value,
-    build_settings,
-    choose,
-    defaults_of,
-    keys_of,
-    limits_of,
-    values_of,
-)
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
+from strategies.base.registry import strategies
+from strategies.base.schema.data_summary import read_agreed
+from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class RunSettings:
         c = self.common
         values = values_of(c) | values_of(self.method, c.strategy)
         if self.ala is not None:
-            values |= values_of(self.ala, adding("ala").name)
+            values |= values_of(self.ala, adding("ala").info.name)
         values |= values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
@@ -94,19 +86,19 @@ class RunSettings:
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
         """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.
 
-        Raises ValueError where the one that was asked for is not for this task.
+        Raises UserError where the one that was asked for is not for this task.
         """
         per_pixel = task_of(task).per_pixel
         name = resolve(self.common.model, shape, per_pixel=per_pixel)
-        if is_own(name):
-            return name, OwnSettings(per_pixel)
+        if is_custom(name):
+            return name, CustomSettings(per_pixel)
         if MODELS[name].per_pixel != per_pixel:
             fitting = ", ".join(n for n, spec in MODELS.items() if spec.per_pixel == per_pixel)
-            raise ValueError(f"model {name!r} is not for {task}: take {fitting}, or auto")
+            raise UserError(f"model {name!r} is not for {task}: take {fitting}, or auto")
         return name, self.models.get(name)
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
-        """How training samples of this shape are changed. Raises ValueError where they cannot be."""
+        """How training samples of this shape are changed. Raises UserError where they cannot be."""
         found = augmentation(self.common.augment)
         if found is not None:
             found.check(shape)
@@ -115,15 +107,12 @@ class RunSettings:
 
 def augmentation(text: str) -> Augmentation | None:
     """The setting ``augment`` as it is written. Raises UserError where it makes no sense."""
-    try:
-        return read_augmentation(text)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    return read_augmentation(text)
 
 
 def adding(key: str) -> type[PersonalizedStrategy]:
     """The method that the common setting ``key`` adds to others."""
-    return next(s for s in strategies().values() if s.adds == key)
+    return next(s for s in strategies().values() if s.info.adds == key)
 
 
 def owners() -> dict[str, type[Any]]:
@@ -152,7 +141,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         choose("data set", common.dataset, DATASETS)
     choose("partition", common.partition, PARTITIONS)
     try:
-        own = is_own(common.model)
+        own = is_custom(common.model)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not own:
@@ -161,6 +150,8 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
+    if common.min_batch_size > common.batch_size:
+        raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
         raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is wanted here")
     read_agreed(common.agreed)
@@ -168,13 +159,15 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
-    if common.ala and not strategies()[common.strategy].takes_ala:
+    if common.ala and not strategies()[common.strategy].info.ala:
         raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
     if common.ala and getattr(every[common.strategy], "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
+    if common.vectorize is True and not strategies()[common.strategy].info.vectorized:
+        raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
     strategies()[common.strategy].check_robust(common)
     strategies()[common.strategy].check_wire(common)
-    ala = every[adding("ala").name] if common.ala else None
+    ala = every[adding("ala").info.name] if common.ala else None
     return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala)
 
 
@@ -242,22 +235,37 @@ def facts() -> dict[str, dict[str, Any]]:
     """What a hospital's policy has to know of each method, from its class."""
     found: dict[str, dict[str, Any]] = {}
     for name, s in sorted(strategies().items()):
-        whole = s.whole if isinstance(s.whole, bool) else dict(s.whole)
-        peers = s.receives == "models"
-        every = {"uploads": bool(s.client.uploads), "whole": whole, "peers": peers, "per_class": s.per_class}
+        whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
+        peers = s.info.receives == "models"
+        every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
+        every |= {"per_class": s.info.per_class, "adds": s.info.adds}
         found[name] = {fact: value for fact, value in every.items() if value}
     return found
 
 
+def bounded_settings() -> dict[str, str]:
+    """Key to kind, of all settings that a hospital's policy limits."""
+    found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
+    for name, s in sorted(strategies().items()):
+        found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
+    return {key: kind for key, kind in found.items() if kind}
+
+
 def facts_text() -> str:
-    """``client/site/methods.py``: the site's own process imports no method, which the app brings."""
-    lines = [f"    {json.dumps(name)}: {_python(values)}," for name, values in facts().items()]
+    """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
+    methods = [f"    {json.dumps(name)}: {_python(values)}," for name, values in facts().items()]
+    bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
     return (
-        '"""What each method sends, for the site\'s own process (policy.py). Made by `make settings`.\n\n'
+        '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
+        "Made by `make settings`.\n\n"
         "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
         "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
-        "or counts of each class leave. What is not named is not so.\n"
-        '"""\n\nfrom typing import Any\n\nMETHODS: dict[str, dict[str, Any]] = {\n' + "\n".join(lines) + "\n}\n"
+        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others.\n"
+        "What is not named is not so.\n\n"
+        "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
+        '"""\n\nfrom typing import Any\n\n'
+        "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
+        "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
     )
 
 
@@ -275,7 +283,7 @@ def write_down(root: Path) -> None:
     after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
     file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
     (root / "docs" / "settings.md").write_text(markdown(), "utf-8")
-    (root / "client" / "site" / "methods.py").write_text(facts_text(), "utf-8")
+    (root / "client" / "site" / "trust" / "methods.py").write_text(facts_text(), "utf-8")
 
 
 if __name__ == "__main__":

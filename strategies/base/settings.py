@@ -3,7 +3,8 @@
 A field's key on the command line is its name with hyphens, behind its owner's name: ``local-epochs``,
 ``apple.max-downloads``, ``dirichlet.beta``. Field metadata say what a value may be (``minimum``, ``above``,
 ``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text. Every number has an upper limit, for a
-silo follows the settings that a server sends: its own, or that of :data:`MOST`.
+silo follows the settings that a server sends: its own, or that of :data:`MOST`. A setting that a hospital's policy
+limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
 """
 
 from __future__ import annotations
@@ -14,21 +15,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
+from partitions.common.errors import UserError
+from partitions.common.names import nearest, unknown_name
 from partitions.labels import TASKS
-from partitions.names import nearest, unknown_name
-from strategies.base.robust import RULES
 
 # Of numbers without an upper limit of their own: epochs, steps, layers, sizes end; a float32 holds the others.
 MOST: dict[type[Any], float] = {int: 10_000, float: 3e38}
 MOST_ROUNDS = 1_000_000
 MOST_SILOS = 1_000_000
 MOST_SAMPLES = 2**31 - 1
+KRUM = ("krum", "multi-krum")
+RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # what can stand for the mean
 Value = bool | int | float | str
+KINDS: Mapping[str, str] = {  # of settings that a hospital's policy limits
+    "epochs": "passes over the training part per round",
+    "mixing-epochs": "passes that learn only how models are mixed",
+    "steps": "inner steps, and batches, of a method",
+    "rounds": "rounds of a run",
+    "learning-rate": "what a silo's gradients are multiplied by",
+    "decay": "times the learning rate: the share of the model that a step replaces by zeros or by a received model",
+    "decay-divisor": "what a decay is divided by",
+    "momentum": "the share of earlier gradients in a step",
+}
 T = TypeVar("T")
-
-
-class UserError(ValueError):
-    """A mistake of the user's: one clear line, exit code 2."""
 
 
 def setting(
@@ -41,10 +50,13 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     choices: Sequence[str] = (),
+    kind: str = "",
 ) -> Any:
-    """A dataclass field with its range; ``symbol`` is the paper's."""
+    """A dataclass field with its range; ``symbol`` is the paper's, ``kind`` one of :data:`KINDS` or empty."""
+    if kind and kind not in KINDS:
+        raise UserError(f"kind = {kind!r}: one of {', '.join(KINDS)} is wanted here")
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    metadata = {"help": help, "symbol": symbol, "choices": tuple(choices)}
+    metadata = {"help": help, "symbol": symbol, "choices": tuple(choices), "kind": kind}
     return field(default=default, metadata=metadata | {k: v for k, v in limits.items() if v is not None})
 
 
@@ -53,16 +65,15 @@ class Common:
     """The settings that every method shares."""
 
     strategy: str = setting("fedavg", "method; several, joined by commas, make a study")
-    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS)
+    rounds: int = setting(20, "communication rounds", symbol="T", minimum=1, maximum=MOST_ROUNDS, kind="rounds")
     seed: int = setting(42, "seed of data split, initial models, batches and sampling", minimum=0, maximum=2**63 - 1)
     threads: int = setting(
         0, "CPU threads per process, 0: OMP_NUM_THREADS or all; last bits depend on it", minimum=0, maximum=256
     )
-    vectorize: bool | str = setting(
+    vectorize: bool = setting(
         False,
         "silofl simulate: compute the gradients, metrics and steps of all silos together, for many silos with small "
-        "networks; auto: where the run's first rounds find it to be faster",
-        choices=("auto",),
+        "networks",
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; a deployed silo's own device stands above it")
     model: str = setting(
@@ -104,15 +115,21 @@ class Common:
         "flip, flip-vertical, crop:PIXELS, shift:PIXELS, rotate:DEGREES, scale:SHARE, perspective:SHARE, "
         "contrast:SHARE, brightness:SHARE",
     )
-    local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0)
+    local_epochs: int = setting(1, "epochs of local training per round", symbol="E", minimum=0, kind="epochs")
     batch_size: int = setting(64, "mini-batch size", symbol="B", minimum=1, maximum=MOST_SAMPLES)
+    min_batch_size: int = setting(
+        1,
+        "a last batch of fewer samples joins the batch before it; a hospital's policy may ask for more",
+        minimum=1,
+        maximum=MOST_SAMPLES,
+    )
     optimizer: str = setting("sgd", "local optimiser", choices=("sgd", "adam"))
     optimizer_state: str = setting(
         "reset", "what happens to momentum and moments between rounds", choices=("reset", "keep")
     )
-    learning_rate: float = setting(0.05, "local learning rate", symbol="η", above=0)
-    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1)
-    weight_decay: float = setting(0.0, "L2 weight decay in the gradient", minimum=0)
+    learning_rate: float = setting(0.05, "local learning rate", symbol="η", above=0, kind="learning-rate")
+    momentum: float = setting(0.0, "momentum of sgd", minimum=0, maximum=1, kind="momentum")
+    weight_decay: float = setting(0.0, "L2 weight decay in the gradient", minimum=0, kind="decay")
     amsgrad: bool = setting(False, "the AMSGrad variant of adam")
     lr_decay: float = setting(1.0, "factor on the learning rate after every round", above=0, maximum=1)
     loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
@@ -164,8 +181,8 @@ class Common:
     )
     agreed: str = setting(
         "",
-        "what is agreed on of the silos' data, JSON: task, shape, classes, samples of each silo; `silofl run` takes it "
-        "from the federation file",
+        "what is agreed on of the silos' data, JSON: task, shape, classes, schema, samples of each silo; `silofl run` "
+        "takes it from the federation file",
     )
     round_timeout: float = setting(3600.0, "seconds that a round may last", above=0, maximum=30 * 24 * 3600)
     straggler_factor: float = setting(
@@ -183,11 +200,11 @@ class Common:
     )
     robust: str = setting(
         "clip",
-        "what bounds a silo that lies or is broken: a longest step, or what stands for the mean",
-        choices=("none", "clip", *RULES),
+        "what bounds a silo that lies or is broken: exclusion of outliers, a longest step, or what stands for the mean",
+        choices=("none", "screen", "clip", *RULES),
     )
     robust_clip: float = setting(
-        10.0, "clip: the longest step, in multiples of the round's median step", symbol="τ", above=0
+        10.0, "screen, clip: the longest step, in multiples of the round's median step", symbol="τ", above=0
     )
     robust_attackers: int = setting(
         1, "trimmed-mean, krum, multi-krum: how many silos may send anything", symbol="f", minimum=0

@@ -13,14 +13,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import safetensors.torch
 from flwr.common import log
 from torch import Tensor
 
-from partitions.disk import write_atomically
+from partitions.common.errors import DataError
+from partitions.common.files import write_atomically
 
 BLANK = b"0" * 64  # stands for the seal while it is computed
 BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # how a sealed file's header begins, behind the 8 bytes of its length
@@ -40,19 +41,19 @@ class State:
         write_sealed(path, _unshared(arrays), {"numbers": json.dumps(self.numbers)}, keep)
 
     @classmethod
-    def load(cls, path: Path) -> State:
-        """Raises ValueError naming the file where it cannot be read, or is not as it was written."""
+    def load(cls, path: Path) -> Self:
+        """Raises DataError naming the file where it cannot be read, or is not as it was written."""
         try:
             arrays, texts = read_sealed(path, ("numbers",))
             numbers = json.loads(texts.get("numbers", "{}"))
             if not isinstance(numbers, dict):
-                raise ValueError("its numbers have no names")
+                raise DataError("its numbers have no names")
             return cls(arrays, numbers)
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"the state file {path} cannot be read: {error}") from error
+            raise DataError(f"the state file {path} cannot be read: {error}") from error
 
-    def copy(self) -> State:
-        return State(dict(self.arrays), json.loads(json.dumps(self.numbers)))
+    def copy(self) -> Self:
+        return type(self)(dict(self.arrays), json.loads(json.dumps(self.numbers)))
 
 
 def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,16 +100,16 @@ def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], 
             found = file.metadata() or {}
             if not whole:
                 if not found.keys() <= set(texts):
-                    raise ValueError("it is damaged: its header is not as it was written")
+                    raise DataError("it is damaged: its header is not as it was written")
                 _tell_of_age()
             # Copies: a view into the file is aligned otherwise than memory is, and sums then end in other bits.
             return {name: file.get_tensor(name).clone() for name in file.keys()}, found  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise ValueError(str(error)) from error
+        raise DataError(str(error)) from error
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file has a seal, which fits. Raises ValueError where it does not fit."""
+    """Whether the file has a seal, which fits. Raises DataError where it does not fit."""
     with path.open("rb") as file:
         start = file.read(8 + len(BEFORE_SEAL))
         if not start.endswith(BEFORE_SEAL):
@@ -118,7 +119,7 @@ def _is_whole(path: Path) -> bool:
         while piece := file.read(PIECE):
             found.update(piece)
     if seal != found.hexdigest().encode():
-        raise ValueError("it is damaged: its SHA-256 is not the one that was written")
+        raise DataError("it is damaged: its SHA-256 is not the one that was written")
     return True
 
 

@@ -18,11 +18,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from tiny import PLAIN, Files, TinyGrid, federate, random_silos
 
 from client.app import app
-from client.site import policy as module
+from client.site.trust import policy as module
 from models.standardisation import column_sums, rounded_sums
-from partitions.pool import hold_out
-from partitions.silo_file import write_npz
-from server.run.engine import flower_identity
+from partitions.npz import write_npz
+from partitions.schemes.pool import hold_out
+from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
 from strategies.base.state import State
 
@@ -157,7 +157,7 @@ def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lo
     assert "cannot be remembered" in card(file, state, seed=2)["sums_withheld"]
     record.unlink()
     assert card(file, state)["sum"] == first["sum"]  # the rounding draws nothing
-    nowhere = card(file, None, policy=str(loose(tmp_path, "runs-per-day = 0")))
+    nowhere = card(file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0")))
     assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
 
 
@@ -196,7 +196,8 @@ def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
     """A file whose training part is one patient: its gradient is that patient. No card, model or sums leave."""
     file = tmp_path / "one.npz"
     x, y = np.ones((n, 3), np.float32) * np.arange(n)[:, None], np.arange(n) % 2
-    write_npz(file, {f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))})
+    parts = {f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))}
+    write_npz(file, {**parts, "classes": np.array(2)})
     reply = card(file, tmp_path / "state")
     assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
     assert not (tmp_path / "state" / "released-sums.json").exists()

@@ -16,12 +16,13 @@ from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
 from client.export import card_file, export_model, predict_file, read_model
-from models.architectures import build
-from models.stem import StemSettings
-from models.training import Samples, predict
+from models.networks.input_stem import StemSettings
+from models.networks.registry import build
+from models.samples import Samples
+from models.training import predict
 from partitions.inputs import read_inputs
 from partitions.splits import together
-from server.simulate import simulate
+from server.simulation.simulate import simulate
 from strategies.base.state import State
 
 
@@ -45,7 +46,7 @@ def test_table_model_is_the_silos_own(tmp_path: Path) -> None:
     card = export_model(tmp_path / "state", "b", "last", tmp_path / "out" / "b.safetensors")
     assert card == json.loads((tmp_path / "out" / "b.safetensors.json").read_text())
     assert (card["method"], card["seed"], card["silo"], card["round"], card["which"]) == ("apple", 7, "b", 3, "last")
-    assert card["paper"] == run.strategy.paper and card["classes"] == 3
+    assert card["paper"] == run.strategy.info.paper and card["classes"] == 3
     assert card["samples"] == {"train": 10, "val": 10, "test": 10}
     assert card["model"] == {"name": "mlp", "settings": {"hidden": "5", "dropout": 0.0}}
     assert card["input"] == {"shape": [3], "dtype": "float32"}
@@ -189,7 +190,7 @@ def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
     ids = []
     for number in (1, 2):
         place = {"state_dir": state, "directory": tmp_path / str(number) / "run"}
-        ids.append(federate(files, rounds=number, strategy="local", **place).federation.run_id)
+        ids.append(federate(files, rounds=number, strategy="local", **place).federation.state.run_id)
     with pytest.raises(ValueError, match=rf"several models of a: .*run-{min(ids)}, 20.*; choose with --run-id$"):
         export_model(state, "a", "last", out)
     for number, run_id in enumerate(ids, 1):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
+from damage import flip
+from flwr.app import Context, Error, Message, RecordDict
 from tiny import (
     METHODS,
     Files,
@@ -25,12 +28,14 @@ from tiny import (
 from torch import Tensor
 
 from client.store import StateStore, states_in
-from models.architectures import MODELS
-from server.run.loop import Progress
-from strategies.base.payload import array_record, decode, tensor_of
-from strategies.base.server import weighted_mean
-from strategies.base.silo import SiloClient
+from models.networks.registry import MODELS
+from server.run.reporter import Progress
+from server.simulation.engine import flower_identity
+from strategies.base.client import SiloClient
+from strategies.base.damaged import MOST_STATES, Damage, DamagedStateError, damages
 from strategies.base.state import State
+from strategies.base.strategy import weighted_mean
+from strategies.base.transport.payload import array_record, decode, tensor_of
 
 TRAINS = [m for m in METHODS if m != "local"]  # those whose silos send a model
 
@@ -62,17 +67,29 @@ def test_received_vectors_and_states_are_never_written_to(three: Files, method: 
     witness.confirm(more_than=15)
 
 
+SHOWN = ("reported", "candidate")  # what a silo keeps of the models that the report shows
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: Path) -> None:
-    """Neither memory nor file of a silo changes by an evaluate message, in the rounds and at the close."""
+    """Neither memory nor file of a silo changes by an evaluate message, in the rounds and at the close: but for the
+    model that the report shows, and the file that a silo of a received model has for it before it trains.
+    """
     checked: list[str] = []
     kept: dict[str, tuple[Any, ...]] = {}
 
     def snapshot(context: Context) -> tuple[Any, ...]:
-        files = {p.name: p.read_bytes() for p in sorted((tmp_path / "run").rglob("round-*"))}
+        loaded = {p.name: State.load(p) for p in sorted((tmp_path / "run").rglob("round-*"))}
+        files = {name: without(state) for name, state in loaded.items() if state.numbers["round"]}
         held: Any = context.state.get("arrays", {})
-        arrays = {k: tensor_of(a).clone() for k, a in held.items()}
-        return files, arrays, str(context.state.get("numbers"))
+        numbers: Any = context.state.get("numbers", {"json": "{}"})
+        state = State({k: tensor_of(a).clone() for k, a in held.items()}, json.loads(numbers["json"]))
+        return files, *without(state)
+
+    def without(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+        trained = state.numbers.get("round")
+        arrays = {k: v.numpy().tobytes() for k, v in state.arrays.items() if k.partition(".")[0] not in SHOWN}
+        return arrays, {k: v for k, v in state.numbers.items() if k not in SHOWN} if trained else {}
 
     def before(silo: str, message: Message, context: Context) -> None:
         kept[silo] = snapshot(context)
@@ -81,10 +98,7 @@ def test_evaluation_leaves_the_state_alone(three: Files, method: str, tmp_path: 
         def after(silo: str, message: Message, reply: Message) -> Message:
             if message.metadata.message_type == "evaluate":
                 now = snapshot(next(c for c in grid.contexts.values() if c.node_config["name"] == silo))
-                files, arrays, numbers = kept[silo]
-                assert (files, numbers) == (now[0], now[2])
-                assert arrays.keys() == now[1].keys()
-                assert all(torch.equal(arrays[k], now[1][k]) for k in arrays)
+                assert kept[silo] == now
                 checked.append(silo)
             return reply
 
@@ -136,7 +150,9 @@ def test_a_round_that_fails_half_way_saves_nothing(
         watch=seen.append,
         fedala__max_epochs=2,
     )
-    assert seen[1].rejected == {"b": "RuntimeError: out of memory"}
+    reason = seen[1].rejected.pop("b")
+    assert re.fullmatch(r"RuntimeError in strategies/base/client.py:\d+: a fault of the program; [^\n]*", reason)
+    assert not seen[1].rejected and "memory" not in reason
     assert states[2].keys() == states[3].keys()
     assert all(same(states[2][k], states[3][k]) for k in states[2])
     files = sorted(p.name for p in (tmp_path / "run").rglob("b/round-*"))
@@ -293,7 +309,8 @@ def kept(store: StateStore, *rounds: int) -> list[Path]:
 
 def test_a_server_that_went_further_back_costs_no_state(tmp_path: Path) -> None:
     """Its checkpoint is older than the silo's states: starting afresh would be silent, and delete them."""
-    files = kept(store_of(tmp_path), 4, 5, 6)
+    files = kept(store_of(tmp_path), 4, 5, 6, 7)
+    assert len(files) == 3
     with pytest.raises(ValueError, match="resumes at round 4, this silo has kept its state of round 5 and later only"):
         store_of(tmp_path).load(4)
     assert kept(store_of(tmp_path)) == files
@@ -326,18 +343,69 @@ def test_what_a_process_wrote_last_it_does_not_read(tmp_path: Path, monkeypatch:
     assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [1, 1] and read == [newest]
 
 
-def test_of_a_damaged_state_the_one_before_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_state_is_told_and_not_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The reply names the file without its folder, and what there is before it; the site's log has the path."""
     left = tmp_path / "run" / "fedavg-7" / "a" / "run-0123456789abcdef" / ".round-000004.safetensors.17.tmp"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"half")  # by a process that was killed
-    newest, older = kept(store_of(tmp_path), 5, 6)
+    newest, older, oldest = kept(store_of(tmp_path), 4, 5, 6)
     assert not left.exists()
-    newest.write_bytes(b"")
-    assert store_of(tmp_path).load(7).arrays["personal"].tolist() == [5, 5]
-    assert f"{newest} cannot be read" in caplog.text
-    older.write_bytes(b"")
-    with pytest.raises(ValueError, match="cannot be read"):
+    flip(newest)
+    with pytest.raises(DamagedStateError) as told:
         store_of(tmp_path).load(7)
+    reason = "its state of round 6 is damaged, and it can go back to rounds 5, 4: round-000006.safetensors cannot"
+    assert str(told.value).startswith(reason) and str(tmp_path) not in str(told.value)
+    assert f"{newest} cannot be read" in caplog.text
+    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]  # as the server goes back
+    assert store_of(tmp_path).load(7, lost=6).arrays["personal"].tolist() == [5, 5]  # as it goes on without
+    flip(older)
+    with pytest.raises(DamagedStateError, match="state of round 5 is damaged, and it can go back to round 4: "):
+        store_of(tmp_path).load(7)
+    flip(oldest)
+    with pytest.raises(DamagedStateError, match="state of round 6 is damaged, and it can go back to no round: "):
+        store_of(tmp_path).load(7)
+    assert not store_of(tmp_path).load(7, lost=6).arrays
+
+
+def test_a_damaged_first_state_had_none_before_it(tmp_path: Path) -> None:
+    (only,) = kept(store_of(tmp_path), 3)
+    flip(only)
+    with pytest.raises(DamagedStateError, match="state of round 3 is damaged, and it can go back to round 0: "):
+        store_of(tmp_path).load(5)
+
+
+def test_a_damaged_state_of_a_round_that_is_repeated_does_not_matter(tmp_path: Path) -> None:
+    newest, *_ = kept(store_of(tmp_path), 4, 5, 6)
+    flip(newest)
+    assert store_of(tmp_path).load(6).arrays["personal"].tolist() == [5, 5]
+
+
+def test_what_a_reply_tells_of_damage_is_read() -> None:
+    """Lies are not taken: states of rounds to come, other nodes, numbers without end."""
+
+    def said(reason: str, node: int = 1) -> list[Damage]:
+        with flower_identity():
+            query = Message(RecordDict(), dst_node_id=1, message_type="train")
+            reply = Message(Error(1, reason), reply_to=query)
+        reply.metadata.__dict__["_src_node_id"] = node
+        return damages([reply], {1: "a"}, server_round=9)
+
+    (whole,) = said(str(DamagedStateError(8, [7, 6], "file")))
+    assert (whole.silo, whole.round, whole.kept) == ("a", 8, (7, 6))
+    assert [done for done in range(9) if whole.is_mended_from(done)] == [0, 6, 7]
+    (none,) = said(str(DamagedStateError(8, [], "file")))
+    assert [done for done in range(9) if none.is_mended_from(done)] == [0]
+    (first,) = said(str(DamagedStateError(8, [0], "file")))
+    assert [done for done in range(9) if first.is_mended_from(done)] == list(range(8))
+    assert said(str(DamagedStateError(8, [9, 8, 3], "file")))[0].kept == (3,)
+    assert len(said(str(DamagedStateError(8, list(range(8)) * 9, "file")))[0].kept) <= MOST_STATES
+    for lie in (
+        str(DamagedStateError(9, [7], "")),
+        str(DamagedStateError(0, [], "")),
+        f"its state of round {'9' * 99}",
+    ):
+        assert not said(lie)
+    assert not said(str(whole.reason), node=2)
 
 
 def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two: Files, tmp_path: Path) -> None:
@@ -345,7 +413,7 @@ def test_a_second_run_of_the_same_name_leaves_the_first_ones_models_alone(two: F
     place: dict[str, Any] = {"state_dir": tmp_path / "state", "strategy": "local"}
     federate(two, directory=tmp_path / "first" / "run", rounds=3, **place)
     before = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.safetensors")}
-    assert len(before) == 4
+    assert len(before) == 6
     federate(two, directory=tmp_path / "second" / "run", rounds=1, **place)
     assert {p: p.read_bytes() for p in before} == before
     resumed = federate(two, directory=tmp_path / "first" / "run", rounds=4, resume=True, **place)

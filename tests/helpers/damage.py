@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -29,3 +30,10 @@ def damaged(data: bytes, count: int, seed: int = 0) -> Iterator[tuple[str, bytes
         if copy != data:  # zeros may be where zeros were
             made += 1
             yield what, bytes(copy)
+
+
+def flip(file: Path, bit: int = 4001) -> None:
+    """One bit of a file is another."""
+    data = bytearray(file.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    file.write_bytes(bytes(data))

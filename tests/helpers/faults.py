@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from trio import text_of, wait_for
 
-from client.site.launch import LOOPBACK
+from client.site.runtime.launch import LOOPBACK
 
 HERE = Path(__file__).parent
 

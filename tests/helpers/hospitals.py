@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.datasets import load_diabetes, load_digits
 
-from partitions.silo_file import write_npz
+from partitions.npz import write_npz
 
 NAMES = ("north", "south", "west")
 SIZES = (60, 45, 30)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.flat import Layout
+from models.layout import Layout
 from strategies import strategies
 from strategies.base.mixing import MixingStrategy
 from strategies.base.settings import Common

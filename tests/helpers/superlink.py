@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from client.site.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, superlink_command
 from client.site.node import Site
+from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, environment, free_ports, superlink_command
 from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.superlink import in_place_of

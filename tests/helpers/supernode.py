@@ -34,7 +34,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
 
-from client.site.warm.install import install_shim, parent_command
+from client.site.runtime.prefork.install import install_shim, template_command
 
 RUN, NODE = 11, 7
 LISTED = "allowed-apps: this build is listed"
@@ -246,9 +246,9 @@ def gone(pid: int) -> bool:
 
 @contextlib.contextmanager
 def parent(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A warm parent with Flower imported, and `wave` (by default: PyTorch), by which the app sees it."""
+    """A template process with Flower imported, and `wave` (by default: PyTorch), by which the app sees it."""
     modules = ("flwr.supernode.cli.flwr_clientapp", "httpcore", "wave")
-    command = parent_command(path) + [word for name in modules for word in ("--import", name)]
+    command = template_command(path) + [word for name in modules for word in ("--import", name)]
     environment = os.environ | {"STRAY": "of the parent", "FLWR_TELEMETRY_ENABLED": "0"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:

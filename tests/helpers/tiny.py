@@ -7,6 +7,7 @@ beside the test: :func:`gradient` is its softmax regression in float64 numpy, an
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +20,16 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from torch import Tensor
 
 from client.app import app as client_app
-from models.initial import flat_model, initial_model
-from server.run.engine import InProcessGrid, flower_identity
-from server.run.history import Row
+from models.initialisation import flat_model, initial_model
+from server.results.history import Row
+from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
-from server.run.rundir import RunDirectory
-from strategies.base.payload import array_record, decode, tensor_of
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.client import Silo, SiloClient
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.server import PersonalizedStrategy
-from strategies.base.silo import MODEL_OF, Silo, SiloClient
 from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import MODEL_OF, array_record, decode, tensor_of
 
 Files = Mapping[str, Path]
 Numbers = npt.NDArray[np.float64]
@@ -313,7 +314,7 @@ def initial(settings: RunSettings, columns: int, classes: int, purpose: str = ""
 
 def client_of(settings: RunSettings, silo: Silo, state: State | None = None, server_round: int = 1) -> SiloClient:
     """A method's silo half, set to a round, as the app makes it."""
-    client = settings.strategy.client(silo, settings.common, settings.method, state or State())
+    client = settings.strategy.client(silo, settings.common, settings.method, state or State(), settings.strategy.info)
     client.round = server_round
     return client
 
@@ -331,3 +332,9 @@ def history_without_seconds(run: Path) -> list[str]:
 def same(a: Tensor, b: Tensor) -> bool:
     """Equal bit for bit."""
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
+
+
+def notes(directory: Path) -> list[str]:
+    """What a run has noted in its `progress.jsonl`."""
+    lines = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
+    return [event["message"] for event in lines if event["event"] == "note"]

@@ -14,8 +14,8 @@ from tiny import comparable
 from server.deploy import local, processes, submit
 from server.deploy.credentials import Credentials
 from server.deploy.federation import read_federation
-from server.deploy.local import LocalFederation
-from server.run.history import History
+from server.deploy.local import LocalFederation, parts
+from server.results.history import History
 
 RUN: dict[str, Any] = {"dataset": "digits", "partition": "dirichlet", "rounds": 3, "threads": 1, "model": "mlp"}
 FEDERATION = """\
@@ -29,7 +29,7 @@ silos:
 
 
 def bring_up(folder: Path) -> LocalFederation:
-    return local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+    return local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
 
 
 def rows(directory: Path) -> list[list[str]]:
@@ -45,9 +45,9 @@ def reach_over(running: LocalFederation, port: int) -> None:
     """hospital-02 is started anew, and reaches its server by another port: over a line."""
     silo = next(s for s in running.silos if s.name == "hospital-02")
     over = replace(running, fleet_port=port)
-    command = local._supernode_command(over, silo, Credentials(running.directory / "credentials"))
+    command = parts.supernode_part(over, silo, Credentials(running.directory / "credentials"))
     processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
-    environment = local._environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}
+    environment = parts.part_environment(running.directory, silo.name, 3) | {"SILOFL_POLICY": "public"}
     log = running.directory / "logs" / "hospital-02.log"
     processes.start(silo.name, command, directory=running.directory, log=log, environment=environment)
     wait_for(lambda: local.status(running)["silos"][1]["state"] == "online", 90)

@@ -19,10 +19,12 @@ from flwr.app import Message
 from tiny import Files, Numbers, Run, TinyGrid, comparable, federate, round_of, same, write_silo
 from torch import Tensor
 
-import client.silo
+import client.session
 import models.tasks
+import models.tasks.base
 import server.run.loop
-from strategies.base.payload import Payload, decode
+import server.run.preparation
+from strategies.base.transport.payload import Payload, decode
 
 HIDDEN = 4
 DEEP: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "learning_rate": 0.3}  # three columns and classes: Σ = 31
@@ -54,7 +56,7 @@ def quadratic_loss(monkeypatch: pytest.MonkeyPatch) -> None:
         target = torch.nn.functional.one_hot(y, logits.shape[1]).to(logits)
         return (logits - target).square().sum(1).mean() / 2
 
-    monkeypatch.setattr(models.tasks, "loss_function", lambda name, gamma: loss)
+    monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: loss)
 
 
 def quadratic_terms(x: Numbers, y: npt.NDArray[np.int64], classes: int) -> tuple[Numbers, Numbers]:
@@ -85,8 +87,8 @@ def start_at(monkeypatch: pytest.MonkeyPatch, vector: list[float]) -> None:
     def fixed(*arguments: object) -> Callable[[str], Tensor]:
         return lambda purpose: values.clone()
 
-    monkeypatch.setattr(client.silo, "initial_model", fixed)
-    monkeypatch.setattr(server.run.loop, "initial_model", fixed)
+    monkeypatch.setattr(client.session, "initial_model", fixed)
+    monkeypatch.setattr(server.run.preparation, "initial_model", fixed)
 
 
 def replies_of(run: Run, silo: str = "") -> list[tuple[int, str, Payload, Message]]:

@@ -12,13 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from models.architectures import MODELS, BasicBlock, MlpSettings, PlayerCnnSettings, build, model_settings, resolve
-from models.fusion import ImageTextSettings
+from models.networks.cnn import PlayerCnnSettings
+from models.networks.fusion import ImageTextSettings
+from models.networks.input_stem import StemSettings
+from models.networks.mlp import MlpSettings
+from models.networks.registry import MODELS, build, model_settings, resolve
+from models.networks.resnet import BasicBlock
+from models.networks.text import PlayerTransformerSettings
+from models.networks.unet import UnetSettings
+from models.networks.vit import VitSettings
 from models.shapes import Shape, example, kind_of
-from models.stem import StemSettings
-from models.text import PlayerTransformerSettings
-from models.unet import UnetSettings
-from models.vit import VitSettings
 
 # One shape that each network is meant for.
 TYPICAL: dict[str, Shape] = {

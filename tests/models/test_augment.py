@@ -11,7 +11,7 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
-from models.augment import CORNERS, MOST, Augmentation, moved, projections, read_augmentation
+from models.augmentation import CORNERS, MOST, Augmentation, moved, projections, read_augmentation
 from models.shapes import batch_type
 from models.training import generator
 

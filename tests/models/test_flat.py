@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from models.flat import Block, Entry, FlatModel, gather, is_finite, scatter
-from models.training import Sgd, loss_gradient
+from models.flat import FlatModel, gather, is_finite, scatter
+from models.layout import Block, Entry
+from models.optimizers import Sgd
+from models.training import loss_gradient
 
 
 class Net(nn.Module):

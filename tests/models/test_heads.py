@@ -12,10 +12,14 @@ from tiny import Files, federate, rows_of, same
 from torch import Tensor, nn
 
 from client.export import export_model, predict_file
-from models.architectures import MlpSettings, build, with_head
+from models.features import all_features
 from models.flat import FlatModel
-from models.initial import flat_model, initial_model
-from models.training import Samples, all_features, feature_gradient, loss_gradient
+from models.initialisation import flat_model, initial_model
+from models.networks.heads import with_head
+from models.networks.mlp import MlpSettings
+from models.networks.registry import build
+from models.samples import Samples
+from models.training import feature_gradient, loss_gradient
 from strategies.fedavg import FedAvg
 
 OPTIONS = MlpSettings("4")

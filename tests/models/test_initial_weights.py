@@ -14,12 +14,13 @@ from tiny import Files, federate
 from torch import Tensor
 
 from client.export import export_model
-from models.architectures import MODELS, MlpSettings, build
 from models.flat import FlatModel
-from models.initial import flat_model, initial_model
+from models.initialisation import flat_model, initial_model
+from models.networks.mlp import MlpSettings
+from models.networks.registry import MODELS, build
 from models.trainable import Part
 from models.weights import _tell, start_from, weights_of
-from strategies.base.settings import UserError
+from partitions.common.errors import UserError
 
 Tensors = dict[str, Tensor]
 TABLE = MlpSettings("4")  # 3 columns, 3 classes: fc1 16, fc2 15 scalars

@@ -12,12 +12,13 @@ from tiny import Files, federate, rows_of
 from torch import Tensor, nn
 
 from client.export import export_model
-from models.architectures import MlpSettings, build
 from models.flat import FlatModel
-from models.initial import flat_model, initial_model
+from models.initialisation import flat_model, initial_model
 from models.lora import LowRank, adapt
+from models.networks.mlp import MlpSettings
+from models.networks.registry import build
+from models.networks.vit import VitSettings
 from models.trainable import Part, freeze
-from models.vit import VitSettings
 
 DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 4x3, fc2 5x4, fc3 3x5
 LORA = Part("head", 7, None, 2, 8.0)  # of rank 2: 2 (3 + 4) + 2 (4 + 5) = 32 scalars, and the head's 18

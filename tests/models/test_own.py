@@ -11,12 +11,13 @@ from tiny import Files, federate, simulated
 
 import models
 from client.export import export_model, predict_file
-from client.site.policy import Policy, network_fault, parse_policy, read_policy
-from models.architectures import build
+from client.site.trust.message_rules import network_fault
+from client.site.trust.policy import Policy, parse_policy, read_policy
 from models.flat import FlatModel
-from models.own import OwnSettings
+from models.networks.custom import CustomSettings
+from models.networks.registry import build
+from partitions.common.errors import UserError
 from strategies.base.run_settings import parse_settings
-from strategies.base.settings import UserError
 
 SOURCE = """
 import math, random, torch
@@ -129,7 +130,7 @@ def test_names_of_blocks_statistics_and_dropout_in_the_forward_pass() -> None:
 
 
 def test_an_answer_for_every_pixel() -> None:
-    network = build("mine_path:pixels", (3, 4, 5), 2, OwnSettings(per_pixel=True))
+    network = build("mine_path:pixels", (3, 4, 5), 2, CustomSettings(per_pixel=True))
     assert network(torch.zeros(1, 3, 4, 5)).shape == (1, 2, 4, 5)
     with pytest.raises(ValueError, match=r"it makes \(2, 2, 4, 5\), where outputs of shape \(2, 2\) are wanted"):
         build("mine_path:pixels", (3, 4, 5), 2)
@@ -156,7 +157,7 @@ def test_an_answer_for_every_pixel() -> None:
         ("mine_path:deaf", r"its outputs stay the same whatever its parameters are"),
         ("mine_path:bare", r"its parameter weight is in no child module"),
         ("mine_path:misnamed", r"its layer blocks cannot be used"),
-        ("mine_path:incomplete", r"its layer blocks cannot be used: ValueError: layer blocks \['1'\] do not cover"),
+        ("mine_path:incomplete", r"its layer blocks cannot be used: UserError: layer blocks \['1'\] do not cover"),
         ("mine_path:plain:more", r"package.module:factory is wanted here"),
         ("../mine:plain", r"package.module:factory is wanted here"),
     ],
@@ -242,9 +243,12 @@ def test_a_silo_refuses_before_it_imports(three: Files, tmp_path: Path) -> None:
         for context in grid.contexts.values():
             context.node_config["policy"] = str(files[str(context.node_config["name"])])
 
-    run = federate(three, model="mine_path:plain", rounds=1, min_silos=2, prepare=policies)
+    run = federate(
+        three, model="mine_path:plain", rounds=1, min_silos=2, prepare=policies, state_dir=tmp_path / "states"
+    )
     assert sorted(run.strategy.silos) == ["a", "b"]
     refusals = [str(reply.error.reason) for _, reply in run.grid.traffic if reply.has_error()]
     assert refusals and all("c refuses: its policy has networks = " in refusal for refusal in refusals)
-    everyone = federate(three, model="models.mine_models:plain", rounds=1, prepare=policies, min_silos=1)
+    given: dict[str, Any] = {"rounds": 1, "min_silos": 1, "state_dir": tmp_path / "other"}
+    everyone = federate(three, model="models.mine_models:plain", prepare=policies, **given)
     assert sorted(everyone.strategy.silos) == ["c"]  # which alone takes what is in the app

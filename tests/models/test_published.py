@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,25 +14,37 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.architectures import build, our_name
-from models.vit import VitSettings
+from models.networks.registry import build, our_name
+from models.networks.vit import VitSettings
 
 # What torchvision registers for its compiled operators, whose libraries are not always there beside torch's CPU wheel.
 # The networks use none of them.
 COMPILED = ("nms", "qnms")
 
 
-@pytest.fixture(scope="module")
-def torchvision_models() -> Any:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in COMPILED:
-        with contextlib.suppress(RuntimeError):  # it is there
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+def import_models() -> Any:
+    """Import torchvision's networks, where its compiled operators cannot be loaded without them."""
     try:
         import torchvision.models
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"torchvision cannot be imported here: {error}")
+    except (ImportError, RuntimeError):
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in COMPILED:
+            with contextlib.suppress(RuntimeError):  # it is there
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision.models
     return torchvision.models
+
+
+@pytest.fixture(scope="module")
+def torchvision_models() -> Any:
+    """In a process of its own first: beside another build of PyTorch the import can abort the process."""
+    command = [sys.executable, "-c", f"from {__name__} import import_models; import_models()"]
+    paths = os.pathsep.join(filter(None, sys.path))
+    tried = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        said = tried.stderr.strip().splitlines()
+        pytest.skip(f"torchvision cannot be imported here (exit {tried.returncode}): {said[-1] if said else ''}")
+    return import_models()
 
 
 def small_vit(models: Any) -> nn.Module:

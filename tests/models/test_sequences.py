@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.architectures import build
 from models.flat import FlatModel
-from models.fusion import FusedAttention, Fusion, Gru, ImageTextSettings, SignalsSettings, halved
+from models.networks.fusion import FusedAttention, Fusion, Gru, ImageTextSettings, SignalsSettings, halved
+from models.networks.registry import build
+from models.networks.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings
 from models.shapes import Shape, batch_type, example, real_steps
-from models.text import FastText, FastTextSettings, PlayerTransformer, PlayerTransformerSettings
 
 SMALL = SignalsSettings(width=4, heads=2, filters=3, dropout=0.0)
 SEVERAL: Shape = (

@@ -54,7 +54,7 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
     task = task_of(name)
     outputs, y = OUTPUTS[name]
     found = task.measure(outputs, y)
-    assert tuple(found) == task.metrics and task.score in found and set(task.beside) <= set(found)
+    assert tuple(found) == task.metrics and task.score in found and set(task.secondary_metrics) <= set(found)
     for metric, value in found.items():
         low, high = RANGES.get(metric, (0.0, 1.0))
         assert low <= value <= high, (metric, value)
@@ -79,7 +79,7 @@ def test_without_samples_nothing_is_known(name: str) -> None:
     assert set(found) == set(task_of(name).metrics) and all(map(math.isnan, found.values()))
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.one_class])
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.single_label])
 def test_losses_have_the_gradient_of_differences(name: str) -> None:
     outputs, y = OUTPUTS[name]
     loss = task_of(name).loss("cross-entropy", 1.0)
@@ -215,7 +215,7 @@ def test_cox_loss_without_an_event_has_no_gradient() -> None:
     outputs = torch.randn(5, 1, requires_grad=True)
     loss = cox_loss(outputs, torch.tensor([[float(t), 0.0] for t in range(5)]))
     loss.backward()
-    assert float(loss) == 0 and outputs.grad is not None and not outputs.grad.any()
+    assert loss.detach().item() == 0 and outputs.grad is not None and not outputs.grad.any()
 
 
 def concordance_by_definition(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> tuple[float, int]:

@@ -13,11 +13,12 @@ from tiny import Files, Numbers, federate, gradient, random_silos, rows_of
 from torch import Tensor
 
 from client.export import export_model, predict_file
-from models.architectures import MlpSettings, build
 from models.flat import FlatModel
-from models.initial import flat_model, initial_model
+from models.initialisation import flat_model, initial_model
+from models.networks.mlp import MlpSettings
+from models.networks.registry import build
 from models.trainable import Part, freeze
-from server.run.lockstep import hindrance
+from server.simulation.vectorized import incompatibility
 from strategies import strategies
 
 DEEP = MlpSettings("4,5")  # 3 columns, 3 classes: fc1 16, fc2 25, fc3 18 scalars
@@ -176,7 +177,7 @@ def test_what_is_sent_is_what_is_trained(three: Files) -> None:
 
 
 @pytest.mark.parametrize("trainable", ["head", "head,fc1.*"])
-@pytest.mark.parametrize("method", [name for name, s in strategies().items() if not s.pooled and name != "fedbn"])
+@pytest.mark.parametrize("method", [name for name, s in strategies().items() if not s.info.pooled and name != "fedbn"])
 def test_every_method_runs_on_a_part(three: Files, method: str, trainable: str) -> None:
     """Two rounds; all models have the part's size, and the frozen layers are what they were."""
     run = federate(three, strategy=method, mlp__hidden="4,5", trainable=trainable, rounds=2, learning_rate=0.1)
@@ -214,7 +215,7 @@ def test_an_exported_model_is_whole(two: Files, tmp_path: Path) -> None:
 
 def test_silos_with_a_frozen_part_take_turns(tmp_path: Path) -> None:
     """`vectorize` says so in one line, and the numbers are those of silos that take turns."""
-    assert hindrance(deep()) == "a part of the network is frozen" and not hindrance(deep("all"))
+    assert incompatibility(deep()) == "a part of the network is frozen" and not incompatibility(deep("all"))
     files = random_silos(tmp_path, dict.fromkeys("abcde", 8))
     settings = {"strategy": "fedavg", "mlp__hidden": "4", "trainable": "head", "rounds": 2}
     plain, asked = (federate(files, **settings, vectorize=vectorize) for vectorize in (False, True))

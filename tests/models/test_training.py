@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from models.flat import FlatModel
-from models.training import Adam, Samples, Sgd, batches, generator, loss_gradient, make_optimizer, predict
+from models.optimizers import Adam, Sgd, make_optimizer
+from models.samples import Samples
+from models.training import batches, generator, loss_gradient, predict
 
 # ---- Optimisers ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ def test_batches_follow_the_seed() -> None:
     "n, size, merged", [(9, 4, [4, 5]), (8, 4, [4, 4]), (10, 4, [4, 4, 2]), (1, 4, [1]), (3, 1, [1, 2]), (2, 1, [2])]
 )
 def test_a_single_last_sample_joins_the_batch_before(n: int, size: int, merged: list[int]) -> None:
-    parts = list(batches(n, size, 1, generator(1), merge_single=True))
+    parts = list(batches(n, size, 1, generator(1), least=2))
     assert [len(p) for p in parts] == merged
     assert sorted(torch.cat(parts).tolist()) == list(range(n))
     assert torch.equal(torch.cat(parts), torch.cat(list(batches(n, size, 1, generator(1)))))

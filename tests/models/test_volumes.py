@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.architectures import MlpSettings, build
 from models.flat import FlatModel
-from models.training import Samples, predict
-from models.unet import UnetSettings
+from models.networks.mlp import MlpSettings
+from models.networks.registry import build
+from models.networks.unet import UnetSettings
+from models.samples import Samples
+from models.training import predict
 
 DEPTH, SIDE = 16, (16, 24)
 

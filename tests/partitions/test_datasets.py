@@ -19,10 +19,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_diabetes
 
-from partitions import cifar, datasets, heart
-from partitions.datasets import DATASETS, load_dataset
-from partitions.files import RemoteFile, download, places
-from partitions.idx import read_idx
+from partitions.datasets import cifar, heart, registry
+from partitions.datasets.download import RemoteFile, download, places
+from partitions.datasets.idx import read_idx
+from partitions.datasets.registry import DATASETS, load_dataset
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 CACHE = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -369,7 +369,7 @@ def test_cifar10_tiles_are_decoded_once(tmp_path, monkeypatch):
     assert data.train.y.tolist() == y.tolist()
 
     monkeypatch.setattr(cifar, "read_tiles", None)
-    datasets._load.cache_clear()
+    registry._load.cache_clear()
     again = load_dataset("cifar10", str(tmp_path))
     assert isinstance(again.train.x, np.memmap)
     np.testing.assert_array_equal(again.train.x, data.train.x)

@@ -20,9 +20,10 @@ from pydicom.sequence import Sequence
 from pydicom.uid import ImplicitVRLittleEndian, JPEGLSLossless, RLELossless
 from scans import SECRETS, accession, leaks, study_uid, write_dicom
 
-from partitions import dicom
-from partitions.importing import Imported, import_source
-from partitions.pictures import Wish, pseudonym
+from partitions.importing import dicom
+from partitions.importing.options import ImportOptions
+from partitions.importing.scans import ReadOptions, pseudonym
+from partitions.importing.source import Imported, import_source
 from partitions.silo_file import read_silo_file, write_silo_file
 from server.cli.main import main
 
@@ -42,10 +43,10 @@ def labels(path: Path, column: str = "StudyInstanceUID", names: Any = study_uid,
     return path
 
 
-def shown(pixels: Any, tmp_path: Path, wish: Wish | None = None, **attributes: Any) -> Any:
+def shown(pixels: Any, tmp_path: Path, wish: ReadOptions | None = None, **attributes: Any) -> Any:
     """The picture that is made of one file, without its last axis where it is grey."""
     path = write_dicom(tmp_path / "IM", pixels, **attributes)
-    form, picture = dicom.look(path, "here", wish or Wish()), dicom.read(path, "here", wish or Wish())
+    form, picture = dicom.probe(path, "here", wish or ReadOptions()), dicom.read(path, "here", wish or ReadOptions())
     assert picture.shape == (form.height, form.width, form.channels)
     assert picture.dtype == (np.float32 if form.deep else np.uint8)
     return picture[..., 0] if form.channels == 1 else picture
@@ -138,14 +139,14 @@ def test_a_traceback_names_nobody_either(tmp_path, monkeypatch):
     path = write_dicom(tmp_path / "IM", PhotometricInterpretation="ZARATHUSTRA")
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(ValueError) as caught:
-        dicom.read(path, "here", Wish())
+        dicom.read(path, "here", ReadOptions())
     assert "ZARATHUSTRA" not in "".join(traceback.format_exception(caught.value))
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
 def test_the_key_of_pseudonyms_is_this_process_s_own():
     """An attacker who has a log or a file cannot try out names; nothing of them is in either, but a dump may be."""
-    code = "from partitions.pictures import pseudonym; print(pseudonym('PAT-1'))"
+    code = "from partitions.importing.scans import pseudonym; print(pseudonym('PAT-1'))"
     made = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(made) == 2
     assert pseudonym("PAT-1") == pseudonym("PAT-1") != pseudonym("PAT-2") and pseudonym("") == ""
@@ -159,7 +160,7 @@ def test_labels_by_study_or_patient(tmp_path, column):
     names = {"accession_number": accession, "PatientID": lambda i: f"PAT-{i}-UMPF"}.get(column, study_uid)
     source = ten_studies(tmp_path / "export")
     labels(source / "labels.csv", column, names)  # the csv in the folder needs no option
-    made = import_source(source, tmp_path / "a.npz", window=(500, 1000))
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
     # ill is 0: the odd studies.
     assert made.label_names == ("ill", "well")
     assert samples(made) == [*((0, 100 * i) for i in (1, 3, 5, 7, 9)), *((1, 100 * i) for i in (0, 2, 4, 6, 8))]
@@ -169,7 +170,7 @@ def test_labels_by_study_or_patient(tmp_path, column):
 def test_what_finds_no_partner_is_counted(tmp_path):
     source = ten_studies(tmp_path / "export")
     table = labels(tmp_path / "labels.csv", "study", lambda i: study_uid(i + 3))
-    made = import_source(source, tmp_path / "a.npz", labels_from=table, window=(500, 1000))
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
     assert len(samples(made)) == 7
     assert made.notes == (
         f"3 of 10 studies are not in {table}: left out",
@@ -181,7 +182,7 @@ def test_what_finds_no_partner_is_counted(tmp_path):
 
 def refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
     with pytest.raises(ValueError) as caught:
-        import_source(source, tmp_path / "refused.npz", **options)
+        import_source(source, tmp_path / "refused.npz", ImportOptions(**options))
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "refused.npz").exists()
 
@@ -218,7 +219,7 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
         pixels = np.full((4, 6), 100 * i, np.uint16)
         write_dicom(source / ("ill" if i % 2 else "well") / f"{i}" / "x", pixels, patient=f"P{i}", study=i)
     refused(source, tmp_path, "and no csv: name their labels")
-    made = import_source(source, tmp_path / "a.npz", labels=("well", "ill"), window=(500, 1000))
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(labels=("well", "ill"), window=(500, 1000)))
     assert samples(made) == [*((0, 100 * i) for i in (0, 2, 4, 6, 8)), *((1, 100 * i) for i in (1, 3, 5, 7, 9))]
     write_dicom(source / "Zarathustra" / "x", study=99)
     refused(source, tmp_path, "outside its folders well, ill: 1 other folders", labels=("well", "ill"))
@@ -229,10 +230,10 @@ def test_a_patient_is_in_one_split_only(tmp_path):
     for i in range(30):
         write_dicom(tmp_path / "x" / f"{i}", np.full((4, 4), i, np.uint16), patient=f"PAT {i % 10}", study=i)
     table = labels(tmp_path / "l.csv", "study", study_uid, 30)
-    data = import_source(tmp_path / "x", tmp_path / "a.npz", labels_from=table, window=(500, 1000)).data
+    data = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))).data
     patients = [{round(float(x.flat[0]) * 1000) % 10 for x in part.x} for part in (data.train, data.val, data.test)]
     assert [len(p) for p in patients] == [6, 2, 2] and len(set.union(*patients)) == 10
-    again = import_source(tmp_path / "x", tmp_path / "b.npz", labels_from=table, window=(500, 1000))
+    again = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000)))
     assert (tmp_path / "a.npz").read_bytes() == again.file.read_bytes()  # whatever the pseudonyms' key
 
 
@@ -245,7 +246,7 @@ def test_patients_without_names_need_a_column(tmp_path):
     refused(source, tmp_path, "no test samples; it has 10 samples in all, of 1 patients", labels_from=table)
     lines = table.read_text().splitlines()
     table.write_text("\n".join([lines[0] + ";patient", *(f"{line};P{i // 2}" for i, line in enumerate(lines[1:]))]))
-    data = import_source(source, tmp_path / "a.npz", labels_from=table, window=(500, 1000)).data
+    data = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000))).data
     patients = [{round(float(x.flat[0]) * 10) // 2 for x in part.x} for part in (data.train, data.val, data.test)]
     assert [len(p) for p in patients] == [3, 1, 1] and len(set.union(*patients)) == 5
 
@@ -270,7 +271,7 @@ def test_files_named_in_a_csv(tmp_path):
         lines.append(f"{i}.scan,{i}")
     Image.new("L", (4, 4), 51).save(tmp_path / "x.png")
     (tmp_path / "list.csv").write_text("\n".join([*lines, "x.png,6"]))
-    made = import_source(tmp_path / "list.csv", tmp_path / "a.npz", window=(500, 1000))
+    made = import_source(tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
     assert samples(made) == [*((i, 100 * i) for i in range(6)), (6, 200)]
 
 
@@ -281,7 +282,7 @@ def test_outlines_of_dicom_are_pictures(tmp_path):
         Image.fromarray((np.indices((4, 6))[1] < i).astype(np.uint8)).save(tmp_path / f"{i}.png")
         lines.append(f"{i},{i}.png")
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    data = import_source(tmp_path / "list.csv", tmp_path / "a.npz", window=(500, 1000)).data
+    data = import_source(tmp_path / "list.csv", tmp_path / "a.npz", ImportOptions(window=(500, 1000))).data
     assert data.task == "segmentation"
     for part in (data.train, data.val, data.test):
         np.testing.assert_array_equal(part.y.sum(axis=(1, 2)), 4 * (part.x[:, 0, 0, 0] * 10).round())
@@ -309,12 +310,12 @@ def test_the_middle_slice_of_the_longest_series(tmp_path):
         series_of(tmp_path / "x", study, 2, 7, "T2 FLAIR")
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
     options: dict[str, Any] = {"labels_from": table, "window": (5000, 10_000)}
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", **options)
+    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(**options))
     assert {value for _, value in samples(made)} == {203}
     assert made.notes == ("5 of 5 studies have several slices: the middle one is taken (--slices)",)
-    made = import_source(tmp_path / "x", tmp_path / "b.npz", series="t1", **options)
+    made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(series="t1", **options))
     assert {value for _, value in samples(made)} == {101}
-    made = import_source(tmp_path / "x", tmp_path / "c.npz", series="*flair", slices=3, **options)
+    made = import_source(tmp_path / "x", tmp_path / "c.npz", ImportOptions(series="*flair", slices=3, **options))
     assert sorted({value for _, value in samples(made)}) == [201, 203, 205] and len(samples(made)) == 15
     refused(tmp_path / "x", tmp_path, "no study has a series like 'PD'", series="PD", **options)
 
@@ -325,10 +326,12 @@ def test_frames_of_one_file(tmp_path):
         frames = np.repeat(np.arange(5, dtype=np.uint16) * 100, 16).reshape(5, 4, 4)
         write_dicom(tmp_path / "x" / f"{study}", frames, study=study, patient=f"P{study}", NumberOfFrames=5)
     table = labels(tmp_path / "l.csv", "study", study_uid, 5)
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", labels_from=table, window=(500, 1000))
+    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
     assert {value for _, value in samples(made)} == {200}
     assert made.notes == ("5 of 5 studies have several slices: the middle one is taken (--slices)",)
-    made = import_source(tmp_path / "x", tmp_path / "b.npz", labels_from=table, window=(500, 1000), slices=3)
+    made = import_source(
+        tmp_path / "x", tmp_path / "b.npz", ImportOptions(labels_from=table, window=(500, 1000), slices=3)
+    )
     assert {value for _, value in samples(made)} == {0, 200, 400}
     assert [len(part) for part in (made.data.train, made.data.val, made.data.test)] == [9, 3, 3]
 
@@ -338,7 +341,7 @@ def test_files_of_other_kinds_are_passed_over(tmp_path):
     (source / "notes.txt").write_text("DICM")
     write_dicom(source / "seg", study=1, Modality="SEG")
     table = labels(tmp_path / "l.csv")
-    made = import_source(source, tmp_path / "a.npz", labels_from=table)
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=table))
     assert made.notes[0] == "2 of 12 files hold no DICOM picture: passed over" and len(samples(made)) == 10
 
 
@@ -348,7 +351,11 @@ def test_files_of_other_kinds_are_passed_over(tmp_path):
 def test_rescaling_and_window(tmp_path):
     """Stored 0, 1, 2 with slope 100 and intercept -200: -200, -100, 0 HU; window -150..50 makes 0, 1/4, 3/4."""
     made = shown(
-        [np.array([0, 1, 2], np.int16)], tmp_path, Wish(window=(-50, 200)), RescaleSlope=100, RescaleIntercept=-200
+        [np.array([0, 1, 2], np.int16)],
+        tmp_path,
+        ReadOptions(window=(-50, 200)),
+        RescaleSlope=100,
+        RescaleIntercept=-200,
     )
     np.testing.assert_allclose(made, [[0, 0.25, 0.75]], atol=1e-6)
 
@@ -365,8 +372,8 @@ def test_the_header_s_window(tmp_path):
 
 def test_a_window_of_no_width_is_none(tmp_path):
     path = write_dicom(tmp_path / "IM", WindowCenter=100, WindowWidth=0)
-    assert dicom.look(path, "here", Wish()).notes == (dicom.NO_WINDOW,)
-    assert dicom.read(path, "here", Wish())[..., 0].max() == 1
+    assert dicom.probe(path, "here", ReadOptions()).notes == (dicom.NO_WINDOW,)
+    assert dicom.read(path, "here", ReadOptions())[..., 0].max() == 1
 
 
 def test_without_a_window_from_lowest_to_highest(tmp_path):
@@ -382,7 +389,9 @@ def test_without_a_window_from_lowest_to_highest(tmp_path):
 def test_monochrome1_is_inverted(tmp_path, window):
     """0 is white there; padding stays black."""
     pixels = [np.array([0, 25, 100, 4000], np.uint16)]
-    made = shown(pixels, tmp_path, Wish(window=window), PhotometricInterpretation="MONOCHROME1", PixelPaddingValue=4000)
+    made = shown(
+        pixels, tmp_path, ReadOptions(window=window), PhotometricInterpretation="MONOCHROME1", PixelPaddingValue=4000
+    )
     np.testing.assert_allclose(made, [[1, 0.75, 0, 0]], atol=1e-6)
 
 
@@ -411,7 +420,10 @@ def test_a_modality_table(tmp_path):
     item.LUTDescriptor = [1001, 0, 16]
     item.add_new("LUTData", "US", list(range(1000, -1, -1)))
     made = shown(
-        [np.array([0, 250, 1000], np.uint16)], tmp_path, Wish(window=(500, 1000)), ModalityLUTSequence=Sequence([item])
+        [np.array([0, 250, 1000], np.uint16)],
+        tmp_path,
+        ReadOptions(window=(500, 1000)),
+        ModalityLUTSequence=Sequence([item]),
     )
     np.testing.assert_allclose(made, [[1, 0.75, 0]], atol=1e-6)
 
@@ -439,7 +451,9 @@ def test_grey_and_colour_make_all_colour(tmp_path):
         pixels = np.full((4, 4, 3), 40 * i, np.uint8) if i % 2 else np.full((4, 4), 100 * i, np.uint16)
         write_dicom(tmp_path / "x" / f"{i}", pixels, study=i, patient=f"P{i}")
     made = import_source(
-        tmp_path / "x", tmp_path / "a.npz", labels_from=labels(tmp_path / "l.csv", n=6), window=(500, 1000)
+        tmp_path / "x",
+        tmp_path / "a.npz",
+        ImportOptions(labels_from=labels(tmp_path / "l.csv", n=6), window=(500, 1000)),
     )
     assert made.data.input_shape == (3, 4, 4) and made.data.train.x.dtype == np.float32
     assert [value for y, value in samples(made) if y == 0] == [round(40 * i / 0.255) for i in (1, 3, 5)]
@@ -450,8 +464,8 @@ def test_pixels_become_square(tmp_path):
     pixels = np.arange(24, dtype=np.uint16).reshape(4, 6)
     spacing: dict[str, Any] = {"PixelSpacing": [2.0, 1.0]}
     assert shown(pixels, tmp_path, **spacing).shape == (8, 6)
-    assert shown(pixels, tmp_path, Wish(spacing=2), **spacing).shape == (4, 3)
-    assert shown(pixels, tmp_path, Wish(size=5), **spacing).shape == (5, 5)
+    assert shown(pixels, tmp_path, ReadOptions(spacing=2), **spacing).shape == (4, 3)
+    assert shown(pixels, tmp_path, ReadOptions(size=5), **spacing).shape == (5, 5)
     assert shown(pixels, tmp_path, PixelAspectRatio=[2, 1]).shape == (8, 6)
     assert shown(pixels, tmp_path, ImagerPixelSpacing=[1, 2]).shape == (4, 12)
 
@@ -460,15 +474,15 @@ def test_spacing_and_size_cut_and_widen(tmp_path):
     """8 x 12 pixels of 1 mm: at --size 6 the middle 6 x 6, at --size 16 a black frame around."""
     pixels = np.arange(96, dtype=np.uint16).reshape(8, 12) + 100
     wish: dict[str, Any] = {"spacing": 1.0, "window": (500, 1000)}
-    made = shown(pixels, tmp_path, Wish(size=6, **wish), PixelSpacing=[1, 1])
+    made = shown(pixels, tmp_path, ReadOptions(size=6, **wish), PixelSpacing=[1, 1])
     np.testing.assert_allclose(made * 1000, pixels[1:7, 3:9], atol=1e-3)
-    made = shown(pixels, tmp_path, Wish(size=16, **wish), PixelSpacing=[1, 1])
+    made = shown(pixels, tmp_path, ReadOptions(size=16, **wish), PixelSpacing=[1, 1])
     np.testing.assert_allclose(made[4:12, 2:14] * 1000, pixels, atol=1e-3)
     assert made[:4].max() == made[:, 14:].max() == 0
     with pytest.raises(ValueError, match="here: it does not say how large its pixels are"):
-        shown(pixels, tmp_path, Wish(**wish))
+        shown(pixels, tmp_path, ReadOptions(**wish))
     with pytest.raises(ValueError, match="here: it would have 120000 pixels on a side"):
-        shown(pixels, tmp_path, Wish(spacing=1e-4), PixelSpacing=[1, 1])
+        shown(pixels, tmp_path, ReadOptions(spacing=1e-4), PixelSpacing=[1, 1])
 
 
 def test_enhanced_files_have_it_in_groups(tmp_path):
@@ -487,7 +501,7 @@ def test_enhanced_files_have_it_in_groups(tmp_path):
     ]
     groups: dict[str, Any] = {"SharedFunctionalGroupsSequence": [shared], "PerFrameFunctionalGroupsSequence": frames}
     pixels = np.full((2, 4, 6), 100, np.uint16)
-    made = shown(pixels, tmp_path, Wish(window=(500, 1000)), NumberOfFrames=2, **groups)
+    made = shown(pixels, tmp_path, ReadOptions(window=(500, 1000)), NumberOfFrames=2, **groups)
     assert made.shape == (8, 6)
     np.testing.assert_allclose(made, 0.2, atol=1e-6)
 
@@ -505,7 +519,9 @@ def test_transfer_syntaxes(tmp_path, uid):
         dataset = pydicom.dcmread(path)
         dataset.compress(RLELossless)
         dataset.save_as(path)
-    np.testing.assert_allclose(dicom.read(path, "here", Wish(window=(500, 1000)))[..., 0] * 1000, pixels, atol=1e-3)
+    np.testing.assert_allclose(
+        dicom.read(path, "here", ReadOptions(window=(500, 1000)))[..., 0] * 1000, pixels, atol=1e-3
+    )
 
 
 def test_what_cannot_be_unpacked_says_what_to_install(tmp_path):
@@ -516,7 +532,7 @@ def test_what_cannot_be_unpacked_says_what_to_install(tmp_path):
     dataset.PixelData = encapsulate([b"\xff\xd8\xff\xd9"])
     dataset.save_as(path)
     with pytest.raises(ValueError, match=r"JPEG-LS Lossless.*one more package: pip install python-gdcm"):
-        dicom.look(path, "here", Wish())
+        dicom.probe(path, "here", ReadOptions())
 
 
 def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
@@ -544,7 +560,7 @@ def test_one_line_where_the_library_is_missing(tmp_path, monkeypatch):
     ],
 )
 def test_burnt_in_text_is_warned_of(tmp_path, attributes, note):
-    form = dicom.look(write_dicom(tmp_path / "IM", **attributes), "here", Wish(window=(1, 2)))
+    form = dicom.probe(write_dicom(tmp_path / "IM", **attributes), "here", ReadOptions(window=(1, 2)))
     assert form.notes == (() if note is None else (note,))
 
 
@@ -576,13 +592,15 @@ def test_pictures_are_never_all_in_memory(tmp_path):
         write_dicom(tmp_path / "x" / f"{i}", np.full((512, 512), i, np.uint16), study=i, patient=f"P{i}")
     table = labels(tmp_path / "l.csv", n=64)
     tracemalloc.start()
-    import_source(tmp_path / "x", tmp_path / "a.npz", labels_from=table, window=(500, 1000))
+    import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels_from=table, window=(500, 1000)))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (tmp_path / "a.npz").stat().st_size > 64e6 and peak < 24e6
 
 
 def test_written_one_by_one_or_at_once_is_the_same_file(tmp_path):
-    made = import_source(ten_studies(tmp_path / "x"), tmp_path / "a.npz", labels_from=labels(tmp_path / "l.csv"))
-    write_silo_file(tmp_path / "b.npz", read_silo_file(made.file), label_names=made.label_names)
+    made = import_source(
+        ten_studies(tmp_path / "x"), tmp_path / "a.npz", ImportOptions(labels_from=labels(tmp_path / "l.csv"))
+    )
+    write_silo_file(tmp_path / "b.npz", read_silo_file(made.file))
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()

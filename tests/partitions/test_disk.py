@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partitions.disk import fresh_folder, locked, private, shared, write_atomically
+from partitions.common.files import fresh_folder, locked, private, shared, write_atomically
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -93,7 +93,8 @@ def test_file_and_directory_are_synced(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_lock_is_held_against_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    hold = f"from partitions.disk import locked\nfrom pathlib import Path\nwith locked(Path({str(lock)!r}), ''):\n"
+    imports = "from partitions.common.files import locked\nfrom pathlib import Path\n"
+    hold = imports + f"with locked(Path({str(lock)!r}), ''):\n"
     other = subprocess.Popen(
         [sys.executable, "-c", hold + "    print('held', flush=True); input()"],
         stdin=subprocess.PIPE,

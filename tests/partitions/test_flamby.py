@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 from scans import write_nifti
 
-from partitions import datasets, flamby, heart, nifti
-from partitions.datasets import load_dataset
-from partitions.partition import partition
+from partitions.datasets import flamby, heart, registry
+from partitions.datasets.registry import load_dataset
+from partitions.importing import nifti
+from partitions.schemes.registry import partition
 from partitions.splits import take
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -109,7 +110,7 @@ def test_isic_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             x = take(data, np.concatenate([silo.train, silo.test])).x
             assert np.abs(x.mean(axis=(1, 2, 3)) - [10 * centre + i for i in range(4)]).max() < 1  # JPEG
             assert data.labels[silo.train].tolist() == [(centre + i) % 8 for i in range(3)]
-        datasets._load.cache_clear()
+        registry._load.cache_clear()
         monkeypatch.setattr(flamby, "read_isic", None)
 
 
@@ -211,7 +212,7 @@ def test_ixi_keeps_its_centres_and_their_test_parts(tmp_path, monkeypatch):
             # Of two values in the shares 1/8 and 7/8 the standardised ones are sqrt(7) and -1 / sqrt(7).
             np.testing.assert_allclose(x[:, :6], 7**0.5, rtol=1e-5)
             np.testing.assert_allclose(x[:, 6:], -(7**-0.5), rtol=1e-5)
-        datasets._load.cache_clear()
+        registry._load.cache_clear()
         monkeypatch.setattr(nifti, "read_stored", None)
 
 

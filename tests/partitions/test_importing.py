@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from partitions.importing import import_source
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
 from partitions.silo_file import check_silo_file, read_silo_file
 
 
@@ -65,7 +66,10 @@ def test_one_folder_per_class(tmp_path):
 
 def test_the_seed_decides_who_is_tested(tmp_path):
     source = class_folders(tmp_path / "source")
-    tested = [import_source(source, tmp_path / "out.npz", seed=seed).data.test.x for seed in (1, 1, 2)]
+    tested = [
+        import_source(source, tmp_path / "out.npz", ImportOptions(seed=seed, overwrite=True)).data.test.x
+        for seed in (1, 1, 2)
+    ]
     np.testing.assert_array_equal(tested[0], tested[1])
     assert (tested[0] != tested[2]).any()
 
@@ -101,7 +105,7 @@ def test_pictures_listed_in_a_csv(tmp_path):
         "file,label,split\npng/0.png,2,train\npng/1.png,0,test\npng/2.png,1,train\npng/3.png,0,val\n",
     )
     for given in (source, source / "list.csv"):
-        imported = import_source(given, tmp_path / "out.npz")
+        imported = import_source(given, tmp_path / "out.npz", ImportOptions(overwrite=True))
         data = imported.data
         assert imported.label_names == () and data.classes == 3
         assert data.train.x[:, 0, 0, 0].tolist() == [0, 2] and data.train.y.tolist() == [2, 1]
@@ -129,7 +133,7 @@ def test_size_resizes(tmp_path):
     half = np.zeros((8, 8), np.uint8)
     half[:, 4:] = 255
     Image.fromarray(half).save(source / "sick" / "half.png")
-    x, _ = all_samples(import_source(source, tmp_path / "out.npz", size=2).data)
+    x, _ = all_samples(import_source(source, tmp_path / "out.npz", ImportOptions(size=2)).data)
     assert x.shape == (21, 2, 2, 1)
     resized = next(picture for picture in x if picture.max() > 120)[..., 0]
     assert (resized[:, 0] < 40).all() and (resized[:, 1] > 215).all()
@@ -151,7 +155,7 @@ def test_one_colour_picture_makes_all_colour(tmp_path):
 def test_kinds_of_8_bit_pictures(tmp_path, mode, value, pixel):
     for i in range(4):
         write_picture(tmp_path / "source" / "0" / f"{i}.{'tif' if mode == 'CMYK' else 'png'}", value, mode=mode)
-    data = import_source(tmp_path / "source", tmp_path / "out.npz").data
+    data = import_source(tmp_path / "source", tmp_path / "out.npz", ImportOptions(labels=("0", "1"))).data
     assert data.train.x[0, 0, 0].tolist() == pixel and data.train.x.dtype == np.uint8
 
 
@@ -161,7 +165,7 @@ def test_16_bit_pictures_keep_their_depth(tmp_path, size):
     (tmp_path / "source" / "0").mkdir(parents=True)
     for i in range(4):
         Image.fromarray(np.full((4, 6), 13107, np.uint16)).save(tmp_path / "source" / "0" / f"{i}.png")
-    import_source(tmp_path / "source", tmp_path / "out.npz", size=size)
+    import_source(tmp_path / "source", tmp_path / "out.npz", ImportOptions(size=size, labels=("0", "1")))
     x = read_silo_file(tmp_path / "out.npz").train.x
     assert x.dtype == np.float32 and x.shape[1:] == ((3, 3, 1) if size else (4, 6, 1))
     np.testing.assert_allclose(x, 0.2, rtol=1e-6)
@@ -170,7 +174,7 @@ def test_16_bit_pictures_keep_their_depth(tmp_path, size):
 def test_labels_fix_the_numbering(tmp_path):
     """A hospital without a single normal picture still calls sick 1."""
     source = class_folders(tmp_path / "source", classes=("sick",))
-    imported = import_source(source, tmp_path / "out.npz", labels=("normal", "sick"))
+    imported = import_source(source, tmp_path / "out.npz", ImportOptions(labels=("normal", "sick")))
     assert set(imported.data.train.y) == {1} and imported.data.classes == 2
     assert imported.label_names == ("normal", "sick")
 
@@ -186,7 +190,7 @@ def rows(n: int, separator: str = ",") -> str:
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_csv_table(tmp_path, separator, mark):
     source = write(tmp_path / "t.csv", mark + separator.join(["age", "dose", "state"]) + "\n" + rows(10, separator))
-    imported = import_source(source, tmp_path / "out.npz")
+    imported = import_source(source, tmp_path / "out.npz", ImportOptions(label="state"))
     assert imported.feature_names == ("age", "dose") and imported.label_names == ("sick", "well")
     data = read_silo_file(tmp_path / "out.npz")
     assert (len(data.train), len(data.val), len(data.test)) == (6, 2, 2)
@@ -203,13 +207,13 @@ def test_label_column_by_name(tmp_path):
     text = "label,age,grade\n" + "\n".join(f"{i % 2},{i},{i % 4}" for i in range(8))
     source = write(tmp_path / "t.csv", text)
     assert import_source(source, tmp_path / "out.npz").feature_names == ("age", "grade")
-    imported = import_source(source, tmp_path / "out.npz", label="grade")
+    imported = import_source(source, tmp_path / "again.npz", ImportOptions(label="grade"))
     assert imported.feature_names == ("label", "age") and imported.data.classes == 4
 
 
 def test_table_without_a_header(tmp_path):
     source = write(tmp_path / "t.csv", "\n".join(f"{i},{i * 2},{i % 2}" for i in range(8)))
-    imported = import_source(source, tmp_path / "out.npz")
+    imported = import_source(source, tmp_path / "out.npz", ImportOptions(label="column3"))
     assert imported.feature_names == ("column1", "column2")
     x, y = all_samples(imported.data)
     assert sorted(x[:, 1]) == list(range(0, 16, 2))
@@ -238,9 +242,9 @@ HEADER = "age,dose,label\n"
         ("63,?,0\n64,1,1\n", "a column has no name in the first line"),
         ("label\n1\n", "no column besides the label"),
         ("age,split,label\n1,tarin,0\n", "line 2: split is 'tarin'; it must be train, val or test"),
-        ("age,split,label\n1,train,0\n2,,0\n", "line 3 has no split, others have"),
-        ("age,split,label\n1,train,0\n2,train,0\n", "gives no test samples; it has 2 samples in all"),
-        ("age,label\n1,0\n", "gives no test samples; it has 1 samples in all"),
+        ("age,split,label\n1,train,0\n2,,1\n", "line 3 has no split, others have"),
+        ("age,split,label\n1,train,0\n2,train,1\n", "gives no test samples; it has 2 samples in all"),
+        ("age,patient,label\n1,A,0\n2,A,1\n", "gives no test samples; it has 2 samples in all, of 1 patients"),
         ("file,label\n,0\n", "line 2 names no file"),
         ("file,label\nx.png,0\n", "line 2: x.png cannot be read (there is no such file)"),
         ("file,lable\nx.png,0\n", "unknown column of"),
@@ -253,7 +257,7 @@ def test_bad_tables(tmp_path, text, words):
 def assert_refused(source: Path, tmp_path: Path, words: str, **options: Any) -> None:
     out = tmp_path / "out.npz"
     with pytest.raises(ValueError) as caught:
-        import_source(source, out, **options)
+        import_source(source, out, ImportOptions(**options))
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not out.exists()
 

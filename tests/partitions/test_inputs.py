@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from models.training import Samples
-from partitions.own_split import sample_digests
+from models.samples import Samples
 from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.site_split import sample_digests
 from partitions.splits import Array, dtype_of, inputs_of, take, together
 
 N = 40

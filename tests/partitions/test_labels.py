@@ -12,7 +12,8 @@ from PIL import Image
 
 from models import tasks
 from partitions import labels
-from partitions.importing import import_source
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -28,7 +29,7 @@ def write(path: Path, x: Any = X, **arrays: Any) -> Path:
 def test_tasks_and_their_facts_are_those_of_the_models() -> None:
     """The folder of partitions knows no PyTorch, so the list stands there a second time."""
     assert tuple(tasks.TASKS) == labels.TASKS
-    assert {name for name, task in tasks.TASKS.items() if task.one_class} == set(labels.ONE_CLASS)
+    assert {name for name, task in tasks.TASKS.items() if task.single_label} == set(labels.ONE_CLASS)
     assert labels.VOID == tasks.VOID
 
 
@@ -129,14 +130,14 @@ def table(path: Path, header: str, rows: list[str]) -> Path:
 def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None:
     rows = [f"{i},{i % 7},{i % 2},{(i + 1) % 2},{i / 3:.3f},{i % 5 + 1}" for i in range(30)]
     source = table(tmp_path / "a.csv", "age,dose,oedema,effusion,volume,days", rows)
-    made = import_source(source, tmp_path / "a.npz", label="oedema,effusion")
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(label="oedema,effusion"))
     assert (made.data.task, made.label_names, len(made.feature_names)) == ("multilabel", ("oedema", "effusion"), 4)
     assert "2 findings (multilabel); samples with each: train" in str(made)
-    made = import_source(source, tmp_path / "b.npz", label="volume")
+    made = import_source(source, tmp_path / "b.npz", ImportOptions(label="volume"))
     assert (made.data.task, made.data.classes) == ("regression", 1)
-    made = import_source(source, tmp_path / "c.npz", survival=("days", "oedema"))
+    made = import_source(source, tmp_path / "c.npz", ImportOptions(survival=("days", "oedema")))
     assert made.data.task == "survival" and made.feature_names == ("age", "dose", "effusion", "volume")
-    made = import_source(source, tmp_path / "d.npz", label="dose", task="ordinal")
+    made = import_source(source, tmp_path / "d.npz", ImportOptions(label="dose", task="ordinal"))
     assert (made.data.task, made.data.classes) == ("ordinal", 7)
     for name, task in (("a", "multilabel"), ("b", "regression"), ("c", "survival"), ("d", "ordinal")):
         data = read_silo_file(tmp_path / f"{name}.npz")
@@ -145,9 +146,9 @@ def test_import_of_several_labels_times_and_measurements(tmp_path: Path) -> None
 
 def test_a_column_whose_name_has_commas_is_one(tmp_path: Path) -> None:
     source = table(tmp_path / "a.csv", 'age,"carcinoma, NOS",seen', [f"{i},{i % 2},{i % 3}" for i in range(20)])
-    made = import_source(source, tmp_path / "a.npz", label="carcinoma, NOS")
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(label="carcinoma, NOS"))
     assert (made.data.task, made.feature_names) == ("multiclass", ("age", "seen"))
-    made = import_source(source, tmp_path / "b.npz", label="age, seen")
+    made = import_source(source, tmp_path / "b.npz", ImportOptions(label="age, seen"))
     assert (made.data.task, made.label_names) == ("regression", ("age", "seen"))
 
 
@@ -167,7 +168,7 @@ def test_import_says_what_is_missing(tmp_path: Path, options: dict[str, Any], me
     word = "x" if "word" in options.get("label", "") else "1"
     source = table(tmp_path / "a.csv", "age,oedema,word", [f"{i},{i % 2},{word}" for i in range(20)])
     with pytest.raises(ValueError, match=message):
-        import_source(source, tmp_path / "a.npz", **options)
+        import_source(source, tmp_path / "a.npz", ImportOptions(**options))
     assert not (tmp_path / "a.npz").exists()
 
 
@@ -184,7 +185,7 @@ def test_import_of_outlines(tmp_path: Path) -> None:
     assert (made.data.task, data.task, data.classes) == ("segmentation", "segmentation", 2)
     for split in (data.train, data.val, data.test):
         assert (split.y.reshape(len(split), -1).sum(1) // 10 * 20 == split.x[:, 0, 0, 0]).all()
-    made = import_source(source, tmp_path / "b.npz", size=8)
+    made = import_source(source, tmp_path / "b.npz", ImportOptions(size=8))
     assert made.data.train.y.shape[1:] == (8, 8) and made.data.train.y.max() == 1
     Image.fromarray(np.zeros((3, 3), np.uint8)).save(tmp_path / "4-mask.png")
     with pytest.raises(ValueError, match=r"line 6: 4-mask.png has another size"):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from models.samples import Samples
 from models.tasks import task_of
-from models.training import Samples
-from partitions import medmnist
-from partitions.datasets import DATASETS, load_dataset
-from partitions.medmnist import MEDMNIST, MEDMNIST_TASKS, medmnist_sets
+from partitions.datasets import medmnist
+from partitions.datasets.medmnist import MEDMNIST, MEDMNIST_TASKS, medmnist_sets
+from partitions.datasets.registry import DATASETS, load_dataset
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
@@ -153,9 +153,9 @@ def test_pictures_are_mapped_and_unpacked_once(tmp_path: Path, monkeypatch: pyte
 
 def datasets_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another process, which may not unpack again."""
-    from partitions import datasets
+    from partitions.datasets import registry
 
-    datasets._load.cache_clear()
+    registry._load.cache_clear()
     monkeypatch.setattr(medmnist, "_join", None)
 
 

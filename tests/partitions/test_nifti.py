@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 from scans import SECRETS, leaks, write_dicom, write_nifti
 
-from partitions import dicom, nifti
-from partitions.importing import import_source
-from partitions.pictures import Wish, parts_of
+from partitions.importing import dicom, nifti
+from partitions.importing.options import ImportOptions
+from partitions.importing.scans import ReadOptions, parts_of
+from partitions.importing.source import import_source
 from server.cli.main import main
 
 
@@ -39,8 +40,11 @@ def ten_volumes(root: Path, suffix: str = ".nii.gz", mask: bool = False) -> Path
 
 def slice_of(values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **wish: Any) -> Any:
     """The slice in thousandths, as its window 500, 1000 makes it unless another one is wished."""
-    path, wished = write_nifti(tmp_path / "v.nii.gz", values, affine), Wish(**({"window": (500.0, 1000.0)} | wish))
-    form, picture = nifti.look(path, "here", wished), nifti.read(path, "here", wished, part)
+    path, wished = (
+        write_nifti(tmp_path / "v.nii.gz", values, affine),
+        ReadOptions(**({"window": (500.0, 1000.0)} | wish)),
+    )
+    form, picture = nifti.probe(path, "here", wished), nifti.read(path, "here", wished, part)
     assert picture.shape == (form.height, form.width, 1) and picture.dtype == np.float32 and form.deep
     return picture[..., 0] * 1000
 
@@ -70,7 +74,7 @@ def test_whatever_the_file_s_axes(tmp_path, axes):
 def test_dicom_and_nifti_of_one_patient_are_one_picture(tmp_path):
     """A DICOM slice with row i along the back and column j along the left is where NIfTI's (-x, -y) is."""
     pixels = np.arange(24, dtype=np.uint16).reshape(4, 6)
-    seen = dicom.read(write_dicom(tmp_path / "IM", pixels), "here", Wish(window=(500, 1000)), None)[..., 0]
+    seen = dicom.read(write_dicom(tmp_path / "IM", pixels), "here", ReadOptions(window=(500, 1000)), None)[..., 0]
     as_converters_write = np.diag([-1.0, -1.0, 1.0, 1.0])  # voxel (column, row): left and back are negative in RAS
     np.testing.assert_allclose(slice_of(pixels.T[:, :, None], tmp_path, as_converters_write), seen * 1000, atol=1e-2)
 
@@ -81,7 +85,7 @@ def test_several_slices(tmp_path):
     for i in range(10):
         write_nifti(tmp_path / f"{i}.nii", np.broadcast_to(np.arange(9, dtype=np.int16) * 100 + i, (4, 4, 9)))
     (tmp_path / "l.csv").write_text("file,label\n" + "".join(f"{i}.nii,{i % 2}\n" for i in range(10)))
-    data = import_source(tmp_path / "l.csv", tmp_path / "a.npz", slices=3, window=(500, 1000)).data
+    data = import_source(tmp_path / "l.csv", tmp_path / "a.npz", ImportOptions(slices=3, window=(500, 1000))).data
     values = [{round(float(x.flat[0]) * 1000) for x in part.x} for part in (data.train, data.val, data.test)]
     assert sorted(set.union(*values)) == sorted(100 * z + i for z in (1, 4, 7) for i in range(10))
     # All slices of a volume are in one split.
@@ -116,7 +120,7 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
     nibabel.save(scaled, path)
     image = nibabel.load(path)
     raw = np.asarray(image.dataobj)
-    made = nifti.read(path, "here", Wish(window=(500, 1000)), 2)[..., 0] * 1000
+    made = nifti.read(path, "here", ReadOptions(window=(500, 1000)), 2)[..., 0] * 1000
     np.testing.assert_allclose(made, np.clip(raw[::-1, ::-1, 2].T, 0, 1000), atol=1e-2)
     assert raw.max() > volume().max() / 2
 
@@ -126,13 +130,13 @@ def test_the_file_s_own_slope_and_intercept(tmp_path):
 
 def test_masks_lie_on_their_volumes(tmp_path):
     """x < i in volume i: the mask's columns on the right, for x grows to the patient's right, on the left here."""
-    made = import_source(ten_volumes(tmp_path, mask=True), tmp_path / "a.npz", window=(500, 1000))
+    made = import_source(ten_volumes(tmp_path, mask=True), tmp_path / "a.npz", ImportOptions(window=(500, 1000)))
     assert made.data.task == "segmentation" and made.data.classes == 2
     for part in (made.data.train, made.data.val, made.data.test):
         for x, y in zip(part.x, part.y, strict=True):
             i = round(float(x[0, 0, 0]) * 10)
             np.testing.assert_array_equal(y, np.broadcast_to(np.arange(6)[::-1] < i, (4, 6)))
-    made = import_source(tmp_path / "list.csv", tmp_path / "b.npz", size=3, slices=2)
+    made = import_source(tmp_path / "list.csv", tmp_path / "b.npz", ImportOptions(size=3, slices=2))
     assert made.data.train.y.shape == (12, 3, 3)
 
 
@@ -196,15 +200,16 @@ def test_folders_are_classes_only_where_they_are_named(tmp_path):
         write_nifti(tmp_path / "x" / ("ill" if i % 2 else "well") / f"{i}.nii.gz", np.full((4, 4, 3), i, np.int16))
     with pytest.raises(ValueError, match="holds NIfTI files and no csv: name them"):
         import_source(tmp_path / "x", tmp_path / "a.npz")
-    made = import_source(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"), window=(5, 10))
+    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill"), window=(5, 10)))
     for part in (made.data.train, made.data.test):
         assert [round(float(x[0, 0, 0]) * 10) % 2 for x in part.x] == part.y.tolist()
+    made.file.unlink()
     (tmp_path / "x" / "well" / "2.nii.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"x, file 7 of 10: its file cannot be read as NIfTI"):  # ill/ has 5
-        import_source(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
+        import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
     write_nifti(tmp_path / "x" / "Zarathustra" / "a.nii", volume())
     with pytest.raises(ValueError, match="x has 1 folders besides well, ill"):
-        import_source(tmp_path / "x", tmp_path / "a.npz", labels=("well", "ill"))
+        import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(labels=("well", "ill")))
 
 
 # Faults
@@ -214,7 +219,7 @@ def test_what_is_no_volume(tmp_path):
     for values in (np.zeros((4, 4), np.int16), np.zeros((4, 4, 3, 2, 2), np.int16)):
         path = write_nifti(tmp_path / "v.nii", values)
         with pytest.raises(ValueError, match="here: its file is no volume of grey values"):
-            nifti.look(path, "here", Wish())
+            nifti.probe(path, "here", ReadOptions())
     with pytest.raises(ValueError, match="is one scan; name the folder that it lies in, or a csv"):
         import_source(path, tmp_path / "a.npz")
 

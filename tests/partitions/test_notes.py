@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions.importing import Imported, import_source
-from partitions.notes import Take
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import Imported, import_source
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.tokens import Hashed
 from server.cli.main import main
@@ -37,7 +38,7 @@ def notes(tmp_path) -> Callable[..., Path]:
 
 
 def take_in(source: Path, take: Take, **options) -> Imported:
-    return import_source(source, source.with_name("ours.npz"), take=take, **options)
+    return import_source(source, source.with_name("ours.npz"), ImportOptions(take=take, **options))
 
 
 def test_notes_become_tokens(notes):
@@ -98,6 +99,7 @@ def test_a_text_without_words_in_berts_pieces_is_missing(notes):
     made = take_in(source, Take("NOTE", ("age",), vocabulary=str(source.parent / "vocab.txt")))
     x = np.concatenate([made.data.train.x, made.data.val.x, made.data.test.x])
     assert (~x["text"].any(axis=1)).sum() == 1
+    made.file.unlink()
     with pytest.raises(ValueError, match=r"notes\.csv, line 8: NOTE has no word; fill or drop"):  # two lines a note
         take_in(source, Take("NOTE", vocabulary=str(source.parent / "vocab.txt")))
 
@@ -118,9 +120,12 @@ def test_words_that_share_a_number_are_counted(notes):
     assert shared == f"{len(words)} of {len(words)} different words share a number with another one"
 
 
-def test_the_label_is_the_last_column_that_is_no_text(notes):
+def test_the_label_is_said_where_no_column_has_that_name(notes):
     header, rows = ["age", "ill", "NOTE"], [(i, [str(i), str(i % 2), f"note {i}"]) for i in range(50)]
-    made = take_in(notes(*rows, header=header), Take("NOTE"))
+    source = notes(*rows, header=header)
+    with pytest.raises(ValueError, match=r"no column label; name the label's column with --label: age, ill, NOTE$"):
+        take_in(source, Take("NOTE"))
+    made = take_in(source, Take("NOTE"), label="ill")
     assert made.data.classes == 2 and made.notes[0].startswith("left out are age;")
 
 
@@ -190,8 +195,7 @@ def test_the_command(notes, capsys):
         "ok    inputs: columns: a table of 2 columns, float32; text: texts of up to 200 tokens"
         in capsys.readouterr().out
     )
-    assert (
-        main(["import", str(source), "--text", "NOTE", "--vocabulary", "hashed:99", "--length", "5", "--out", ours])
-        == 0
-    )
+    again = ["import", str(source), "--text", "NOTE", "--vocabulary", "hashed:99", "--length", "5", "--out", ours]
+    assert main(again) == 2 and "is there already" in capsys.readouterr().err
+    assert main([*again, "--overwrite"]) == 0
     assert read_silo_file(ours).input_shape == ("tokens", 5, 101)

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions import apple, diversifed, fedala, manifest
-from partitions.datasets import load_dataset
-from partitions.partition import PARTITIONS, partition, partition_settings, silo_data
-from partitions.pool import hold_out
+from partitions import manifest
+from partitions.datasets.registry import load_dataset
+from partitions.schemes import apple, diversifed, fedala
+from partitions.schemes.pool import hold_out
+from partitions.schemes.registry import PARTITIONS, partition, partition_settings, silo_data
 from partitions.silo_file import check_silo_file, read_silo_file
 from partitions.splits import Dataset, Split
 

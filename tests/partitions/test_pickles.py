@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partitions.pickles import read_pickle
+from partitions.datasets.pickles import read_pickle
 
 
 def read(value: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
@@ -100,6 +100,7 @@ def test_a_damaged_pickle_is_refused():
             read_pickle(damaged)
 
 
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of what is damaged
 def test_whatever_is_damaged_is_a_value_error():
     """Bytes changed, taken out and put in, of each protocol: read, or refused, and nothing else."""
     rng = random.Random(0)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partitions.datasets import _load, load_dataset
-from partitions.partition import partition
-from partitions.signal_sets import KUHAR_CLASSES
+from partitions.datasets.registry import _load, load_dataset
+from partitions.datasets.signals import KUHAR_CLASSES
+from partitions.schemes.registry import partition
 from partitions.splits import take
 
 

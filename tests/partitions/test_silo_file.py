@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_npz, write_silo_file
+from partitions.npz import write_npz
+from partitions.schema import Schema
+from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
 from partitions.splits import SiloData, Split
 
 
@@ -145,6 +148,23 @@ def test_validation_is_taken_from_training_by_the_samples_themselves(file):
     assert len(data.test) == 6
 
 
+@pytest.mark.parametrize("key", ["label_names", "feature_names"])
+def test_a_name_that_steers_a_terminal_is_not_read(file, key):
+    """Nor can it be written: a schema takes printable names only (test_schema.py)."""
+    write_npz(
+        file,
+        {
+            "x_train": table(6),
+            "y_train": labels(6),
+            "x_test": table(6),
+            "y_test": labels(6),
+            key: np.array(["a", "b\x9bm", "c"]),
+        },
+    )
+    with pytest.raises(ValueError, match=rf"{key} holds 'b\\x9bm'; leave control characters out"):
+        read_silo_file(file)
+
+
 def test_unsplit_files_are_divided_once(file):
     """64 / 16 / 20 %: the same in whatever order the rows stand, and with whatever labels."""
     x = np.arange(100, dtype=np.float32)[:, np.newaxis]
@@ -191,7 +211,7 @@ def test_what_is_written_is_read_back(file, kind, val):
     }[kind]
     y = labels(20)
     data = SiloData(Split(x, y), Split(x[:val], y[:val]), Split(x[:5], y[:5]), 4)
-    write_silo_file(file, data, label_names=("a", "b", "c", "d"))
+    write_silo_file(file, replace(data, schema=Schema(labels=("a", "b", "c", "d"))))
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     read = read_silo_file(file)
     assert read.classes == 4 and len(read.val) == val
@@ -234,8 +254,18 @@ def test_checks_tell_what_was_found(file):
         "samples": "train 20, test 6",
         "inputs": "pictures of 6 x 5, 3 channels, uint8",
         "labels": "4 classes; samples of each: train [7, 7, 6, 0], test [4, 1, 0, 1]",
+        "schema": f"dtype uint8; SHA-256 {Schema(dtype='uint8').digest}",
         "split": "train 17, val 3, test 6, val drawn from train by the samples themselves; no run can change it",
     }
+
+
+def test_a_hospital_may_have_few_of_the_federations_classes(file):
+    """Where it says how many there are. That it has a single one is said, too."""
+    checks = check_silo_file(save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 1), classes=6)))
+    assert all(check.ok for check in checks) and "ONE" not in checks[4].detail
+    checks = check_silo_file(save(file, good(y_train=np.full(20, 5), y_test=np.full(6, 5), classes=6)))
+    assert all(check.ok for check in checks)
+    assert checks[4].detail.endswith("train [0, 0, 0, 0, 0, 20], test [0, 0, 0, 0, 0, 6]; there is ONE class here")
 
 
 def test_feature_names_are_shown(file):
@@ -298,7 +328,14 @@ BAD_ARRAYS = {
     "classes of text": (good(classes="3"), "classes is no positive whole number", ""),
     "a code for classes": (good(classes=10**13), "classes is 10000000000000", "at most 100000"),
     "no classes": (good(classes=0), "classes is no positive whole number", ""),
+    "gaps": (
+        good(y_train=np.where(labels(20) == 1, 1, 5), y_test=[1, 5] * 3),
+        "has labels 1, 5, which leave",
+        "classes=",
+    ),
+    "one class": ({"x": table(30), "y": np.ones(30, int)}, "has one class alone, 1", "save classes=numpy.array(N)"),
     "label names": (good(label_names=["a", "b"]), "label_names does not hold 3 texts", ""),
+    "a name that steers a terminal": (good(label_names=["a", "b\x1b[2J", "c"]), r"label_names holds 'b\x1b[2J'", ""),
 }
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions.datasets import load_dataset
-from partitions.partition import partition, silo_data
+from partitions.datasets.registry import load_dataset
+from partitions.schemes.registry import partition, silo_data
 from partitions.splits import take
 
 DATA = Path(os.environ.get("SILOFL_DATA") or Path(__file__).parents[3] / "shared" / "data")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partitions.text_sets import read_news
+from partitions.datasets.texts import read_news
 from partitions.tokens import (
     Hashed,
     Pieces,

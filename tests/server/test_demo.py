@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server import demo
 from server.deploy.federation import read_federation
 from server.report.study import Study
-from server.simulate import simulate
+from server.simulation import demo
+from server.simulation.simulate import simulate
 from strategies.base.settings import values_of
 
 
@@ -38,7 +38,7 @@ def test_most_silos_gain(tmp_path: Path) -> None:
     assert study.best == "apple"
     gain, _, lose = study.counts("apple", "local")
     assert gain >= 8 and lose <= 2
-    assert study.mean_gain("apple", "local").interval[0] > 0
+    assert study.mean_gain("apple", "local").mean > 0.02
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the demonstration does with its federation, instead of doing it."""
     made: list[str] = []
 
-    def up(federation: Any, *, say: Any) -> None:
+    def up(federation: Any, *, echo: Any) -> None:
         made.append(f"up {federation.name}")
 
     def clear(name: str) -> int:

@@ -12,19 +12,20 @@ from torch import Tensor
 
 from client.export import export_model
 from server.report.study import Study
-from server.simulate import simulate
+from server.simulation.simulate import simulate
 from strategies import strategies
-from strategies.base import server
-from strategies.base.server import PersonalizedStrategy
+from strategies.base import strategy
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
-from strategies.base.silo import SiloClient
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @pytest.fixture
 def halfway() -> Iterator[type[PersonalizedStrategy]]:
     """Registers a method by defining it: silos keep the point between the received and their trained model."""
     strategies()  # the package's own are imported, and stay when this one goes
-    before = dict(server._REGISTRY)
+    before = dict(strategy._REGISTRY)
 
     @dataclass(frozen=True)
     class HalfwaySettings:
@@ -39,17 +40,19 @@ def halfway() -> Iterator[type[PersonalizedStrategy]]:
             return self.received + self.settings.share * (self.model.vector - self.received)
 
     class Halfway(PersonalizedStrategy):
-        name = "half-way"
-        spelling = "HalfWay"
-        title = "Halfway home"
-        paper = "A. Nobody, 2026"
+        info = MethodInfo(
+            name="half-way",
+            spelling="HalfWay",
+            title="Halfway home",
+            paper="A. Nobody, 2026",
+            keeps=("its half of the way",),
+        )
         client = HalfwayClient
         Settings = HalfwaySettings
-        keeps = ("its half of the way",)
 
     yield Halfway
-    server._REGISTRY.clear()
-    server._REGISTRY.update(before)
+    strategy._REGISTRY.clear()
+    strategy._REGISTRY.update(before)
 
 
 def test_it_runs_is_reported_and_exported(halfway: type[PersonalizedStrategy], tmp_path: Path) -> None:

@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 from tiny import history_without_seconds
 
-import server.workers
+import server.simulation.simulate
+import server.simulation.workers
+from partitions.common.errors import UserError
 from server.cli.main import main
+from server.results.run_directory import WORKERS, RunDirectory, read_toml
+from server.results.study import study_runs
+from server.results.tracking import TRACKERS, Tracker
+from server.results.worker_directories import WorkerDirectories
 from server.run.loop import RoundLoop
-from server.run.parts import Parts
-from server.run.rundir import WORKERS, RunDirectory, read_toml
-from server.run.study import study_runs
-from server.run.tracking import TRACKERS, Tracker
-from server.run.withdraw import withdraw
-from server.simulate import simulate
-from server.workers import Ends, in_processes, side_by_side, start, way_of, work
+from server.run.withdrawal import withdraw
+from server.simulation.simulate import simulate
+from server.simulation.workers import Ends, executor_of, in_processes, side_by_side, start, work
 from strategies.base.run_settings import RunSettings
-from strategies.base.settings import UserError
 
 Runs = Sequence[RunSettings]
 
@@ -70,7 +71,7 @@ def inline(
 
 
 def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:
-    return simulate(given, quiet=True, log=log, way=partial(side_by_side, engine=engine, workers="2"))
+    return simulate(given, quiet=True, log=log, executor=partial(side_by_side, engine=engine, workers="2"))
 
 
 def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +91,10 @@ def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_two_processes_leave_what_one_leaves(in_turns: Path, table: Path, tmp_path: Path) -> None:
-    """Four runs, from the command line; the others' tests need no processes."""
-    given = values(table, tmp_path / "alone", strategy="fedavg,apple")
+    """Three runs, from the command line; the others' tests need no processes."""
+    given = values(table, tmp_path / "alone", strategy="local,fedavg,apple", seed=1)
     alone = simulate(given, quiet=True)
-    options = ["--strategy", "fedavg,apple", "--seed", "1,2", "--data", str(table), "--partition", "iid"]
+    options = ["--strategy", "local,fedavg,apple", "--seed", "1", "--data", str(table), "--partition", "iid"]
     options += ["--silos", "2", "--rounds", "3", "--set", "threads=1", "--workers", "2"]
     assert main(["simulate", *options, "--out", str(tmp_path / "run")]) == 0
     assert left(tmp_path / "run") == left(alone)
@@ -146,7 +147,7 @@ def test_trackers_hear_what_they_hear_in_turns(table: Path, tmp_path: Path, monk
 KILLED = """
 import os, signal, sys
 from server.run.loop import RoundLoop
-from server.workers import work
+from server.simulation.workers import work
 
 ordinary = RoundLoop.round
 
@@ -168,7 +169,7 @@ def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
     given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(server.workers, "start", start_one)
+        patch.setattr(server.simulation.workers, "start", start_one)
         with pytest.raises(RuntimeError, match=r"^apple-1: its process was killed \(signal 9\)$"):
             study(given, partial(in_processes, 2))
     run = tmp_path / "run"
@@ -189,8 +190,8 @@ def test_everything_was_killed(
     given = values(table, tmp_path / "run")
     runs = study_runs(given)
     crash_in("apple-1", 2, monkeypatch)
-    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
-        Parts(directory, runs).hand_out()
+    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+        WorkerDirectories(directory, runs).hand_out()
         for key in ("local-2", "fedavg-1"):
             assert work(str(directory.path), key, False) == 0
         with pytest.raises(KeyboardInterrupt):
@@ -207,15 +208,15 @@ def test_half_taken_back(table: Path, tmp_path: Path) -> None:
     """Killed after history and progress were merged and before the folder was gone: nothing is there twice."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     [run] = runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
-        parts = Parts(directory, runs)
+    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+        parts = WorkerDirectories(directory, runs)
         parts.hand_out()
         assert work(str(directory.path), run.run_key, False) == 0
-        before = Parts(directory, runs)
+        before = WorkerDirectories(directory, runs)
         before.follow(run)
         directory.history.write_bytes(parts.of(run).history.read_bytes())
         merged = directory.history.read_bytes(), directory.progress_file.read_bytes()
-        Parts(directory, runs).take_back_all()
+        WorkerDirectories(directory, runs).take_back_all()
         assert (directory.history.read_bytes(), directory.progress_file.read_bytes()) == merged
         assert not (directory.path / WORKERS).exists() and directory.summary.exists()
 
@@ -240,7 +241,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedBN refuses a network without batch normalisation: the user's to mend, exit code 2, as in turns."""
-    monkeypatch.setattr(server.workers, "in_processes", lambda count, *given: inline(*given))
+    monkeypatch.setattr(server.simulation.workers, "in_processes", lambda count, *given: inline(*given))
     given = ["simulate", "--strategy", "fedbn,local", "--data", str(table), "--partition", "iid", "--silos", "2"]
     given += ["--rounds", "1", "--set", "threads=1", "--out"]
     assert main([*given, str(tmp_path / "turns")]) == 2
@@ -255,8 +256,8 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     """A process that outlived its study, as one far away can: the study is refused until it has ended."""
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
-        Parts(directory, runs).hand_out()
+    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+        WorkerDirectories(directory, runs).hand_out()
     with (
         RunDirectory(tmp_path / "run", "fedavg-1").held(),
         pytest.raises(ValueError, match="another run is writing to it"),
@@ -267,7 +268,7 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
 
 
 def test_a_worker_ends_with_its_study() -> None:
-    code = "import threading, time; from server.workers import end_with_parent; "
+    code = "import threading, time; from server.simulation.workers import end_with_parent; "
     code += "threading.Thread(target=end_with_parent).start(); print(1, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -279,8 +280,8 @@ def test_a_worker_ends_with_its_study() -> None:
 def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path: Path) -> None:
     given = values(table, tmp_path / "run", strategy="fedavg", seed=1)
     runs = study_runs(given)
-    with RunDirectory.open(tmp_path / "run", server.simulate.study_config(runs), resume=False) as directory:
-        Parts(directory, runs).hand_out()
+    with RunDirectory.open(tmp_path / "run", server.simulation.simulate.study_config(runs), resume=False) as directory:
+        WorkerDirectories(directory, runs).hand_out()
         assert work(str(directory.path), "fedavg-1", False) == 0
     withdraw("hospital-02", [tmp_path / "run"])
     files = [f for f in (tmp_path / "run").rglob("*") if f.is_file()]
@@ -297,13 +298,13 @@ def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path
 @pytest.mark.parametrize("workers", ["0", "-1", "many", "", "1.5", "²"])
 def test_workers_is_a_number_or_ray(workers: str) -> None:
     with pytest.raises(UserError, match=f"^--workers {workers}: a number of processes, or ray, is wanted here$"):
-        way_of(workers)
+        executor_of(workers)
 
 
 def test_nothing_is_started_for_a_wrong_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(server.workers, "start", None)
+    monkeypatch.setattr(server.simulation.workers, "start", None)
     out = tmp_path / "run"
     assert main(["simulate", "--strategy", "local,appel", "--workers", "2", "--out", str(out)]) == 2
     assert "unknown strategy 'appel' (did you mean 'apple'?)" in capsys.readouterr().err and not out.exists()
@@ -320,5 +321,5 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_on_ray(table: Path, tmp_path: Path) -> None:
     """A cluster of this machine's own, two runs; one whose process dies there is named."""
     given = values(table, tmp_path / "run", strategy="fedavg,apple", seed=1)
-    run = simulate(given, quiet=True, way=way_of("ray"))
+    run = simulate(given, quiet=True, executor=executor_of("ray"))
     assert left(run) == left(simulate({**given, "out": str(tmp_path / "turns")}, quiet=True))

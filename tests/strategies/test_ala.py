@@ -9,8 +9,8 @@ import pytest
 from tiny import STILL, Files, comparable, federate, keep_weights_at, rows_of, same, settings_of
 from two_layers import deep_gradient, replies_of
 
+from partitions.common.errors import UserError
 from strategies import strategies
-from strategies.base.settings import UserError
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
 ALA: dict[str, Any] = {"fedala__max_epochs": 3, "fedala__eta": 0.5}
@@ -24,7 +24,7 @@ def test_fedavg_with_ala_is_fedala(three: Files) -> None:
     assert same(module.strategy.state.arrays["global"], method.strategy.state.arrays["global"])
 
 
-@pytest.mark.parametrize("name", sorted(n for n, s in strategies().items() if s.takes_ala))
+@pytest.mark.parametrize("name", sorted(n for n, s in strategies().items() if s.info.ala))
 def test_ala_changes_every_method_that_takes_it(three: Files, name: str, tiny_bn: None) -> None:
     """From round 3 at the latest the received model is a mixture (FedAMP and DiversiFed receive nothing in round 1)."""
     needed = {"diversifed": {"diversifed__start": "received"}, "fedbn": {"model": "tiny-bn"}}

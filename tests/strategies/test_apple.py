@@ -33,14 +33,13 @@ from tiny import (
 )
 from torch import Tensor
 
-from client.silo import open_silo
+from client.session import ClientSession
 from models.tasks import MULTICLASS
-from server.run.loop import Progress
+from server.run.reporter import Progress
 from strategies.apple import AppleClient, loss_schedule
-from strategies.base.metrics_and_cards import allowed_metrics
-from strategies.base.payload import Model, decode
-from strategies.base.silo import model_of
+from strategies.base.schema.reporting import allowed_metrics
 from strategies.base.state import State
+from strategies.base.transport.payload import Model, decode, model_of
 
 UNIT = 12 * 4  # bytes of Σ = 12 parameters
 
@@ -130,7 +129,7 @@ def silo_client(files: Files, cores: Tensor, dr: Tensor, server_round: int = 2, 
     settings = settings_of(files, strategy="apple", **changes)
     grid = TinyGrid(files, settings)
     state = State({"dr": dr, "core.a": cores[0]})
-    client = client_of(settings, open_silo(settings, grid.contexts[1], {"classes": 3}), state, server_round)
+    client = client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo, state, server_round)
     assert isinstance(client, AppleClient)
     names = sorted(files)
     client.models = {model_of(n): Model(cores[i], n) for i, n in enumerate(names) if n != "a"}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import Files, federate, simulated
 
-import server.run.lockstep
-from models.architectures import resolve
+import server.simulation.vectorized
+from models.networks.registry import resolve
 from strategies import strategies
 
 CLASSES, STEPS, WORDS = 3, 8, 30
@@ -69,7 +69,7 @@ def silos(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Files:
     return files
 
 
-@pytest.mark.parametrize("method", sorted(name for name, method in strategies().items() if not method.pooled))
+@pytest.mark.parametrize("method", sorted(name for name, method in strategies().items() if not method.info.pooled))
 def test_every_method_takes_every_input(silos: Files, kind: str, method: str) -> None:
     """Two rounds: every silo answers, what it says is finite, and its own model is kept, is finite and has moved."""
     settings = {"strategy": method, **OPTIONS, **NETWORKS[kind]}
@@ -108,7 +108,7 @@ def test_silos_that_cannot_train_together_take_turns(
     silos: Files, kind: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``vectorize`` is no fault with any input, without dropout, which would be reason enough to take turns."""
-    monkeypatch.setattr(server.run.lockstep, "FEWEST_SILOS", 2)
+    monkeypatch.setattr(server.simulation.vectorized, "FEWEST_SILOS", 2)
     settings = {"strategy": method, **OPTIONS, **NETWORKS[kind], "fedapm-signals.dropout": 0.0}
     alone, together = federate(silos, **settings), federate(silos, **settings, vectorize=True)
     for silo in silos:

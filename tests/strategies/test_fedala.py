@@ -25,8 +25,8 @@ from tiny import (
 )
 from torch import Tensor
 
-from strategies.base.payload import Model
 from strategies.base.state import State
+from strategies.base.transport.payload import Model
 from strategies.fedala import FedALAClient
 
 
@@ -123,12 +123,12 @@ def test_weights_at_zero_over_all_layers_is_local(three: Files) -> None:
 
 def ala_client(files: Files, state: State, received: Tensor, **changes: Any) -> FedALAClient:
     """Silo a's half in round 2, holding a received model."""
-    from client.silo import open_silo
+    from client.session import ClientSession
 
     forget_models()
     settings = settings_of(files, strategy="fedala", **changes)
     grid = TinyGrid(files, settings)
-    client = client_of(settings, open_silo(settings, grid.contexts[1], {"classes": 3}), state, server_round=2)
+    client = client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo, state, server_round=2)
     assert isinstance(client, FedALAClient)
     client.models = {"global": Model(received)}
     return client

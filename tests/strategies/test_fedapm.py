@@ -25,7 +25,7 @@ from two_layers import (
     start_at,
 )
 
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
 from strategies.fedapm import FedAPMClient
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}

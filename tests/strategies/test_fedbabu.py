@@ -11,7 +11,7 @@ import torch
 from tiny import STILL, Files, comparable, federate, initial, keep_weights_at, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
-from strategies.base.silo import SiloClient
+from strategies.base.client import SiloClient
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 

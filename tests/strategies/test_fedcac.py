@@ -14,9 +14,9 @@ from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, Numbers, comparable, federate, initial, random_silos, rows_of, same
 from two_layers import DEEP, deep_gradient, losing, replies_of
 
-from models.flat import Entry, Layout
-from server.run.loop import Progress
-from strategies.base.payload import array_record
+from models.layout import Entry, Layout
+from server.run.reporter import Progress
+from strategies.base.transport.payload import array_record
 from strategies.fedcac import critical, overlap, pack, unpack
 
 OPTIONS: dict[str, Any] = {"rounds": 4, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}

@@ -16,9 +16,9 @@ from two_layers import DEEP, replies_of
 
 import strategies.fedcp
 from client.export import export_model, predict_file
-from models.architectures import MlpSettings
-from models.initial import initial_model
+from models.initialisation import initial_model
 from models.metrics import mmd
+from models.networks.mlp import MlpSettings
 from models.training import generator
 from strategies.fedcp import PolicyHead
 

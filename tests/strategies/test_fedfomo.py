@@ -28,14 +28,14 @@ from tiny import (
 from torch import Tensor
 from two_layers import replies_of, rounds_trained
 
-from models.architectures import MlpSettings
-from models.initial import flat_model
-from models.training import Samples
-from strategies.base.payload import Model
-from strategies.base.server import SiloInfo
-from strategies.base.settings import UserError
-from strategies.base.silo import Silo, model_of
+from models.initialisation import flat_model
+from models.networks.mlp import MlpSettings
+from models.samples import Samples
+from partitions.common.errors import UserError
+from strategies.base.client import Silo
 from strategies.base.state import State
+from strategies.base.strategy import SiloInfo
+from strategies.base.transport.payload import Model, model_of
 from strategies.fedfomo import FedFomo, FedFomoClient
 
 BYTES = ("round_seconds", "bytes_down", "bytes_up")

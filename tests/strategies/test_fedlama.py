@@ -12,9 +12,9 @@ from flwr.app import Error, Message
 from tiny import Files, TinyGrid, comparable, federate, initial, random_silos, round_of, rows_of, same
 from two_layers import DEEP, deep_gradient, replies_of
 
-from models.flat import Entry, Layout
-from models.initial import flat_model
-from strategies.base.payload import decode
+from models.initialisation import flat_model
+from models.layout import Entry, Layout
+from strategies.base.transport.payload import decode
 from strategies.fedlama import choose_intervals
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}

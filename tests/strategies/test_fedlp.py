@@ -13,10 +13,10 @@ from tiny import Files, TinyGrid, comparable, federate, initial, random_silos, r
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 import strategies.fedlp
-from models.flat import Block, Layout
-from server.run.loop import Progress
-from strategies.base.payload import array_record
+from models.layout import Block, Layout
+from server.run.reporter import Progress
 from strategies.base.settings import Common
+from strategies.base.transport.payload import array_record
 from strategies.fedlp import LpSettings, sent
 
 Draws = dict[tuple[str, int], list[slice]]

@@ -44,6 +44,13 @@ def test_special_cases_of_the_combination() -> None:
     assert weights(np.ones((2, 5)), np.zeros(2)).sum(1) == pytest.approx([1, 1])  # nothing to choose by
 
 
+def test_heads_that_are_nearly_equal_beside_large_ones() -> None:
+    """Distances are differences of large products: rounding leaves a matrix that is not quite semidefinite."""
+    rng = np.random.default_rng(1)
+    found = weights(1e6 + 1e-6 * rng.normal(size=(12, 5)), np.zeros(12))
+    assert np.isfinite(found).all() and found.sum(1) == pytest.approx(np.ones(12))
+
+
 def test_small_coefficients_are_none() -> None:
     """10⁴ apart, V = 1: the other's share is 1 / (2 + d²) < 10⁻³, so it is 0 and the own is 1."""
     assert weights(np.array([[0.0], [100.0]]), np.ones(2)).tolist() == [[1, 0], [0, 1]]

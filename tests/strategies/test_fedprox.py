@@ -99,10 +99,10 @@ def test_fine_tuning_without_the_term_is_fedavg_ft(three: Files) -> None:
     assert comparable(prox.rows) == comparable(plain.rows)
 
 
-def test_the_readmes_walk_shows_the_file() -> None:
-    """Every block of Python in the README's walk through strategies/fedprox.py stands there word for word."""
+def test_the_pages_walk_shows_the_file() -> None:
+    """Every block of Python in docs/contributing.md's walk through strategies/fedprox.py is in the file."""
     root = Path(__file__).parents[2]
-    walk = (root / "README.md").read_text().split("## How to add a method")[1].split("## Tests")[0]
+    walk = (root / "docs" / "contributing.md").read_text().split("## How to add a method")[1].split("## Tests")[0]
     blocks = re.findall(r"```python\n(.*?)```", walk, re.S)
     code = (root / "strategies" / "fedprox.py").read_text()
     assert len(blocks) >= 3

@@ -11,12 +11,12 @@ import torch
 from tiny import Files, comparable, federate, initial, rows_of, same, settings_of
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, rounds_trained, start_at
 
-from models.architectures import MlpSettings
 from models.flat import gather
-from models.initial import flat_model
+from models.initialisation import flat_model
+from models.networks.mlp import MlpSettings
+from partitions.common.errors import UserError
+from strategies.base.client import SiloClient
 from strategies.base.partial import personal_blocks, split_parts
-from strategies.base.settings import UserError
-from strategies.base.silo import SiloClient
 
 METHODS = ("fedsim", "fedper", "fedalt", "fedrep")
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
@@ -218,7 +218,7 @@ def test_reported_is_the_averaged_body_with_the_own_head(three: Files, name: str
         hidden = np.maximum(x @ body[:12].reshape(4, 3).T + body[12:], 0)
         logits = hidden @ head[:12].reshape(3, 4).T + head[12:]
         loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]).mean()
-        assert run.values("loss", silo, run.strategy.reports)[-1] == pytest.approx(loss, rel=1e-4)
+        assert run.values("loss", silo, run.strategy.info.reports)[-1] == pytest.approx(loss, rel=1e-4)
 
 
 # ---- The order of the steps ------------------------------------------------------------------------------------------

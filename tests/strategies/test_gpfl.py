@@ -15,8 +15,8 @@ from torch import Tensor
 from two_layers import DEEP, replies_of
 
 from client.export import export_model, predict_file
-from models.architectures import MlpSettings
-from models.initial import initial_model
+from models.initialisation import initial_model
+from models.networks.mlp import MlpSettings
 from strategies.gpfl import ConditionalHead, GPFLClient, Valve
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}

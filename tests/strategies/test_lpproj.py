@@ -12,7 +12,7 @@ from tiny import Files, Numbers, comparable, federate, gradient, initial, random
 from two_layers import replies_of
 
 import strategies.lpproj
-from strategies.base.settings import UserError
+from partitions.common.errors import UserError
 from strategies.lpproj import projection
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}

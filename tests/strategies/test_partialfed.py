@@ -11,7 +11,7 @@ import torch
 from tiny import Files, comparable, federate, initial, rows_of, same
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of, start_at
 
-from strategies.base.settings import UserError
+from partitions.common.errors import UserError
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 4, "local_epochs": 2, "batch_size": 4, "momentum": 0.5}
 BYTES = ("round_seconds", "bytes_down", "bytes_up")

@@ -14,7 +14,7 @@ from tiny import Files, Numbers, comparable, federate, gradient, initial, random
 from torch import Tensor
 from two_layers import quadratic_loss, quadratic_terms, replies_of
 
-import models.tasks
+import models.tasks.base
 from strategies.perfedavg import PerFedAvgClient
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.3}
@@ -148,7 +148,7 @@ def test_without_curvature_both_variants_are_one(three: Files, monkeypatch: pyte
 
     first, second = (federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf"))
     assert not same(first.strategy.state.arrays["global"], second.strategy.state.arrays["global"])
-    monkeypatch.setattr(models.tasks, "loss_function", lambda name, gamma: linear)
+    monkeypatch.setattr(models.tasks.base, "loss_function", lambda name, gamma: linear)
     first, second = (federate(three, strategy=NAME, **given(variant=v, step=0.4), **OPTIONS) for v in ("fo", "hf"))
     assert comparable(first.rows) == comparable(second.rows)
     assert same(first.strategy.state.arrays["global"], second.strategy.state.arrays["global"])

@@ -12,11 +12,11 @@ from torch import Tensor
 from two_layers import DEEP, FC1, FC2, deep_gradient, replies_of
 
 import strategies.pfedla
-from models.architectures import MlpSettings
-from models.initial import flat_model
+from models.initialisation import flat_model
+from models.networks.mlp import MlpSettings
 from models.training import generator
-from strategies.base.replies import Update
-from strategies.base.server import SiloInfo
+from strategies.base.strategy import SiloInfo
+from strategies.base.transport.replies import Update
 from strategies.pfedla import LaSettings, PFedLA, first_hypernetwork, layer_weights
 
 SMALL = {"pfedla__embedding": 3, "pfedla__hidden": 5, "pfedla__hyper_learning_rate": 0.5}

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tiny import Files, comparable, federate, simulated
 
-from client.silo import open_data, pooled
+from client.session import ClientSession
+from partitions.common.errors import UserError
 from partitions.simulated import divide
 from server.report.study import Study
-from server.simulate import simulate
-from strategies.base.settings import UserError
+from server.simulation.simulate import simulate
 
 OPTIONS: dict[str, Any] = {"silos": 4, "rounds": 3, "momentum": 0.5, "batch_size": 32}
 
@@ -22,12 +22,12 @@ def test_the_first_silo_has_everybodys_training_samples() -> None:
     run = simulated(strategy="pooled", **OPTIONS)
     whole, silos = divide(run.settings.division)
     contexts = list(run.grid.contexts.values())  # type: ignore[attr-defined]
-    first = pooled(open_data(run.settings, contexts[0]), run.settings, contexts[0])
+    first = ClientSession(run.settings, contexts[0]).used_data
     indices = np.concatenate([silo.train for silo in silos])
     np.testing.assert_array_equal(first.train.y, whole.labels[indices])
-    assert len(set(indices)) == len(indices) == sum(card["n_train"] for card in run.cards.values())
+    assert len(set(indices)) == len(indices) == sum(card["n_train"] for card in run.registration.cards.values())
     np.testing.assert_array_equal(first.test.y, whole.labels[silos[0].test])
-    second = pooled(open_data(run.settings, contexts[1]), run.settings, contexts[1])
+    second = ClientSession(run.settings, contexts[1]).used_data
     assert len(second.train) == len(silos[1].train)
 
 

@@ -13,7 +13,7 @@ from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, comparable, federate, gradient, initial, random_silos, rows_of, same
 from two_layers import confirmed, losing, replies_of
 
-from strategies.base.settings import UserError
+from partitions.common.errors import UserError
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.2}
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from client.site import audit
-from client.site.audit import Log, chained, digest, files_of, verify
+from client.site.trust import audit
+from client.site.trust.audit import Log, chained, digest, files_of, verify
 from server.cli.main import main
 
 ROOT = Path(__file__).parents[3]
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:
-    """A message of a run: what `leaving.py` writes."""
+    """A message of a run: what `audit_gate.py` writes."""
     sent = [
         {"name": "model.model/vector", "dtype": "float32", "shape": [12], "bytes": 48, "sha256": f"{number:064x}"},
         {"name": "metrics", "keys": ["personal.test.accuracy"], "bytes": 30, "sha256": digest(b"m%d" % number)},
@@ -61,6 +61,86 @@ def test_a_whole_log(log: Path) -> None:
         "head.json": 0o600,
         audit.file_name(1): 0o600,
     }
+
+
+# --- the settings of a run --------------------------------------------------------------------------------
+
+
+SETTINGS = {"batch-size": 64, "learning-rate": 1.0, "strategy": "apple", "resume": False}
+
+
+def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> dict[str, Any]:
+    return entry(number) | {"settings": digest(audit.plain(settings)), "run-config": settings} | changes
+
+
+def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = SETTINGS | {"batch-size": 7}
+    log = Log(tmp_path / "audit")
+    for number, settings in enumerate((SETTINGS, SETTINGS, other, SETTINGS, other), 1):
+        log.append(of_run(number, settings))
+    entries = verify(log.folder).entries
+    assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
+    assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
+    assert audit.settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
+    monkeypatch.setattr(audit, "LARGEST", 10)  # each file tells alone, once the ones before it are moved away
+    log.append(of_run(6))
+    log.append(of_run(7) | {"run-id": "8"})
+    assert ["run-config" in one for one in verify(log.folder).entries][5:] == [True, True]
+    assert not verify(log.folder).faults
+
+
+@pytest.mark.parametrize("damage", ["no note", "torn", "odd note"])
+def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_path: Path, damage: str) -> None:
+    log = Log(tmp_path / "audit")
+    log.append(of_run(1))
+    if damage == "torn":
+        write(log.folder, [text_of(log.folder)[0][:-9]], end="")
+    head = {"line": 0, "hash": audit.START} | ({"settings": {"lines": 3}} if damage == "odd note" else {})
+    (log.folder / "head.json").write_text(json.dumps(head))
+    log.append(of_run(2))
+    assert "run-config" in verify(log.folder).entries[-1] and not verify(log.folder).faults
+
+
+def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> None:
+    """By somebody who makes all hashes anew."""
+    for change, names in (({"run-config": {"batch-size": 1}}, {1, 2}), ({"run-config": {}}, {2})):
+        log = Log(tmp_path / str(names))
+        log.append(of_run(1))
+        log.append(of_run(2))
+        first, second = (json.loads(line) for line in text_of(log.folder))
+        text, own = chained({k: v for k, v in (first | change).items() if k != "hash"})
+        last, end = chained({k: v for k, v in (second | {"previous": own}).items() if k != "hash"})
+        write(log.folder, [text.decode(), last.decode()])
+        audit.write_head(log.folder, 2, end, {})
+        faults = verify(log.folder).faults
+        assert {f"line {n}: line 1 does not have the settings of its run" for n in names} <= set(faults)
+
+
+def test_a_log_of_before_settings_were_kept_goes_on(log: Path) -> None:
+    head = json.loads((log / "head.json").read_text())
+    (log / "head.json").write_text(json.dumps({"line": head["line"], "hash": head["hash"]}))
+    Log(log).append(of_run(7))
+    Log(log).append(of_run(8))
+    found = verify(log)
+    assert not found.faults and audit.settings_of(found.entries) == {7: SETTINGS, 8: SETTINGS}
+
+
+def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="bytes of settings, and the log keeps at most"):
+        Log(tmp_path / "audit").append(of_run(1, {"agreed": "x" * audit.LARGEST_SETTINGS}))
+    assert not verify(tmp_path / "audit").entries
+
+
+def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = SETTINGS | {"agreed": "\x1b[2J\n"}
+    Log(tmp_path / "audit").append(of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b"))
+    assert main(["audit", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert 'batch-size = 64, learning-rate = 1.0, strategy = "apple", resume = false' in out
+    assert "today\\x1b]0;gone\\x07\\nsecond line" in out
+    assert all(line.isprintable() for line in out.split("\n"))
 
 
 def flip(position: float) -> Callable[[str], str]:
@@ -176,7 +256,7 @@ def child(log: Path, before: str, number: int = 7) -> subprocess.CompletedProces
     code = textwrap.dedent(f"""
         import json, os, resource, signal, sys
         from pathlib import Path
-        from client.site.audit import Log
+        from client.site.trust.audit import Log
         whole = os.write
         {before}
         Log(Path({str(log)!r})).append(json.loads(sys.stdin.read()))
@@ -249,7 +329,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) ->
 
 
 def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
-    dies = "import client.site.audit as a; a.write_head = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    dies = "import client.site.trust.audit as a; a.write_head = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
     assert child(log, dies).returncode == -signal.SIGKILL
     assert not verify(log).faults and len(verify(log).entries) == 7
     Log(log).append(entry(8))
@@ -277,15 +357,15 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
         import resource, signal
         from types import SimpleNamespace
         from flwr.app import ArrayRecord, Message, RecordDict
-        from client.site.leaving import let_out
-        from server.run.engine import flower_identity
+        from client.site.trust.audit_gate import release_reply
+        from server.simulation.engine import flower_identity
         import torch
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)
         with flower_identity():
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
             content = RecordDict({{"model.model": ArrayRecord({{"vector": torch.zeros(9)}})}})
-            left = let_out(Message(content, reply_to=asked), {{"folder": {str(log)!r}}}, asked)
+            left = release_reply(Message(content, reply_to=asked), {{"folder": {str(log)!r}}}, asked)
         print(left.has_content(), left.error.reason)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -317,7 +397,7 @@ def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_that_write_at_once(log: Path) -> None:
-    code = "import json, sys\nfrom pathlib import Path\nfrom client.site.audit import Log\n"
+    code = "import json, sys\nfrom pathlib import Path\nfrom client.site.trust.audit import Log\n"
     code += f"for _ in range(20): Log(Path({str(log)!r})).append(json.loads(sys.argv[1]))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     both = [subprocess.Popen([sys.executable, "-c", code, json.dumps(entry(n))], env=environment) for n in (7, 8)]

@@ -11,19 +11,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from archives import untar
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from superlink import SuperLink, superlink
 
-from client.site.bundle import only_one, read_bundle, read_variables, site_of, site_root, unpack
-from client.site.launch import supernode_command
 from client.site.node import Site
-from client.site.policy import Policy, read_policy
+from client.site.runtime.doctor import data_checks
+from client.site.runtime.join import only_one
+from client.site.runtime.launch import supernode_command
+from client.site.trust.bundle import read_bundle, site_of, unpack
+from client.site.trust.keys import site_root
+from client.site.trust.policy import Policy, read_policy
+from client.site.trust.variables import read_variables
+from partitions.schema import Feature, Schema
 from server.cli.main import main
 from server.deploy.bundle import Bundle, add_silo, app_hash, pins, remove_silo
 from server.deploy.control import Control, write_connection
@@ -55,6 +62,34 @@ def test_tar_and_its_files_are_their_owners_alone(tar: Path) -> None:
     assert members["clinic"].mode == 0o700
     assert all(member.mode == 0o600 for member in members.values() if member.isfile())
     assert list(tar.parent.iterdir()) == [tar]  # no temporary file stays
+
+
+def test_the_federations_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It lies in the bundle, `check-data` and `doctor` hold the data file against it; a bundle without one has none."""
+    schema = Schema((Feature("age"), Feature("bmi")))
+    replace(bundle(), schema=schema).write(tmp_path / "clinic.tar")
+    files = read_bundle(tmp_path / "clinic.tar")
+    assert files["schema.json"].decode() == schema.text
+    unpack(files, tmp_path / "site")
+    site = site_of(files, tmp_path / "site", tmp_path / "data.npz")
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    parts: dict[str, Any] = {"x": x, "y": np.arange(6) % 2}
+    where = ["check-data", str(site.data), "--schema"]
+    for names, code, said in (
+        (("bmi", "age"), 0, "ok    federation's schema: columns in another order: each run maps them by name"),
+        (("age", "sex"), 2, "FAIL  federation's schema: has columns named sex, the federation has bmi"),
+        ((), 2, "FAIL  federation's schema: has no names of its columns, the federation has age, bmi"),
+    ):
+        np.savez(site.data, **(parts | ({"feature_names": names} if names else {})))
+        for schema_of in (tmp_path / "clinic.tar", tmp_path / "site" / "schema.json"):
+            assert main([*where, str(schema_of)]) == code and said in capsys.readouterr().out
+        check = data_checks(site.data, site.schema)[-1]
+        assert check.ok == (code == 0) and said.partition(": ")[2] in check.detail
+    bundle().write(tmp_path / "other.tar")
+    assert main([*where, str(tmp_path / "other.tar")]) == 2
+    assert "other.tar has no schema: its federation declares none" in capsys.readouterr().err
+    unpack(read_bundle(tmp_path / "other.tar"), tmp_path / "site")
+    assert not (tmp_path / "site" / "schema.json").exists()
 
 
 def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
@@ -118,7 +153,7 @@ def test_a_bundle_for_a_gpu() -> None:
 
 def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
     """The SHA-256 changes with the code and with nothing else; the file is one that a site reads."""
-    from client.site.warm.pins import read_pins
+    from client.site.trust.pins import read_pins
 
     app = tmp_path / "app"
     (app / "pkg").mkdir(parents=True)
@@ -141,24 +176,77 @@ def test_pins_are_the_app_that_flwr_run_ships(tmp_path: Path) -> None:
 
 
 def test_tar_and_unpacked_folder_are_the_same_bundle(tar: Path, tmp_path: Path) -> None:
-    with tarfile.open(tar) as archive:
-        archive.extractall(tmp_path, filter="data")
+    untar(tar, tmp_path)
     assert read_bundle(tar) == read_bundle(tmp_path / "clinic")
     assert set(read_bundle(tar)) == FILES
 
 
-def test_no_path_of_an_archive_is_used(tmp_path: Path) -> None:
-    """A member that would be written elsewhere is known by its last name only, and links are not followed."""
-    path = tmp_path / "evil.tar"
+def members(path: Path, extra: tarfile.TarInfo, content: bytes = b"") -> Path:
+    """A tar of a bundle's files with one member more."""
     with tarfile.open(path, "w") as archive:
-        for name, content in (("../../ca.crt", b"CA"), ("/etc/.env", b"SILOFL_NAME=a"), ("x/allowed-apps", b"")):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-        link = tarfile.TarInfo("x/node.key")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/shadow"
-        archive.addfile(link)
-    assert set(read_bundle(path)) == {".env", "allowed-apps", "ca.crt"}
+        for name in FILES:
+            member = tarfile.TarInfo(f"clinic/{name}")
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"x"))
+        extra.size = extra.size or len(content)
+        archive.addfile(extra, io.BytesIO(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            ("clinic/signed.json", kind)
+            for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE)
+        ),
+        ("clinic/signed.json", tarfile.FIFOTYPE),
+        ("../signed.json", tarfile.REGTYPE),
+        ("/etc/signed.json", tarfile.REGTYPE),
+        ("clinic/deeper/signed.json", tarfile.REGTYPE),
+        ("clinic/.env", tarfile.REGTYPE),  # a second time
+        ("clinic/compose.yaml", tarfile.REGTYPE),  # Docker Compose would start it in place of the signed one
+        ("clinic/\x1b[2J", tarfile.REGTYPE),
+        ("clinic/deeper", tarfile.DIRTYPE),
+    ],
+)
+def test_a_tar_with_anything_but_a_bundles_files_is_refused(tmp_path: Path, name: str, kind: bytes) -> None:
+    """Links, devices, other paths and other files, which `tar` at the hospital would unpack."""
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "clinic/ca.crt"
+    with pytest.raises(ValueError, match="which no bundle has in that form") as refused:
+        read_bundle(members(tmp_path / "evil.tar", member))
+    assert str(refused.value).isprintable()
+    assert len(read_bundle(members(tmp_path / "fine.tar", tarfile.TarInfo("clinic/signed.json")))) == len(FILES) + 1
+
+
+def test_a_bundle_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    member = tarfile.TarInfo("clinic/signed.json")
+    with pytest.raises(ValueError, match="which no bundle has in that form"):
+        read_bundle(members(tmp_path / "one.tar", member, bytes((1 << 20) + 1)))
+    with (tmp_path / "all.tar").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(ValueError, match="is too large for a bundle"):
+        read_bundle(tmp_path / "all.tar")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "folder", "pipe", "large"])
+def test_in_a_bundles_folder_only_plain_files_are_read(tar: Path, tmp_path: Path, kind: str) -> None:
+    """A link to a file elsewhere would bring that into the silo's volume."""
+    untar(tar, tmp_path)
+    folder = tmp_path / "clinic"
+    file = folder / "policy.toml"
+    file.rename(tmp_path / "elsewhere")
+    if kind.endswith("link"):
+        file.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    elif kind == "large":
+        file.write_bytes(bytes((1 << 20) + 1))
+    else:
+        file.mkdir() if kind == "folder" else os.mkfifo(file)
+    with pytest.raises(ValueError, match=r"policy\.toml (is a symbolic link|is no plain file|has more than)"):
+        read_bundle(folder)
+    for command in ("check-bundle", "join", "doctor"):
+        assert main([command, str(folder), *(["--data", "x.npz"] if command == "join" else [])]) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])
@@ -203,15 +291,55 @@ def test_settings_that_are_missing(variables: str, reason: str) -> None:
         site_of({".env": variables.encode()}, Path("x"))
 
 
-@pytest.mark.parametrize("name", ["../../root", ".hidden", "a/b"])
+@pytest.mark.parametrize("server", ["fl.example.org", "a b:1", "a:b", "-:1 x", "http://a:1"])
+def test_addresses_that_are_none(server: str) -> None:
+    with pytest.raises(ValueError, match="no HOST:PORT"):
+        site_of({".env": f"SILOFL_NAME=a\nSILOFL_SERVER={server}\n".encode()}, Path("x"))
+
+
+@pytest.mark.parametrize("name", ["../../root", ".hidden", "a/b", "Clinic", "a b", "a\u202eb"])
 def test_names_that_would_leave_the_state_directory(name: str) -> None:
-    with pytest.raises(ValueError, match="no name of a silo"):
+    with pytest.raises(ValueError, match=r"no name of a silo|line 1 is"):
         site_of({".env": f"SILOFL_NAME={name}\nSILOFL_SERVER=a:1\n".encode()}, Path("x"))
 
 
 def test_variables_as_compose_reads_them() -> None:
-    text = "# a comment=1\n\nA=1\nB = two words \nC='quoted'\nD=a=b\n"
-    assert read_variables(text) == {"A": "1", "B": "two words", "C": "quoted", "D": "a=b"}
+    text = "# a comment=1\n\nSILOFL_NAME=a\r\nSILOFL_DATA=/two words \nSILOFL_USER='1:2'\nSILOFL_IMAGE=a=b\n"
+    found = {"SILOFL_NAME": "a", "SILOFL_DATA": "/two words", "SILOFL_USER": "1:2", "SILOFL_IMAGE": "a=b"}
+    assert read_variables(text) == found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export SILOFL_SERVER=evil:1",
+        " SILOFL_SERVER=evil:1",
+        "SILOFL_SERVER = evil:1",
+        "SILOFL_SERVER: evil:1",
+        "SILOFL_SERVER",
+        "SILOFL_SERVER=${OTHER}",
+        "SILOFL_SERVER='evil:1",
+        'SILOFL_SERVER=a""b:1',
+        "SILOFL_SERVER=a:1 # b",
+        "SILOFL_SERVER=a:1\\",
+        "# a comment\rSILOFL_SERVER=evil:1",
+        "# a comment\x85SILOFL_SERVER=evil:1",
+        "SILOFL_SERVER=a:1\x1b[2J",
+        "\ufeffSILOFL_SERVER=evil:1",
+        "COMPOSE_FILE=/tmp/other.yml",
+        "silofl_server=evil:1",
+        "SILOFL_NAME=again",
+    ],
+)
+def test_a_line_that_compose_may_read_in_another_way_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"the bundle's \.env, line 3 ") as refused:
+        read_variables(f"SILOFL_NAME=a\nSILOFL_DEVICE=cpu\n{line}\n")
+    assert str(refused.value).isprintable()
+
+
+def test_variables_that_are_no_text() -> None:
+    with pytest.raises(ValueError, match=r"\.env is not in UTF-8"):
+        site_of({".env": b"SILOFL_NAME=a\nSILOFL_SERVER=\xff:1\n"}, Path("x"))
 
 
 def test_one_join_at_a_time(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from flwr.supercore.heartbeat import make_task_heartbeat_fn_http
 from flwr.supernode.runtime import run_clientapp
 from supernode import Silo
 
-from client.site.launch import free_ports
-from client.site.replying import is_whole, replies, stored
-from client.site.warm.calls import answer_calls, client_over
+from client.site.runtime.launch import free_ports
+from client.site.runtime.prefork.calls import answer_calls, client_over
+from client.site.runtime.replying import is_whole, replies, stored
 
 CONTENT = RecordDict({"model": ArrayRecord([np.arange(6.0), np.ones(3)])})
 

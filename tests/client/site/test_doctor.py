@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from superlink import SuperLink, superlink
 
-from client.site import doctor
-from client.site.doctor import (
+from client.site.node import Site
+from client.site.runtime import doctor
+from client.site.runtime.doctor import (
     certificate_checks,
     connection_checks,
     data_checks,
@@ -31,8 +32,7 @@ from client.site.doctor import (
     table,
     version_check,
 )
-from client.site.launch import free_ports
-from client.site.node import Site
+from client.site.runtime.launch import free_ports
 from partitions.silo_file import Check
 from server.cli.main import main
 from server.deploy import credentials as credentials_module
@@ -204,7 +204,8 @@ def test_later_checks_are_left_out_where_an_earlier_one_fails(tmp_path: Path) ->
 
 def test_data_of_every_kind(tmp_path: Path) -> None:
     good = write_data(tmp_path / "good/data.npz")
-    assert only(data_checks(good)).detail == f"{good}: train 20, test 4"
+    assert [check.name for check in data_checks(good)] == ["data", "schema"]
+    assert data_checks(good)[0].detail == f"{good}: train 20, test 4"
     (tmp_path / "mount").mkdir()
     assert f"{tmp_path / 'mount'} is empty" == only(data_checks(tmp_path / "mount/data.npz")).detail
     assert "is a folder" in only(data_checks(tmp_path / "mount")).detail

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.site.flower import HABITS, INTERNALS, internal, markdown
+from client.site.flower import ASSUMPTIONS, INTERNALS, internal, markdown
 
 ROOT = Path(__file__).parents[3]
 INVENTORY = "client/site/flower.py"
@@ -97,7 +97,7 @@ def test_a_name_that_flower_has_moved_is_an_error_at_once(monkeypatch: pytest.Mo
 
 
 def test_who_a_process_is_has_three_parts() -> None:
-    """`server.run.engine.flower_identity` sets them."""
+    """`server.simulation.engine.flower_identity` sets them."""
     assert {"_task_id", "_run_id", "_node_id"} <= vars(TaskIdentity).keys()
 
 
@@ -108,6 +108,6 @@ def test_the_documents_table_is_the_inventory() -> None:
 
 def test_each_habit_names_a_test_that_is_there() -> None:
     tests = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
-    for habit in HABITS:
-        name = habit.test.strip("`")
+    for assumption in ASSUMPTIONS:
+        name = assumption.test.strip("`")
         assert any(name in (path.name, *re.findall(r"^def (\w+)", text, re.MULTILINE)) for path, text in tests.items())

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from client.site import launch
-from client.site.launch import LOOPBACK, PORTS, free_ports
+from client.site.runtime import launch
+from client.site.runtime.launch import LOOPBACK, PORTS, free_ports
 
 
 def test_ports_are_free_and_none_that_an_outgoing_connection_gets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,23 +15,15 @@ import pytest
 
 import models.tasks
 from client.policies import policy_at, policy_page
-from client.site import policy as site_policy
-from client.site.doctor import policy_check
-from client.site.methods import METHODS
-from client.site.policy import (
-    Policy,
-    count_run,
-    default_file,
-    method_faults,
-    parse_policy,
-    policy_of,
-    read_policy,
-    rules,
-    run_faults,
-)
+from client.site.runtime.doctor import policy_check
+from client.site.trust import policy as site_policy
+from client.site.trust.counters import count_message, count_run
+from client.site.trust.message_rules import method_faults, run_faults, setting_faults
+from client.site.trust.methods import METHODS, SETTINGS
+from client.site.trust.policy import Policy, default_file, parse_policy, policy_of, read_policy, rules
 from strategies import strategies
-from strategies.base.run_settings import defaults, facts, facts_text
-from strategies.base.settings import keys_of
+from strategies.base.run_settings import bounded_settings, defaults, facts, facts_text, owners
+from strategies.base.settings import KINDS, Common, keys_of, setting
 
 ROOT = Path(__file__).parents[3]
 RUN: dict[str, Any] = {**defaults(), "strategy": "fedavg"}
@@ -52,6 +47,8 @@ def test_defaults_are_safe() -> None:
     assert not p.peers and not p.class_means and not p.public
     assert (p.min_metric_samples, p.min_silos, p.floor, p.min_sum_samples) == (10, 3, 10, 50)
     assert (p.min_batch_size, p.max_local_epochs, p.runs_per_day) == (8, 20, 20)
+    assert (p.max_mixing_epochs, p.max_inner_steps, p.max_decay, p.max_momentum) == (100, 20, 0.1, 0.95)
+    assert (p.max_rounds, p.max_evaluations, p.max_messages, p.metrics) == (200, 50, 500, ("loss", "score"))
 
 
 BAD = {
@@ -61,6 +58,9 @@ BAD = {
     "a number for a truth": ("sums = 0", r"sums = 0: true or false is wanted here"),
     "a truth for a number": ("floor = true", r"floor = True: a whole number of at least 1 is wanted here"),
     "no floor": ("floor = 0", r"floor = 0: a whole number of at least 1"),
+    "a truth for a broken number": ("max-decay = true", r"max-decay = True: a number of at least 0 is wanted here"),
+    "no number": ("max-momentum = nan", r"max-momentum = nan: a number of at least 0 is wanted here"),
+    "a number without end": ("max-decay = inf", r"max-decay = inf: a number of at least 0 is wanted here"),
     "a broken number": ("min-silos = 2.5", r"min-silos = 2.5: a whole number of at least 1"),
     "a method that is none": (
         'methods = ["fedavgg"]',
@@ -105,15 +105,15 @@ def test_the_silos_own_environment_names_it(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_table_is_what_the_methods_declare() -> None:
-    assert facts() == METHODS
-    assert (ROOT / "client/site/methods.py").read_text() == facts_text(), "run: make settings"
+    assert facts() == METHODS and bounded_settings() == SETTINGS
+    assert (ROOT / "client/site/trust/methods.py").read_text() == facts_text(), "run: make settings"
 
 
 def test_declared_settings_are_the_methods_own() -> None:
     for name, strategy in strategies().items():
-        if not isinstance(strategy.whole, bool):
+        if not isinstance(strategy.info.whole, bool):
             keys = keys_of(strategy.Settings, name)
-            assert all(f"{name}.{key}" in keys for key in strategy.whole), name
+            assert all(f"{name}.{key}" in keys for key in strategy.info.whole), name
 
 
 def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
@@ -129,6 +129,31 @@ def test_a_method_that_the_site_does_not_know_is_refused() -> None:
     assert not method_faults(read_policy("public"), "fednew", RUN)
 
 
+@pytest.mark.parametrize("owner", ["", *owners()])
+def test_whatever_says_how_many_epochs_steps_or_rounds_is_declared(owner: str) -> None:
+    """A new setting of this kind that is not declared fails here, and at a site whose table lacks it."""
+    for key, f in keys_of(owners()[owner] if owner else Common, owner).items():
+        if isinstance(f.default, int) and not isinstance(f.default, bool) and site_policy.AMOUNT.search(key):
+            assert f.metadata["kind"] in ("epochs", "mixing-epochs", "steps", "rounds"), key
+
+
+def test_a_kind_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="kind = 'epoch': one of epochs, mixing-epochs, steps"):
+        setting(1, "a setting", kind="epoch")
+    assert set(SETTINGS.values()) == set(KINDS)
+
+
+def test_batches_are_drawn_in_one_place() -> None:
+    """So that no method trains with a batch of fewer patients than the policy allows."""
+
+    def names(file: Path) -> set[str]:
+        imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        return {f"{n.module}.{name.name}" for n in imports for name in n.names}
+
+    drawing = [f.name for f in (ROOT / "strategies").rglob("*.py") if "models.training.batches" in names(f)]
+    assert drawing == ["client.py"]
+
+
 # ---- A server that chooses every setting -----------------------------------------------------------------------------
 
 
@@ -140,6 +165,69 @@ def test_epochs_in_whatever_form(given: Any) -> None:
     assert run_faults(Policy(), {**RUN, "local-epochs": given}) == [
         f"its policy has max-local-epochs = 20, the run local-epochs = {given}"
     ]
+
+
+LIMITED = [key for key, kind in SETTINGS.items() if kind in site_policy.LIMITS]
+
+
+@pytest.mark.parametrize("key", LIMITED)
+@pytest.mark.parametrize("given", [2000, "2e3", math.nan, "many", None])
+def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
+    """`fedalt.shared-epochs = 2000` once passed `max-local-epochs = 1`."""
+    method = key.rpartition(".")[0] or "fedavg"
+    rule = policy(max_local_epochs=10).says(site_policy.LIMITS[SETTINGS[key]])
+    run = {**RUN, "strategy": method}
+    assert not setting_faults(policy(max_local_epochs=10), run)
+    assert setting_faults(policy(max_local_epochs=10), {**run, key: given}) == [
+        f"its policy has {rule}, the run {key} = {given}"
+    ]
+
+
+def test_settings_of_other_methods_do_not_count() -> None:
+    assert not run_faults(policy(max_local_epochs=5), {**RUN, "fedrep.head-epochs": 2000})
+    assert len(run_faults(policy(max_local_epochs=5), {**RUN, "strategy": "fedrep"})) == 1  # ten, by default
+
+
+@pytest.mark.parametrize("ala", [True, "true", "True", "yes", 1])
+def test_a_method_that_a_setting_adds_counts(ala: Any) -> None:
+    run = {**RUN, "fedala.max-epochs": 101}
+    assert not run_faults(Policy(), {**run, "ala": "false"})
+    assert run_faults(Policy(), {**run, "ala": ala}) == [
+        "its policy has max-mixing-epochs = 100, the run fedala.max-epochs = 101"
+    ]
+
+
+@pytest.mark.parametrize("key", ["fedavg.tail-epochs", "warm-up-steps", "fedavg.rounds"])
+def test_an_amount_that_no_rule_knows_is_refused(key: str) -> None:
+    """Of a newer app, or one of the consortium's own: nobody here can say what it may be."""
+    (fault,) = run_faults(Policy(), {**RUN, key: 1})
+    assert fault.startswith(f"its policy knows no setting {key!r}")
+    assert not run_faults(Policy(), {**RUN, key: True}) and not run_faults(Policy(), {**RUN, f"other.{key}": 1})
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "said"),
+    [
+        ("fedavg", {"learning-rate": 1.0, "weight-decay": "1"}, "learning-rate x weight-decay = 1"),
+        ("fedavg", {"learning-rate": "0.1", "weight-decay": 10}, "learning-rate x weight-decay = 1"),
+        ("fedavg", {"learning-rate": math.nan, "weight-decay": 0.001}, "learning-rate x weight-decay = inf"),
+        ("fedavg", {"learning-rate": -1.0, "weight-decay": 1.0}, "learning-rate x weight-decay = -1"),
+        ("fedavg", {"weight-decay": None}, "learning-rate x weight-decay = inf"),
+        ("fedprox", {"fedprox.mu": 20}, "learning-rate x fedprox.mu = 1"),
+        ("fedamp", {"fedamp.step": 0.05}, "learning-rate x fedamp.lambda = 1"),
+        ("fedamp", {"weight-decay": 20}, "learning-rate x weight-decay = 1"),
+        ("pfedme", {"pfedme.personal-learning-rate": 1e3}, "pfedme.personal-learning-rate x pfedme.mu = 1"),
+        ("fedpac", {"weight-decay": 10}, "fedpac.head-learning-rate x weight-decay = 1"),
+    ],
+)
+def test_a_step_that_replaces_the_model(method: str, changes: dict[str, Any], said: str) -> None:
+    (fault,) = setting_faults(Policy(), {**RUN, "strategy": method, **changes})
+    assert fault == f"its policy has max-decay = 0.1, the run {said}"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_default_settings_of_every_method_are_within_the_default_rules(method: str) -> None:
+    assert not setting_faults(Policy(), {**RUN, "strategy": method})
 
 
 @pytest.mark.parametrize("given", [1, "1", 7.0, "-64", 0, False, math.nan])
@@ -195,6 +283,24 @@ def test_runs_are_counted_by_the_day(tmp_path: Path) -> None:
     assert "cannot be counted" in count_run(two, tmp_path / "file", "1")
 
 
+def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> None:
+    """A message counts before it is answered; what a crash cut off is a message, and takes no other one with it."""
+    two = policy(max_rounds=2, max_messages=4)
+    child = os.fork()
+    if not child:
+        count_message(two, tmp_path, "11", "a", "train")
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    file = tmp_path / "messages" / "11"
+    assert file.read_text() == "train a\n" and file.stat().st_mode & 0o777 == 0o600
+    file.write_text("train a\ntrain a")
+    assert "max-rounds = 2, and this is number 3 of run 11" in count_message(two, tmp_path, "11", "a", "train")
+    assert not count_message(two, tmp_path, "11", "a", "query") and not count_message(two, tmp_path, "11", "a", "query")
+    assert "max-messages = 4, and this is number 5" in count_message(two, tmp_path, "11", "a", "query")
+    assert not count_message(two, tmp_path, "11", "b", "train") and not count_message(two, tmp_path, "12", "a", "train")
+    assert "no state-dir" in count_message(two, None, "1", "a", "query")
+
+
 # ---- What is printed -------------------------------------------------------------------------------------------------
 
 
@@ -206,15 +312,17 @@ def test_the_page_has_every_rule_and_every_method() -> None:
     assert "refused: its policy has peers = false" in lines["apple"]
     assert "Σ; may be all layers" in lines["fedavg"] and "never all layers" in lines["fedrep"]
     assert "nothing but metrics" in lines["local"]
+    assert "d; counts as all layers from 1% of their numbers on" in lines["lp-proj"]
     assert "handed to other hospitals under this one's name" in policy_page(policy(peers=True))
     assert "refused" not in policy_page(read_policy("public"))
+    assert "fedrep.head-epochs = 10" in policy_page(policy(max_local_epochs=5))
 
 
 def test_the_policy_needs_nothing_but_the_standard_library() -> None:
     """It runs where the name `client` must stay free for the app's own package."""
     code = (
         "import sys; sys.path.insert(0, 'client/site'); import private; private.load_site();"
-        "import silofl_site.policy as p; p.check_message;"
+        "import silofl_site.trust.message_rules as p; p.check_message;"
         "bad = {'client', 'numpy', 'torch', 'flwr', 'strategies'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run(

@@ -17,7 +17,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 from flwr.supernode.start_client_internal import _insert_message
 
-from client.site import replying
+from client.site.runtime import replying
 
 RUN = 7
 
@@ -153,7 +153,7 @@ def test_a_process_that_died_while_it_replied_is_answered_for(silo: Silo) -> Non
 
 
 @pytest.mark.timeout(30)
-def test_an_error_that_the_minder_sent_goes_out_and_the_broken_reply_does_not(silo: Silo) -> None:
+def test_an_error_that_the_watchdog_sent_goes_out_and_the_broken_reply_does_not(silo: Silo) -> None:
     silo.takes()
     silo.hands_over_a_part()
     reply = silo.hands_over()

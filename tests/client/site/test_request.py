@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import stat
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from archives import untar
 from superlink import SuperLink, superlink
 
-from client.site.bundle import check_key, own_key, read_bundle, read_variables, site_of, site_root, unpack
-from client.site.keys import fingerprint
-from client.site.request import load_key, make_request, new_key, private_bytes, public_bytes, read_request
+from client.site.trust.bundle import check_key, read_bundle, site_of, unpack
+from client.site.trust.keys import fingerprint, load_key, new_key, own_key, private_bytes, public_bytes, site_root
+from client.site.trust.request import make_request, read_request
+from client.site.trust.variables import read_variables
 from server.cli.main import main
 from server.deploy.bundle import Bundle
 from server.deploy.control import Control, write_connection
@@ -50,8 +51,7 @@ def test_key_and_request_in_a_folder_for_docker(tmp_path: Path) -> None:
     assert (key, file) == (Path("clinic/node.key"), Path("clinic/clinic.request")) and not site_root().exists()
     Bundle("clinic", "net", "a:1", b"CA", b"", "# pins\n", fingerprint=request.fingerprint).write(tmp_path / "x.tar")
     before = key.read_bytes()
-    with tarfile.open("x.tar") as archive:
-        archive.extractall(tmp_path, filter="data")
+    untar(Path("x.tar"), tmp_path)
     assert key.read_bytes() == before and set(read_bundle(Path("clinic"))) >= {"node.key", "ca.crt"}
 
 
@@ -69,7 +69,7 @@ def test_a_request_that_somebody_has_changed(field: str) -> None:
     other = make_request("other", None, Path("other.request"))[1]
     content[field] = json.loads(other.read_text())[field] if field != "made" else "2020-01-01T00:00:00Z"
     Path("clinic.request").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"clinic\.request was changed, or whoever made it does not have its key"):
+    with pytest.raises(ValueError, match=r"clinic\.request was changed, or its maker does not have its key"):
         read_request(Path("clinic.request"))
 
 
@@ -149,7 +149,7 @@ def test_a_request_is_signed_in(server: SuperLink, tmp_path: Path, capsys: pytes
     with Control(server.connection) as control:
         assert {n.name: fingerprint(n.public_key) for n in control.nodes()}["clinic"] == request.fingerprint
 
-    from client.site.doctor import first_failure, key_checks
+    from client.site.runtime.doctor import first_failure, key_checks
 
     unpack(files, tmp_path / "files")
     assert not first_failure(key_checks(site_of(files, tmp_path / "files")))  # the server knows the key

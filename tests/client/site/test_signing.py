@@ -10,16 +10,19 @@ import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from archives import untar
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from client.site.bundle import check, check_signature, read_bundle, signed_by, site_root
-from client.site.keys import fingerprint
-from client.site.request import make_request
-from client.site.signing import SIGNED, load_signing_key, make_signing_key, message, public_pem, sign
+from client.site.trust import signing
+from client.site.trust.bundle import check, check_signature, read_bundle, signed_by
+from client.site.trust.keys import fingerprint, site_root
+from client.site.trust.request import make_request
+from client.site.trust.signing import NEWEST, SIGNED, load_signing_key, make_signing_key, message, public_pem, sign
 from docker import entry
 from server.cli.main import main
 from server.deploy.bundle import Bundle
@@ -60,7 +63,7 @@ def rewritten(tar: Path, change: Callable[[dict[str, bytes]], object]) -> Path:
 def looked_at(tar: Path, by: str = "") -> list[str]:
     """What `join` and `check-bundle` say of a bundle's signature."""
     said: list[str] = []
-    check_signature(tar, read_bundle(tar), "clinic", by, say=said.append)
+    check_signature(tar, read_bundle(tar), "clinic", by, echo=said.append)
     return said
 
 
@@ -69,7 +72,7 @@ def looked_at(tar: Path, by: str = "") -> list[str]:
 
 def test_trust_on_first_use_is_said_and_nobody_elses_bundle_is_taken_afterwards() -> None:
     first = looked_at(bundle())
-    assert len(first) == 1 and f"signed by {BY_US}; nobody was known before, so it is taken on trust" in first[0]
+    assert len(first) == 1 and f"signed by {BY_US}; no signer was known before, so it is taken on trust" in first[0]
     assert signed_by(site_root() / "clinic").read_text() == BY_US + "\n"
     assert looked_at(bundle()) == [f"signed by {BY_US}"]
     with pytest.raises(ValueError, match=f"signed by {BY_THEM}, not by {BY_US}: somebody else made it"):
@@ -119,9 +122,9 @@ def test_another_name_is_no_way_around_what_the_site_remembers() -> None:
     looked_at(bundle())
     for wrong in (bundle(None, "clinic-b"), bundle(THEIRS, "clinic-b")):
         with pytest.raises(ValueError, match=BY_US):
-            check_signature(wrong, read_bundle(wrong), "clinic-b", say=print)
+            check_signature(wrong, read_bundle(wrong), "clinic-b", echo=print)
     said: list[str] = []
-    check_signature(tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", say=said.append)
+    check_signature(tar := bundle(name="clinic-b"), read_bundle(tar), "clinic-b", echo=said.append)
     assert said == [f"signed by {BY_US}"]
 
 
@@ -131,6 +134,68 @@ def test_a_damaged_memory_is_not_taken_for_none(content: str) -> None:
     signed_by(site_root() / "clinic").write_text(content)
     with pytest.raises(ValueError, match="is damaged: it says whose bundles this site takes"):
         looked_at(bundle(THEIRS))
+
+
+# --- how old it is ----------------------------------------------------------------------------------------------------
+
+
+def made_at(monkeypatch: pytest.MonkeyPatch, day: int, **changes: Any) -> Path:
+    """A bundle that was signed on this day."""
+    with monkeypatch.context() as patch:
+        patch.setattr(signing.time, "gmtime", lambda: (2026, 11, day, 9, 0, 0, 0, 0, 0))
+        return bundle(**changes)
+
+
+def test_a_bundle_that_is_older_than_the_newest_is_refused_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody hands over an old one again, whose signature is right, with the list of apps of then."""
+    first, second, third = (made_at(monkeypatch, day) for day in (1, 2, 3))
+    for tar in (first, second, second):
+        looked_at(tar, BY_US)
+    old = "was made at 2026-11-01T09:00:00Z, and this site has taken one of 2026-11-02T09:00:00Z: ask for the newest"
+    with pytest.raises(ValueError, match=old):
+        looked_at(first, BY_US)
+    for command in (["check-bundle", str(first)], ["join", str(first), "--data", "x.npz"], ["doctor", str(first)]):
+        assert main(command) == 2
+    assert main(["check-bundle", str(first), "--allow-older"]) in (0, 2)  # 2: no such image here
+    looked_at(first)  # from then on this one and those made after it
+    looked_at(third)
+    with pytest.raises(ValueError, match="was made at"):
+        looked_at(second)
+
+
+def test_the_age_counts_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at(made_at(monkeypatch, 9))
+    looked_at(theirs := made_at(monkeypatch, 5, key=THEIRS), BY_THEM)
+    with pytest.raises(ValueError, match="was made at 2026-11-04"):
+        looked_at(made_at(monkeypatch, 4, key=THEIRS))
+    looked_at(theirs)
+    with pytest.raises(ValueError, match="was made at 2026-11-08"):
+        looked_at(made_at(monkeypatch, 8), BY_US)
+
+
+def test_a_look_remembers_no_time_and_a_damaged_memory_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (made_at(monkeypatch, day) for day in (1, 2))
+    looked_at(first)
+    check_signature(second, read_bundle(second), "clinic", echo=print, remember=False)
+    looked_at(first)
+    newest = signed_by(site_root() / "clinic").with_name(NEWEST)
+    assert stat.S_IMODE(newest.stat().st_mode) == 0o600
+    for content in ("", "[]", '{"SHA256:1": "tomorrow"}', '{"SHA256:1": 1}'):
+        newest.write_text(content)
+        with pytest.raises(ValueError, match=r"is damaged: it says how old a bundle may be \(--allow-older writes"):
+            looked_at(first)
+    check_signature(first, read_bundle(first), "clinic", echo=print, allow_older=True)
+    looked_at(first)
+
+
+def test_an_unsigned_time_is_none() -> None:
+    def change(files: dict[str, bytes]) -> None:
+        text = json.loads(files[SIGNED])["manifest"]
+        odd = json.dumps({k: v for k, v in json.loads(text).items() if k != "made"})
+        signed_json(files, {"manifest": odd, "signature": base64.b64encode(OURS.sign(message(odd))).decode()})
+
+    with pytest.raises(ValueError, match=rf"the bundle's {SIGNED} is damaged"):
+        looked_at(rewritten(bundle(), change))
 
 
 # --- what was signed --------------------------------------------------------------------------------------------------
@@ -198,8 +263,7 @@ def test_a_signature_that_is_none(kind: str) -> None:
 
 
 def test_in_the_unpacked_folder_the_hospital_sets_what_is_its_own_and_nothing_else() -> None:
-    with tarfile.open(bundle()) as archive:
-        archive.extractall(filter="data")
+    untar(bundle(), Path())
     folder = Path("clinic")
     env = (folder / ".env").read_text()
     (folder / ".env").write_text(env.replace("SILOFL_DATA=./data.npz", "SILOFL_DATA=/srv/ours.npz"))
@@ -250,9 +314,9 @@ def test_the_image_that_was_signed_is_the_one_that_is_started(
     said: list[str] = []
     if reason:
         with pytest.raises(ValueError, match=reason):
-            check(tar, say=said.append)
+            check(tar, echo=said.append)
     else:
-        check(tar, say=said.append)
+        check(tar, echo=said.append)
         assert said[-1] == f"reg/silo@{IMAGE} is the image that was signed, {IMAGE}"
     assert said[0] == "clinic, at the server fl.example.org:9092"
 
@@ -265,7 +329,7 @@ def test_the_digest_of_an_image_that_is_here_is_signed(monkeypatch: pytest.Monke
     tar = bundle(image="silo:1")
     assert json.loads(json.loads(read_bundle(tar)[SIGNED])["manifest"])["images"] == []
     said: list[str] = []
-    check(tar, say=said.append)
+    check(tar, echo=said.append)
     assert said[-1] == "silo:1: the signature names no image"
 
 
@@ -309,19 +373,34 @@ def test_a_container_refuses_another_hands_bundle_before_it_copies_a_file(monkey
     for folder in ("site", "state"):
         Path("root", folder).mkdir(parents=True)
 
-    def unpack(tar: Path) -> None:
-        with tarfile.open(tar) as archive:
-            archive.extractall("root", filter="data")
+    def place(tar: Path) -> None:
+        untar(tar, Path("root"))
         shutil.rmtree("root/bundle", ignore_errors=True)
         Path("root/clinic").rename("root/bundle")
 
-    unpack(bundle())
+    place(bundle())
     entry.install(Path("root"))
     there = {path.name: path.read_bytes() for path in Path("root/site").iterdir()}
-    assert set(there) == {"ca.crt", "allowed-apps", "policy.toml", "node.key", "signed-by"}
+    assert set(there) == {"ca.crt", "allowed-apps", "policy.toml", "node.key", "signed-by", NEWEST}
     for other in (bundle(None), bundle(THEIRS)):
-        unpack(other)
+        place(other)
         (Path("root/bundle") / "allowed-apps").write_text("# any\n")
         with pytest.raises(ValueError, match=BY_US):
             entry.install(Path("root"))
         assert {path.name: path.read_bytes() for path in Path("root/site").iterdir()} == there
+
+
+def test_a_container_takes_an_older_bundle_only_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SILOFL_USER", f"{os.getuid()}:{os.getgid()}")
+    for folder in ("site", "state"):
+        Path("root", folder).mkdir(parents=True)
+    for day in (2, 1):
+        untar(made_at(monkeypatch, day), Path("root"))
+        shutil.rmtree("root/bundle", ignore_errors=True)
+        Path("root/clinic").rename("root/bundle")
+        if day == 2:
+            entry.install(Path("root"))
+    with pytest.raises(ValueError, match="was made at 2026-11-01"):
+        entry.install(Path("root"))
+    entry.install(Path("root"), allow_older=True)
+    entry.install(Path("root"))

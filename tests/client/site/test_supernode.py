@@ -21,10 +21,10 @@ from flwr.supercore.tls import get_client_tls_args
 from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-from client.site import supernode
 from client.site.flower import internal
-from client.site.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock, Executor
-from client.site.warm.install import install_shim
+from client.site.runtime import supernode
+from client.site.runtime.prefork.install import install_shim
+from client.site.runtime.supernode import BUSY_SECONDS, HEARTBEAT_SECONDS, POLL_SECONDS, REPLY_SECONDS, Clock, Executor
 
 
 class Hours:
@@ -178,7 +178,7 @@ def test_the_loop_gets_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_supernode_ends_whatever_its_threads_do(ending: str, code: int, said: str) -> None:
     script = (
-        "import sys, threading, time\nfrom client.site.supernode import run_and_leave\n"
+        "import sys, threading, time\nfrom client.site.runtime.supernode import run_and_leave\n"
         "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
         f"def entry():\n    print('started')\n    {ending}\nrun_and_leave(entry)"
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site import supervisor as module
 from client.site.flower import LOST, REFUSED, REGISTERED
-from client.site.launch import node_config
 from client.site.node import Site
-from client.site.supervisor import run
+from client.site.runtime import supervisor as module
+from client.site.runtime.launch import node_config
+from client.site.runtime.supervisor import run
 from partitions.silo_file import Check
 
 UNKNOWN = Check("key", False, "unknown", "ask")
@@ -52,7 +52,7 @@ class Supervision:
     def run(self, script: str) -> int:
         program = f"import os, pathlib, signal, sys, time\nopen({str(self.starts)!r}, 'a').write('x')\n{script}"
         return run(
-            self.site, [sys.executable, "-u", "-c", program], {}, online=self.folder / "online", say=self.said.append
+            self.site, [sys.executable, "-u", "-c", program], {}, online=self.folder / "online", echo=self.said.append
         )
 
     @property

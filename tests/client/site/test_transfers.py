@@ -12,10 +12,10 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from supernode import wait_until
 
-from client.site import transfers
 from client.site.flower import internal
-from client.site.supernode import HEARTBEAT_SECONDS
-from client.site.transfers import PATIENT_SECONDS, Transfer, be_patient, watch_pulls
+from client.site.runtime import transfers
+from client.site.runtime.supernode import HEARTBEAT_SECONDS
+from client.site.runtime.transfers import PATIENT_SECONDS, Transfer, be_patient, watch_pulls
 
 
 @pytest.fixture

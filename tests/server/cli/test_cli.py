@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import server.simulate
+import server.simulation.simulate
 from server.cli.main import main
 from strategies.base.run_settings import defaults, markdown
 
@@ -336,7 +336,7 @@ def test_any_error_is_one_line(
     def fail(*_: Any, **__: Any) -> Path:
         raise error
 
-    monkeypatch.setattr(server.simulate, "simulate", fail)
+    monkeypatch.setattr(server.simulation.simulate, "simulate", fail)
     assert say("simulate") == (code, "", line + "\n")
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(type(error)):
@@ -350,7 +350,7 @@ def test_interrupted_run(
     given = ["simulate", "--strategy", "fedavg", "--data", str(place / "good.npz"), *TINY, "--rounds", "3"]
     assert say(*given, "--out", str(tmp_path / "whole"))[0] == 0
 
-    ordinary = server.simulate.RoundLoop.round
+    ordinary = server.simulation.simulate.RoundLoop.round
 
     def interrupted(self: Any, strategy: Any, server_round: int) -> None:
         if server_round == 2:
@@ -359,7 +359,7 @@ def test_interrupted_run(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(server.simulate.RoundLoop, "round", interrupted)
+        patch.setattr(server.simulation.simulate.RoundLoop, "round", interrupted)
         code, printed, err = say(*given, "--out", str(out))
     last = err.splitlines()[-1]
     offer = f"silofl simulate --config {out}/config.toml --out {out} --set resume=true"
@@ -463,7 +463,7 @@ def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_p
     code, out, _ = say("simulate", "--data", silo, "--strategy", "fedavg", *TINY, "--out", run)
     assert code == 0 and out.splitlines()[-1] == run
     code, out, _ = say("export", run, "--silo", "hospital-02", "--which", "last", "--out", model)
-    assert (code, out) == (0, f"{model}: fedavg, seed 42, last model of hospital-02, round 1\n")
+    assert (code, out) == (0, f"{model}: fedavg, seed 42, last model of hospital-02: after training in round 1\n")
 
     code, out, err = say("predict", "--model", model, "--data", silo)
     assert (code, err) == (0, "") and out.startswith("index,label,p_0,p_1\n0,") and out.count("\n") == 39
@@ -482,6 +482,7 @@ def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> N
         "2 classes",
         "0 = well",
         "1 = ill",
+        "note: 50 of 50 samples name no patient: each is taken for another patient's (--patient)",
         "the split is written into the file: no run can change it",
         str(out),
     ]
@@ -528,7 +529,7 @@ def test_progress_has_no_accuracy_for_rounds_that_are_not_evaluated(
 ) -> None:
     """Rounds 2 and 4 are; round 3 leaves what round 2 said, and round 1 says nothing."""
     shown: list[str] = []
-    monkeypatch.setattr(server.simulate.tqdm, "set_postfix_str", lambda bar, text, **_: shown.append(text))
+    monkeypatch.setattr(server.simulation.simulate.tqdm, "set_postfix_str", lambda bar, text, **_: shown.append(text))
     options = ("--rounds", "4", "--out", str(tmp_path / "run"), "--set", "threads=1", "evaluate-every=2")
     code, _, _ = say("simulate", "--data", str(place / "good.npz"), *TINY[:4], *options)
     assert code == 0 and len(shown) == 2

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from trio import FEDERATION, bring_up
 
-from client.site.launch import FLOWER
-from server.deploy import local, processes
-from server.deploy.local import LocalFederation
+from client.site.runtime.launch import FLOWER
+from server.deploy import processes
+from server.deploy.local import record
+from server.deploy.local.record import LocalFederation
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv(key, value)
         (folder / "federation.yaml").write_text(FEDERATION.format(name="trio"))
         yield folder
-        processes.end(processes.find(local.state_root() / "trio"), grace=1.0)
+        processes.end(processes.find(record.state_root() / "trio"), grace=1.0)
 
 
 @pytest.fixture(scope="module")

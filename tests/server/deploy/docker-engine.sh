@@ -14,6 +14,7 @@ BASE_SUITE=bookworm   # its python3 is 3.11
 ENGINE_SUITE=trixie   # engine 26, buildx 0.13, compose 2.26; bookworm's know no named build contexts
 ENGINE_PACKAGES=(docker.io docker-cli docker-buildx docker-compose)
 CGROUP=silofl-docker-test
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin  # `su` leaves these out
 export DOCKER_HOST=unix://$DIR/docker.sock DOCKER_CONFIG=$DIR/config TMPDIR=$DIR/tmp DEBIAN_FRONTEND=noninteractive
 
 say() { printf '[docker-engine %3ss] %s\n' "$SECONDS" "$*"; }
@@ -29,7 +30,7 @@ install_packages() {
   local missing=()
   command -v dockerd >/dev/null && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1 ||
     missing+=("${ENGINE_PACKAGES[@]}")
-  command -v iptables >/dev/null || missing+=(iptables)
+  command -v iptables-save >/dev/null || missing+=(iptables)
   command -v ip >/dev/null || missing+=(iproute2)
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   [ ${#missing[@]} -gt 0 ] || return 0
@@ -149,12 +150,13 @@ stop() {
   sleep 0.2
   for file in $paths; do rmdir "$file" 2>/dev/null || true; done
   awk -v dir="$DIR/" 'index($2, dir) == 1 {print $2}' /proc/mounts | sort -r | xargs --no-run-if-empty umount --lazy
+  # `start` may have failed before it wrote all of these.
   if [ -f "$DIR/links" ]; then
     links | comm -13 "$DIR/links" - | while read -r file; do ip link delete "$file" 2>/dev/null || true; done
-    iptables-restore < "$DIR/iptables"
-    cat "$DIR/ip_forward" > /proc/sys/net/ipv4/ip_forward
-    xargs --no-run-if-empty rm -rf < "$DIR/folders"
   fi
+  if [ -s "$DIR/iptables" ]; then iptables-restore < "$DIR/iptables"; fi
+  if [ -s "$DIR/ip_forward" ]; then cat "$DIR/ip_forward" > /proc/sys/net/ipv4/ip_forward; fi
+  if [ -s "$DIR/folders" ]; then xargs --no-run-if-empty rm -rf < "$DIR/folders"; fi
   [ ! -f "$DIR/cgroup-mounted" ] || umount /sys/fs/cgroup || true
   rm -rf "$DIR"
 }

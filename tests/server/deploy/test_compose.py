@@ -16,8 +16,8 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from packaging.requirements import Requirement
 
 from client.site.flower import BACK, LOST, REFUSED, REGISTERED
-from client.site.launch import supernode_command
 from client.site.node import Site
+from client.site.runtime.launch import supernode_command
 from requirements.lock import requirements
 from server.cli.main import main
 from server.deploy.compose import compose_file
@@ -52,12 +52,12 @@ def test_the_committed_file_is_what_silofl_compose_prints(
 
 
 def test_silos_run_the_app_of_the_images_checkout_and_no_other_by_default(committed: dict) -> None:
-    """A server that ships another is refused (test_warm.py, test_docker.py); who wants it says so in one variable."""
+    """A server that ships another is refused (test_prefork.py, test_docker.py); one variable allows it."""
     wanted = "${SILOFL_ALLOWED_APPS-/opt/silofl/allowed-apps}"
     told = {silo: committed["services"][silo]["environment"]["SILOFL_ALLOWED_APPS"] for silo in SILOS}
     assert told == dict.fromkeys(SILOS, wanted)
     dockerfile = (ROOT / "docker/Dockerfile").read_text()
-    assert "client.site.apps /src > /allowed-apps" in dockerfile and "mv /allowed-apps /opt/silofl/" in dockerfile
+    assert "client.site.trust.apps /src > /allowed-apps" in dockerfile and "mv /allowed-apps /opt/silofl/" in dockerfile
 
 
 def test_twelve_silos_a_server_and_a_setup(committed: dict) -> None:
@@ -241,7 +241,7 @@ def test_missing_data_are_one_line_and_exit_code_2(tmp_path: Path, capsys: pytes
 
 
 def test_what_the_supervisor_waits_for_is_what_flower_logs() -> None:
-    """`client.site.supervisor` reads the SuperNode's log; these lines stand in the installed Flower."""
+    """`client.site.runtime.supervisor` reads the SuperNode's log; these lines stand in the installed Flower."""
     flower = Path(importlib.util.find_spec("flwr").origin).parent  # type: ignore[union-attr, arg-type]
     node = (flower / "supernode/start_client_internal.py").read_text()
     retry = (flower / "supercore/retry/grpc_retry.py").read_text()

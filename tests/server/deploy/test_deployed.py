@@ -13,19 +13,21 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hospitals import one_file
+from schemas import DECLARED, PERMUTED, save
 from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
-from client.site import audit
-from client.site.launch import program
+from client.site.runtime.launch import free_ports, program
+from client.site.trust import audit
 from server.deploy import local, processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
-from server.deploy.local import LocalFederation
-from server.run.history import History
-from server.simulate import simulate
+from server.deploy.local import LocalFederation, parts, record, start
+from server.results.history import History
+from server.simulation.simulate import simulate
 
 pytestmark = [
     pytest.mark.deployed,
@@ -37,8 +39,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize(
     ("strategy", "augment", "dtype"),
-    [
-        ("apple", "", "float32"),
+    [  # APPLE, too, below
         ("fedala", "", "float32"),
         ("ditto", "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1", "topk"),
     ],
@@ -53,6 +54,7 @@ def test_in_process_and_deployed_give_the_same_numbers(
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
+# Without the federation: another process may run them meanwhile.
 @pytest.mark.parametrize(("strategy", "made", "dtype"), [("apple", "", "float32"), ("ditto", "stays", "int8")])
 def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str, made: str, dtype: str) -> None:
     """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test.
@@ -63,31 +65,50 @@ def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str,
     if made:
         settings |= {"dataset": str(one_file(tmp_path, made)), "model": "auto"}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
-    text = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in settings.items())
-    before = set(superlinks())
+    run_under_ray(settings, tmp_path / "there")
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+def test_ray_maps_columns_and_labels_by_name(folder: Path, tmp_path: Path) -> None:
+    """A table in another order than is declared: the numbers are those of one in the declared order."""
+    (tmp_path / "turned").mkdir()
+    files = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
+    settings = {**RUN, "strategy": "fedala", "partition": "iid", "silos": 3, "agreed": DECLARED}
+    simulate({**settings, "dataset": str(files[0]), "out": str(tmp_path / "here")}, quiet=True)
+    run_under_ray({**settings, "dataset": str(files[1])}, tmp_path / "there")
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+def run_under_ray(settings: dict[str, Any], out: Path) -> None:
+    """`flwr run . local` of three silos, whose local SuperLink, at ports of its own, ends with it."""
+    port, control = map(str, free_ports(2))
+    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
+    values = {**settings, "out": str(out)}
+    text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
     try:
         done = subprocess.run(
             [
                 *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
-                *("--run-config", f'{text} out="{tmp_path / "there"}"'),
+                *("--run-config", text),
             ],
+            env=os.environ | ports,
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
     finally:
-        for pid in set(superlinks()) - before:
+        for pid in superlinks(port):
             os.kill(pid, signal.SIGTERM)
-    assert (tmp_path / "there" / "summary.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
-    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    assert (out / "summary.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def superlinks() -> list[int]:
-    """Processes of simulation SuperLinks."""
+def superlinks(port: str) -> list[int]:
+    """Processes of the simulation SuperLink at a port."""
     every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
     commands = {pid: command_of(pid) for pid in every}
-    return [pid for pid, command in commands.items() if "flower-superlink" in command and "--simulation" in command]
+    wanted = ("flower-superlink", "--simulation", f"--port {port} ")
+    return [pid for pid, command in commands.items() if all(word in command for word in wanted)]
 
 
 def command_of(pid: int) -> str:
@@ -107,13 +128,26 @@ def server_app(federation: LocalFederation) -> list[int]:
     return [one.pid for one in processes.find(federation.directory) if "flwr-serverapp" in command_of(one.pid)]
 
 
+@pytest.fixture(scope="module")
+def eight_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """Settings, and the run in this process."""
+    settings, out = (
+        {**RUN, "strategy": "apple", "rounds": 8, "apple.common-init": True},
+        tmp_path_factory.mktemp("runs"),
+    )
+    return settings, simulate({**settings, "silos": 3, "out": str(out / "here")}, quiet=True)
+
+
 @pytest.mark.parametrize("victims", [supernode, superlink, server_app])
 def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
-    federation: LocalFederation, folder: Path, tmp_path: Path, victims: Callable[[LocalFederation], list[int]]
+    federation: LocalFederation,
+    folder: Path,
+    eight_rounds: tuple[dict[str, Any], Path],
+    tmp_path: Path,
+    victims: Callable[[LocalFederation], list[int]],
 ) -> None:
     """kill -9 after round 2 of 8; what is left of the run is stopped, `up` mends, `resume` goes on."""
-    settings = {**RUN, "strategy": "apple", "rounds": 8, "apple.common-init": True}
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    settings, here = eight_rounds
     out = tmp_path / "there"
     ended: list[str] = []
 
@@ -127,7 +161,7 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     follower = threading.Thread(target=follow)
     follower.start()
     wait_for(lambda: '"round": 2,' in text_of(out / "progress.jsonl"), 120)
-    pids = victims(local.find_local())
+    pids = victims(record.find_local())
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -137,11 +171,11 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     assert ended and ended[0] != "completed"
     bring_up(folder)
     submit.run({**settings, "out": str(out), "resume": True})
-    assert rows(out) == rows(tmp_path / "here")
+    assert rows(out) == rows(here)
 
 
 def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
-    """kill -9 of the warm parent, then of a SuperNode in the middle of a round, with `lost-silo=resend`.
+    """kill -9 of the template process, then of a SuperNode in the middle of a round, with `lost-silo=resend`.
 
     The silo is named while the round waits; `up` starts it again, it gets its message once more, and every number is
     what it would have been.
@@ -152,9 +186,9 @@ def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder:
     out = tmp_path / "there"
     follower = start_run(settings, out)
     wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 120)
-    os.kill(local.status(local.find_local())["warm"]["pid"], signal.SIGKILL)
+    os.kill(local.status(record.find_local())["warm"]["pid"], signal.SIGKILL)
     wait_for(lambda: '"round": 2,' in text_of(out / "progress.jsonl"), 120)
-    (pid,) = supernode(local.find_local())
+    (pid,) = supernode(record.find_local())
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: "hospital-02 is gone; waits for it" in text_of(out / "progress.jsonl"), 60)
     bring_up(folder)
@@ -166,9 +200,9 @@ def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder:
 def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
     """A silo that hangs (SIGSTOP) is named once the round's time is up; with a quorum of two the run goes on."""
     bring_up(folder)
-    (pid,) = supernode(local.find_local())
+    (pid,) = supernode(record.find_local())
     out = tmp_path / "out"
-    settings = {**RUN, "strategy": "fedavg", "rounds": 3, "round-timeout": 40.0, "min-silos": 2}
+    settings = {**RUN, "strategy": "fedavg", "rounds": 3, "round-timeout": 20.0, "min-silos": 2}
     follower = start_run(settings, out)
     try:
         wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 120)
@@ -191,16 +225,16 @@ def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     out = tmp_path / "impostor"
     settings = {**RUN, "strategy": "fedamp", "rounds": 2, "out": str(out)}
     submit.run(settings)
-    running = local.find_local()
+    running = record.find_local()
     silo = next(s for s in running.silos if s.name == "hospital-02")
     own = Credentials(running.directory / "credentials")
     theirs = ensure_credentials(tmp_path / "theirs", silos=["hospital-02"], hosts=["localhost"])
-    command = local._supernode_command(running, replace(silo, port=local.free_ports(1)[0]), own)
+    command = parts.supernode_part(running, replace(silo, port=start.free_ports(1)[0]), own)
     command[command.index(str(own.node_key(silo.name)))] = str(theirs.node_key(silo.name))
     with Control(running.connection) as control:
         control.register("intruder", theirs.node_public_pem("hospital-02"))
         processes.end([p for p in processes.find(running.directory) if p.part == silo.name], grace=5.0)
-        environment = local._environment(running.directory, "intruder", 3) | {"SILOFL_POLICY": "public"}
+        environment = parts.part_environment(running.directory, "intruder", 3) | {"SILOFL_POLICY": "public"}
         log = tmp_path / "intruder.log"
         processes.start("intruder", command, directory=running.directory, log=log, environment=environment)
         wait_for(lambda: {n.name: n.status for n in control.nodes()}["intruder"] == "online", 60)

@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +20,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from archives import untar
 from safetensors.torch import load_file
 
-from client.site.launch import FLOWER
+from client.site.runtime.launch import FLOWER
 from server.deploy.credentials import ensure_credentials
-from server.run.history import History
+from server.results.history import History
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE = Path("/var/tmp/silofl-docker-test")  # one place, so that the next start finds what a crash has left
@@ -34,7 +34,7 @@ SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 THIRTEENTH = "clinic-13"
 IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "silo")]
 
-pytestmark = [pytest.mark.deployed, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
 
 
 def run(
@@ -147,7 +147,7 @@ class Deployment:
         return folder
 
     def host(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return run(*command, check=check, timeout=600, cwd=self.source, env=self.environment)
+        return run(*command, check=check, timeout=1200, cwd=self.source, env=self.environment)
 
     def compose(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.host("docker", "compose", *arguments, check=check)
@@ -193,7 +193,7 @@ def deployment(engine: None) -> Iterator[Deployment]:
         made.host("silofl", "compose", "--out", "docker-compose.yml")
         try:
             made.timed("build")
-            made.timed("up", "--detach", "--wait", "--wait-timeout", "240")
+            made.timed("up", "--detach", "--wait", "--wait-timeout", "600")
             made.host("silofl", "credentials")
             yield made
         finally:
@@ -210,8 +210,7 @@ class Clinic:
     """A hospital elsewhere: a folder with an unpacked bundle, in a compose project and network of its own."""
 
     def __init__(self, tar: Path, folder: Path) -> None:
-        with tarfile.open(tar) as archive:
-            archive.extractall(folder, filter="data")
+        untar(tar, folder)
         self.folder = folder / THIRTEENTH
         self.data = folder / "own.npz"
 

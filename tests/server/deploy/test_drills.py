@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip
 from faults import Clock, Gate, Line, SmallDisk, slowed
 from trio import RUN, bring_up, reach_over, rows, start_run, supernode, text_of, wait_for
 
-from client.site.bundle import site_root
-from client.site.launch import LOOPBACK, program
-from client.site.policy import rules, toml
+from client.site.runtime.launch import LOOPBACK, program
+from client.site.trust.keys import site_root
+from client.site.trust.policy import rules, toml
 from server.deploy import local, processes, submit
 from server.deploy.bundle import Bundle, pins
 from server.deploy.credentials import Credentials
-from server.deploy.local import LocalFederation
-from server.run.history import History
-from server.simulate import simulate
+from server.deploy.local import LocalFederation, record, start
+from server.results.history import History
+from server.simulation.simulate import simulate
 
 pytestmark = [
     pytest.mark.deployed,
@@ -43,8 +44,8 @@ PHASES = {
     "before the message": "superlink server/run/exchange.py Exchange.run",
     "while training": "hospital-02 strategies/apple.py AppleClient.local_update",
     "while the silo saves": "hospital-02 strategies/base/state.py write_sealed.<locals>.write",
-    "while replying": "hospital-02 client/site/warm/wrappers.py wrap_flower.<locals>.push_message",
-    "while sending": "hospital-02 client/site/replying.py send_replies",
+    "while replying": "hospital-02 client/site/runtime/prefork/wrappers.py wrap_flower.<locals>.push_message",
+    "while sending": "hospital-02 client/site/runtime/replying.py send_replies",
     "while aggregating": "superlink strategies/apple.py Apple.aggregate",
     "while the server saves": "superlink strategies/base/state.py write_sealed.<locals>.write",
 }
@@ -85,13 +86,13 @@ def finish(follower: threading.Thread) -> None:
 
 def victims(who: str, standing: int) -> list[int]:
     """The process numbers of who is to die; ``standing``: that of the process that the gate holds."""
-    running = local.find_local()
+    running = record.find_local()
     found = processes.find(running.directory)
     silo, server = ([p for p in found if p.part == part] for part in ("hospital-02", "superlink"))
     return {
         "worker": [standing],
-        "warm parent": [local.status(running)["warm"]["pid"]],
-        "SuperNode": [p.pid for p in silo if "private.py supernode" in p.command],
+        "template process": [local.status(running)["warm"]["pid"]],
+        "SuperNode": [p.pid for p in silo if "private.py runtime.supernode" in p.command],
         "ServerApp": [p.pid for p in server if "flwr-serverapp" in p.command],
         "SuperLink": [p.pid for p in server if "server.deploy.superlink" in p.command],
         "server's SuperExec": [p.pid for p in server if "flower-superexec" in p.command],
@@ -108,7 +109,7 @@ def kill(pids: list[int]) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("who", ["worker", "warm parent", "SuperNode"])
+@pytest.mark.parametrize("who", ["worker", "template process", "SuperNode"])
 def test_a_silos_process_is_killed_in_each_phase(
     gate: Gate, federation: LocalFederation, folder: Path, tmp_path: Path, who: str
 ) -> None:
@@ -197,7 +198,7 @@ def test_a_silo_dies_and_comes_back_three_rounds_later(
     out = tmp_path / "out"
     follower = start_run({**LONG, "rounds": 12, "min-silos": 2}, out)
     wait_for(reached(out, 1), 120)
-    (pid,) = supernode(local.find_local())
+    (pid,) = supernode(record.find_local())
     os.kill(pid, signal.SIGKILL)
     since = time.monotonic()
     named(out, "hospital-02 is gone; the round goes on without it", since)
@@ -402,8 +403,8 @@ def test_the_servers_clock_jumps_by_a_day(
     """All silos are out at once and the run ends; with the clock set again, `up` and `resume` mend all of it."""
     clock, out = Clock(tmp_path), tmp_path / "there"
     local.down("trio")
-    command, shifted = local._superlink_command, [f"{key}={value}" for key, value in clock.environment.items()]
-    monkeypatch.setattr(local, "_superlink_command", lambda *given: ["env", *shifted, *command(*given)])
+    command, shifted = start.superlink_part, [f"{key}={value}" for key, value in clock.environment.items()]
+    monkeypatch.setattr(start, "superlink_part", lambda *given: ["env", *shifted, *command(*given)])
     bring_up(folder)
     settings = {**LONG, "rounds": 8, "round-timeout": 60.0}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
@@ -438,6 +439,20 @@ def test_a_silos_disk_is_full(federation: LocalFederation, folder: Path, tmp_pat
         disk.remove()
     assert {silo for _, silo in left_out(out)} == {"hospital-02"}
     assert "hospital-02" in {r.silo for r in History(out / "history.csv").rows if r.round == 8 and r.split}
+
+
+@pytest.mark.timeout(900)
+def test_a_silos_state_is_damaged(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """Found as the run is resumed: all go back a round, and every number is what it would have been."""
+    running = bring_up(folder)
+    settings = {**RUN, "strategy": "fedala", "rounds": 2}
+    simulate({**settings, "rounds": 4, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
+    submit.run({**settings, "out": str(tmp_path / "out")})
+    (newest,) = (running.directory / "silos").rglob("out/*/hospital-02/run-*/round-000002.safetensors")
+    flip(newest)
+    submit.run({**settings, "rounds": 4, "out": str(tmp_path / "out"), "resume": True})
+    assert rows(tmp_path / "out") == rows(tmp_path / "here")
+    assert "hospital-02's state of round 2 is damaged: the run goes back" in text_of(tmp_path / "out/progress.jsonl")
 
 
 def test_the_servers_disk_is_full(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from server.deploy import local, submit
+from partitions.schema import parse_schema
+from server.deploy import submit
 from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
-from strategies.base.cards import read_agreed
+from server.deploy.local import record
+from strategies.base.schema.data_summary import declared_facts, read_agreed
 
 RIGHT = """
 name: trial
@@ -43,6 +45,38 @@ def test_a_right_file(tmp_path: Path) -> None:
     assert federation.demo_silos == federation.silos[:1]
 
 
+SCHEMA = "features: [sex, {name: age, unit: years, range: [0, 120]}]\nlabels: [well, ill]\n"
+
+
+def test_a_schema(tmp_path: Path) -> None:
+    """In the file or beside it; runs get it with what is agreed, and the number of classes with it."""
+    (tmp_path / "heart.yaml").write_text(SCHEMA)
+    inline = "schema:\n" + "".join(f"  {line}\n" for line in SCHEMA.splitlines())
+    for section in ("schema: heart.yaml\n", inline):
+        federation = read_federation(write(tmp_path, RIGHT + section))
+        assert (federation.schema.names, federation.schema.labels) == (("sex", "age"), ("well", "ill"))
+        said = read_agreed(federation.agreed)
+        assert parse_schema(said["schema"]) == federation.schema and declared_facts(said)["classes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ("schema: none.toml", "none.toml cannot be read"),
+        ("schema: heart.txt", "heart.txt does not end in .toml"),
+        ("schema: [age]", "schema: a schema has the keys features, labels, dtype"),
+        ("schema: {columns: [age]}", "schema: a schema has the keys features, labels, dtype"),
+        ("schema: {labels: [no, yes]}", "schema: the label False is no text: write it in quotation marks"),
+        ("schema: {features: [a, a]}", "schema: two columns are called 'a'"),
+        ("schema: {labels: [a, b]}\nagreed: {classes: 3}", "schema names 2 labels, and classes = 3"),
+    ],
+)
+def test_a_schema_that_is_none(tmp_path: Path, section: str, reason: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_federation(write(tmp_path, f"{RIGHT}{section}\n"))
+    assert reason in str(caught.value) and "federation.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
 def test_data_may_be_elsewhere(tmp_path: Path) -> None:
     """A compose file is also written where the data are not."""
     path = write(tmp_path, RIGHT.replace("north.npz", "elsewhere.npz"))
@@ -64,9 +98,9 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
     """As it is now, of a federation that is up on this machine; where the file is gone, nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = write(tmp_path, RIGHT)
-    up = local.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
-    local.state_directory("trial")
-    local._write(up)
+    up = record.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
+    record.state_directory("trial")
+    record.write_record(up)
     assert submit._of_the_file("trial") == {}
     path.write_text(RIGHT + "agreed: {classes: 3}\n")
     assert submit._of_the_file("trial") == {"agreed": '{"classes": 3}'}

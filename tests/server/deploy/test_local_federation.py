@@ -21,15 +21,16 @@ from pathlib import Path
 
 import pytest
 from apps import project
+from trio import wait_for
 
-from client.site.apps import build
-from client.site.launch import LOOPBACK, free_ports, program
+from client.site.runtime.launch import LOOPBACK, free_ports, program
+from client.site.trust.apps import build
 from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.control import Connection, Control, flower_config, read_connection, write_connection
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import read_federation
-from server.deploy.local import LocalFederation
+from server.deploy.local import LocalFederation, parts, record, start, stop
 
 pytestmark = [
     pytest.mark.deployed,
@@ -130,12 +131,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / "flower" / "config.toml").write_text(OWN_CONFIG)
         yield folder
         for name in ("trial", "broken"):
-            processes.end(processes.find(local.state_root() / name), grace=1.0)
+            processes.end(processes.find(record.state_root() / name), grace=1.0)
 
 
 @pytest.fixture(scope="module")
 def federation(folder: Path) -> LocalFederation:
-    return local.up(read_federation(write_file(folder, "north", "south")), say=lambda line: None)
+    return local.up(read_federation(write_file(folder, "north", "south")), echo=lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def listening(pid: int) -> set[tuple[str, int]]:
 
 
 def test_up_returns_when_all_are_online(federation: LocalFederation) -> None:
-    status = local.status(local.find_local())
+    status = local.status(record.find_local())
     assert [(silo["name"], silo["state"]) for silo in status["silos"]] == [("north", "online"), ("south", "online")]
     assert status["superlink"]["running"] and status["warm"]["running"] and status["runs"] == []
 
@@ -200,7 +201,7 @@ def test_an_unregistered_key_is_refused(federation: LocalFederation, tmp_path: P
         *("--auth-supernode-private-key", str(stranger.node_key("stranger"))),
         *("--port", str(free_ports(1)[0])),
     ]
-    environment = local._environment(tmp_path, "stranger")
+    environment = parts.part_environment(tmp_path, "stranger")
     log = tmp_path / "log"  # a file: a SuperExec that outlives its SuperNode for a while keeps a pipe open
     with log.open("w") as output:
         done = subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=60)
@@ -297,7 +298,7 @@ def test_stop_ends_a_run_and_who_follows_it(federation: LocalFederation, app: Pa
 def test_a_federation_that_lost_its_server_is_mended_by_up(
     federation: LocalFederation, app: Path, folder: Path, tmp_path: Path
 ) -> None:
-    """SuperLink, a SuperNode and the warm parent killed together; the keys stay."""
+    """SuperLink, a SuperNode and the template process killed together; the keys stay."""
     before = local.status(federation)
     killed = (before["superlink"]["pid"], before["warm"]["pid"], silo_pids(federation)["north"])
     processes.end([p for p in processes.find(federation.directory) if p.pid in killed], grace=0.0)
@@ -305,7 +306,7 @@ def test_a_federation_that_lost_its_server_is_mended_by_up(
     assert not lost["superlink"]["running"] and not lost["warm"]["running"]
     assert lost["silos"][0]["state"] == "stopped"
     keys = Credentials(federation.directory / "credentials").node_key("north").read_bytes()
-    again = local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+    again = local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
     assert Credentials(federation.directory / "credentials").node_key("north").read_bytes() == keys
     assert [silo["state"] for silo in local.status(again)["silos"]] == ["online", "online"]
     run(again, app, tmp_path / "out")
@@ -321,11 +322,12 @@ def test_a_server_that_lost_its_superexec_is_mended_by_up(
             p for p in processes.find(federation.directory) if p.part == "superlink" and "flower-superexec" in p.command
         ]
 
+    wait_for(lambda: bool(superexecs()), 30)  # the SuperLink starts it a moment after it answers
     (before,) = superexecs()
     processes.end([before], grace=0.0)
     assert main(["status", "--name", "trial"]) == 0
     assert "server runs, but starts no run" in capsys.readouterr().out
-    local.up(read_federation(folder / "federation.yaml"), say=lambda line: None)
+    local.up(read_federation(folder / "federation.yaml"), echo=lambda line: None)
     assert [process.command for process in superexecs()] == [before.command]
     assert main(["status", "--name", "trial"]) == 0 and "server running" in capsys.readouterr().out
 
@@ -344,41 +346,41 @@ def test_a_server_that_is_silent_is_named_at_once(
 
 def test_up_applies_what_changed_and_leaves_the_rest_running(federation: LocalFederation, folder: Path) -> None:
     before = silo_pids(local.find_local())
-    more = local.up(read_federation(write_file(folder, "north", "south", "west")), say=lambda line: None)
+    more = local.up(read_federation(write_file(folder, "north", "south", "west")), echo=lambda line: None)
     after = silo_pids(more)
     assert {name: after[name] for name in before} == before and after["west"] is not None
-    fewer = local.up(read_federation(write_file(folder, "south", "west")), say=lambda line: None)
+    fewer = local.up(read_federation(write_file(folder, "south", "west")), echo=lambda line: None)
     assert silo_pids(fewer) == {name: after[name] for name in ("south", "west")}
     with Control(fewer.connection) as control:
         assert sorted(node.name for node in control.nodes()) == ["south", "west"]
 
 
 def test_one_up_at_a_time(federation: LocalFederation, folder: Path) -> None:
-    with local._locked(federation.directory), pytest.raises(ValueError, match="is at work; wait for it"):
+    with record.only_one(federation.directory), pytest.raises(ValueError, match="is at work; wait for it"):
         local.up(read_federation(folder / "federation.yaml"))
 
 
 def test_down_leaves_nothing_behind_also_after_a_crash(federation: LocalFederation) -> None:
     """With the server killed before, silos cannot say goodbye; a run's processes would be found as well."""
-    current = local.find_local()
+    current = record.find_local()
     superlink = local.status(current)["superlink"]["pid"]
     processes.end([p for p in processes.find(federation.directory) if p.pid == superlink], grace=0.0)
-    assert local.leftover() == "trial"
+    assert record.leftover() == "trial"
     assert local.down("trial") >= 4
-    assert processes.find(federation.directory) == [] and local.leftover() == ""
+    assert processes.find(federation.directory) == [] and record.leftover() == ""
     assert flower_config().read_text() == OWN_CONFIG
     assert not (federation.directory / "federation.json").exists()
     assert (federation.directory / "credentials" / "ca.key").exists()
-    assert local._is_free(current.fleet_port)
+    assert start.is_free(current.fleet_port)
     with pytest.raises(ValueError, match="no federation is up; `silofl up` starts one"):
-        local.find_local()
+        record.find_local()
     assert local.down("trial") == 0
 
 
 @pytest.mark.parametrize("name", ["trail", "../trial", "..", "a/b", ""])
 def test_down_of_what_is_no_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """It says so, names those that there are, and makes no folder."""
-    monkeypatch.setattr(local, "state_root", lambda: tmp_path)
+    monkeypatch.setattr(stop, "state_root", lambda: tmp_path)
     (tmp_path / "trial").mkdir()
     with pytest.raises(ValueError, match=r"there is no federation .* there are: trial"):
         local.down(name)
@@ -388,11 +390,11 @@ def test_down_of_what_is_no_federation(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_part_that_does_not_start_is_named_and_nothing_stays(folder: Path) -> None:
     path = write_file(folder, "north")
     path.write_text(path.read_text().replace("trial", "broken"))
-    directory = local.state_root() / "broken"
+    directory = record.state_root() / "broken"
     made = ensure_credentials(directory / "credentials", silos=["north"], hosts=["localhost"])
     made.node_key("north").write_text("no key\n")
     with pytest.raises(local.PartFailedError, match=r"(?s)north ended.*Unable to parse the private key file"):
-        local.up(read_federation(path), say=lambda line: None)
+        local.up(read_federation(path), echo=lambda line: None)
     assert processes.find(directory) == [] and local.leftover() == ""
     assert flower_config().read_text() == OWN_CONFIG
 
@@ -405,7 +407,7 @@ def test_a_port_in_use_is_one_clear_line(folder: Path) -> None:
         path = write_file(folder, "north")
         path.write_text(path.read_text().replace('"trial"', f'"broken", "server": {{"fleet-port": {port}}}'))
         with pytest.raises(ValueError, match=rf"server.fleet-port: port {port} is in use; choose another"):
-            local.up(read_federation(path), say=lambda line: None)
+            local.up(read_federation(path), echo=lambda line: None)
 
 
 def test_someone_elses_connection_is_not_overwritten(folder: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from server.deploy import local, processes, submit
 from server.deploy.federation import read_federation
-from server.run.history import History
+from server.deploy.local import record
+from server.results.history import History
 
 pytestmark = [
     pytest.mark.deployed,
@@ -25,6 +26,8 @@ silos:
   - {name: hospital-03, data: demo, policy: policy.toml}
 """
 
+KINDS = ("query", "train", "train", "evaluate")
+
 
 def test_a_server_that_weakens_every_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -37,15 +40,20 @@ def test_a_server_that_weakens_every_setting(
     (tmp_path / "federation.yaml").write_text(FEDERATION)
     weak = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 1, "min-metric-samples": 1}
     try:
-        up = local.up(read_federation(tmp_path / "federation.yaml"), say=lambda line: None)
+        up = local.up(read_federation(tmp_path / "federation.yaml"), echo=lambda line: None)
         submit.run({**weak, "out": str(tmp_path / "run")})
+        before = (up.directory / "logs" / "hospital-03.log").read_text()
+        submit.run({**weak, "batch-size": 8, "rounds": 2, "out": str(tmp_path / "allowed")})
+        (counted,) = (up.directory / "silos" / "hospital-03" / "messages").iterdir()
         logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
     finally:
-        processes.end(processes.find(local.state_root() / "strict"), grace=1.0)
+        processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
     line = "hospital-03 refuses: its policy has min-batch-size = 8, the run batch-size = 1"
     assert f"ERROR: {line}" in logs["hospital-03"].splitlines()
     assert f"cannot take part: {line}\n" in capfd.readouterr().err
     assert line in (tmp_path / "run" / "report.html").read_text()
-    assert "sent its data card" in logs["hospital-01"] and "sent" not in logs["hospital-03"]
+    assert "sent its data card" in logs["hospital-01"] and "hospital-03 sent" not in before
     silos = {row.silo for row in History(tmp_path / "run" / "history.csv").rows if row.silo}
     assert silos == {"hospital-01", "hospital-02"}
+    # Of the run that it allows each message counts once, in the process that stays and in the one that does not.
+    assert counted.read_text().split("\n") == [f"{kind} hospital-03" for kind in KINDS] + [""]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partitions.disk import private, shared
+from partitions.common.files import private, shared
 from server.cli.main import main
 from server.deploy import containers as deployed_module
 from server.deploy import registrar, setup

@@ -18,9 +18,9 @@ from faults import Line
 from trio import RUN, bring_up, reach_over, rows, start_run, text_of, wait_for
 
 from server.deploy import processes
-from server.deploy.local import LocalFederation
-from server.run.history import History
-from server.simulate import simulate
+from server.deploy.local.record import LocalFederation
+from server.results.history import History
+from server.simulation.simulate import simulate
 
 pytestmark = [
     pytest.mark.deployed,

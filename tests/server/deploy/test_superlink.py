@@ -7,7 +7,7 @@ State, store and service are Flower's, behind gRPC on the loopback interface; th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import ArrayRecord, RecordDict
-from flwr.app.message import make_message
+from flwr.app.message import make_message, remove_content_from_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
-from flwr.proto.fleet_pb2 import PullMessagesRequest
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -37,7 +38,8 @@ from superlink import superlink
 from client.site.flower import internal
 from server.deploy import superlink as ours
 from server.deploy.control import Control
-from server.deploy.superlink import MOST_TIMES, WAIT_SECONDS, waiting
+from server.deploy.superlink import MOST_CALL, MOST_TIMES, WAIT_SECONDS, Bounds, waiting
+from server.run.limits import group_id
 
 WAIT = 2.0  # our SuperLink's patience in these tests
 SOON = WAIT / 2
@@ -47,6 +49,9 @@ class Waiting(FleetServicer):
     """Flower's service as our SuperLink has it."""
 
     PullMessages = waiting(FleetServicer.PullMessages, most=2)  # type: ignore[assignment]
+
+
+Bounds().install(Waiting)
 
 
 @dataclass
@@ -59,11 +64,11 @@ class Server:
     node: int
     run: int
 
-    def store(self, number: float, *, whole: bool = True) -> str:
+    def store(self, number: float, *, whole: bool = True, group: str = "") -> str:
         """A message to the silo, as a ServerApp pushes one; ``whole``: with its parts. Its number."""
         state, content = self.states.state(), RecordDict({"model": ArrayRecord([np.full(3, number)])})
         now = time.time()
-        metadata = Metadata(self.run, "", SUPERLINK_NODE_ID, self.node, "", "", now, 60.0, "train")
+        metadata = Metadata(self.run, "", SUPERLINK_NODE_ID, self.node, "", group, now, 60.0, "train")
         message = make_message(metadata, content)
         metadata.__dict__["_message_id"] = message.object_id
         session = state.start_session(self.run)
@@ -79,6 +84,11 @@ class Server:
         session, parts = self.rest
         for name, part in parts.items():
             assert self.states.state().store_object(self.run, session, name, part)
+
+    def reply(self, name: str) -> Any:
+        """What the ServerApp is given as the reply to a message."""
+        (found,) = self.states.state().get_message_res({name}, self.run)
+        return found
 
     def silo(self) -> Silo:
         return Silo(FleetStub(grpc.insecure_channel(self.address)), self.node, self.run)
@@ -96,6 +106,44 @@ class Silo:
         answer = self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=self.node)), timeout=timeout)
         return [m.metadata.message_id for m in answer.messages_list], time.monotonic() - started
 
+    def answer(
+        self,
+        message: str,
+        numbers: int,
+        *,
+        group: str = "",
+        session: str | None = None,
+        begun: Callable[[], object] = lambda: None,
+    ) -> list[bool]:
+        """Reply to a message with so many float64 numbers, part by part; which parts the server has taken.
+
+        ``begun`` is called before the first part.
+        """
+        content = RecordDict({"model": ArrayRecord([np.arange(numbers, dtype=np.float64)])})
+        now = time.time()
+        metadata = Metadata(self.run, "", self.node, SUPERLINK_NODE_ID, message, group, now, 30.0, "train")
+        reply = make_message(metadata, content)
+        metadata.__dict__["_message_id"] = reply.object_id
+        parts = {name: part.deflate() for name, part in get_all_nested_objects(reply).items()}
+        request = PushMessagesRequest(
+            node=Node(node_id=self.node),
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+        )
+        answer = self.stub.PushMessages(request)
+        begun()
+        taken = []
+        for name in answer.objects_to_push:
+            part = PushObjectRequest(
+                node=Node(node_id=self.node),
+                run_id=self.run,
+                session_id=answer.session_id if session is None else session,
+                object_id=name,
+                object_content=parts[name],
+            )
+            taken.append(self.stub.PushObject(part).stored)
+        return taken
+
     def confirm(self, message: str) -> None:
         node = Node(node_id=self.node)
         request = ConfirmMessageReceivedRequest(node=node, run_id=self.run, message_object_id=message)
@@ -112,7 +160,7 @@ def server() -> Iterator[Server]:
     run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
     (task,) = state.get_tasks(run_ids=[run])
     assert state.claim_task(task.task_id) and state.activate_task(task.task_id)
-    service = grpc.server(ThreadPoolExecutor(8))
+    service = grpc.server(ThreadPoolExecutor(8), options=[("grpc.max_receive_message_length", MOST_CALL)])
     add_FleetServicer_to_server(Waiting(states, stores, False), service)
     port = service.add_insecure_port("127.0.0.1:0")
     service.start()
@@ -189,6 +237,67 @@ def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server: Ser
         assert given == [] and seconds < SOON
         assert all(asked.result()[1] >= WAIT for asked in held)
     assert server.silo().ask()[1] >= WAIT  # there is room again
+
+
+# --- how large a reply may be -------------------------------------------------------------------------------
+
+
+MOST = 100_000  # bytes
+
+
+def kept(server: Server) -> int:
+    """Bytes of all parts of messages that the server holds."""
+    store: Any = server.stores.store()
+    return sum(len(entry.content) for entry in store.store.values())
+
+
+def test_a_reply_within_its_bounds_is_taken(server: Server) -> None:
+    name, group = server.store(1.0, group=group_id(MOST)), ""
+    assert all(server.silo().answer(name, 10_000, group=group))
+    assert server.reply(name).has_content()
+
+
+@pytest.mark.parametrize("session", [None, "", "another"])
+def test_of_a_reply_that_is_too_large_nothing_is_kept(server: Server, session: str | None) -> None:
+    """40 MB, in parts of 5 MiB: the ServerApp has an error at once, and no part of it is in the server's memory."""
+    name, silo = server.store(1.0, group=group_id(MOST)), server.silo()
+    silo.ask()
+    silo.confirm(name)
+    taken = silo.answer(name, 5_000_000, session=session)
+    assert not all(taken) and kept(server) < MOST
+    if session is None:
+        reply = server.reply(name)
+        assert reply.error.reason == "its reply has more than 100000 bytes, the most that it may have, and was not read"
+        assert silo.answer(name, 5_000_001) == []  # and no other one is taken
+        assert kept(server) < MOST
+
+
+@pytest.mark.parametrize(("numbers", "whole"), [(10_000, True), (5_000_000, False)])
+def test_parts_come_after_the_serverapp_has_begun_to_take_the_reply(server: Server, numbers: int, whole: bool) -> None:
+    """Then Flower has deleted message and reply, and the parts still count to that reply."""
+    name, silo, state = server.store(1.0, group=group_id(MOST)), server.silo(), server.states.state()
+
+    def pulled() -> None:
+        assert server.reply(name).has_content()
+        state.delete_messages({name})
+
+    assert all(silo.answer(name, numbers, begun=pulled)) == whole
+    assert kept(server) < MOST or whole
+
+
+def test_a_call_that_is_too_large_is_refused_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = internal("superlink_server")
+    monkeypatch.setattr(module, "GRPC_MAX_MESSAGE_LENGTH", module.GRPC_MAX_MESSAGE_LENGTH)
+    monkeypatch.setattr(module, "flower_superlink", lambda: None)
+    monkeypatch.setattr(ours.sys, "argv", ["x"])
+    for name in ("PullMessages", "PushMessages", "PushObject"):
+        monkeypatch.setattr(FleetServicer, name, getattr(FleetServicer, name))
+    ours.main()
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(module, "generic_create_grpc_server", lambda **given: seen.update(given) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        module._run_fleet_api_grpc_rere("127.0.0.1:0", None, None, False, None)
+    assert seen["max_message_length"] == MOST_CALL < 150_000_000
 
 
 def test_a_whole_superlink_lets_a_silo_wait(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, MetricRecord
 from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, rows_of, same
 
+from partitions.common.errors import UserError
+from server.results.run_directory import RunDirectory
+from server.results.summary import write_summary
 from server.run.exchange import CRASHED
-from server.run.gathering import CARD_TRIES
-from server.run.rundir import RunDirectory
-from server.run.summary import write_summary
-from strategies.base.cards import FAR, IMPLAUSIBLE, judge
-from strategies.base.metrics_and_cards import LONGEST
-from strategies.base.settings import UserError
+from server.run.registration import CARD_TRIES
+from strategies.base.schema.data_summary import FAR, IMPLAUSIBLE, judge
+from strategies.base.schema.reporting import LONGEST
 from strategies.base.state import State
 
 Spoil = Callable[[Message], object]
@@ -222,14 +222,16 @@ def test_a_bad_card_costs_the_others_nothing(four: Files, without: Run, tmp_path
     assert comparable(run.rows) == comparable(without.rows)
     assert same(run.strategy.state.arrays["global"], without.strategy.state.arrays["global"])
     assert run.strategy.extra["mean"] == without.strategy.extra["mean"]
-    assert list(run.federation.left_out) in (["d"], ["node 4"])
-    (reason,) = run.federation.left_out.values()
+    assert list(run.federation.registration.left_out) in (["d"], ["node 4"])
+    (reason,) = run.federation.registration.left_out.values()
     assert reason.isprintable() and 20 < len(reason) <= LONGEST
     directory = RunDirectory(tmp_path / "run")
     lines = (directory.path / "progress.jsonl").read_text().splitlines()
-    notes = [e["message"] for e in map(json.loads, lines) if e["event"] == "note"]
+    written = [e for e in map(json.loads, lines) if e["event"] == "note"]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", e["time"]) for e in written)
+    notes = [e["message"] for e in written]
     assert len(notes) == 2 and notes[1] == reason and re.search(r"node 4|\bd\b", notes[0])
-    summary = write_summary(directory, run.federation.history, run.federation)
+    summary = write_summary(directory, run.federation.history, run.federation.finished())
     assert list(summary["runs"][0]["left_out"].values()) == [reason] and summary["runs"][0]["silos"] == list(HONEST)
 
 
@@ -270,7 +272,7 @@ def test_a_process_that_dies_over_its_card_is_not_a_card(four: Files) -> None:
     assert list(run.strategy.silos) == list(four)
     run = federate(four, prepare=killed(CARD_TRIES), rounds=1, **OPTIONS)
     assert list(run.strategy.silos) == list(HONEST)
-    assert "ended by SIGKILL" in run.federation.left_out["node 4"]
+    assert "ended by SIGKILL" in run.federation.registration.left_out["node 4"]
 
 
 def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:
@@ -320,7 +322,7 @@ def test_unknown_numbers_of_a_reply_reach_no_checkpoint(four: Files, tmp_path: P
 def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path: Path) -> None:
     """A thousand times the others' values: theirs alone make the mean, the silo takes part with its own."""
     run = federate(four, rounds=2, directory=tmp_path / "run", prepare=prepared(times(1000.0)), **OPTIONS)
-    assert run.strategy.extra["own_statistics"] == ["d"] and not run.federation.left_out
+    assert run.strategy.extra["own_statistics"] == ["d"] and not run.federation.registration.left_out
     rows = np.concatenate([rows_of(four[name])[0] for name in HONEST])
     assert np.allclose(run.strategy.extra["mean"], rows.mean(0)) and np.allclose(run.strategy.extra["std"], rows.std(0))
     note = (tmp_path / "run" / "progress.jsonl").read_text()
@@ -380,14 +382,14 @@ def test_what_holds_stays_when_a_run_is_resumed(four: Files, tmp_path: Path) -> 
         return reply
 
     run = federate(four, rounds=2, resume=True, prepare=lambda grid: setattr(grid, "after", after), **place)
-    assert list(run.federation.left_out) == ["b", "c", "d"]
-    assert "b is left out: it has samples of shape (4,), this run has (3,)" in run.federation.left_out["b"]
+    assert list(run.federation.registration.left_out) == ["b", "c", "d"]
+    assert "b is left out: it has samples of shape (4,), this run has (3,)" in run.federation.registration.left_out["b"]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "a JSON object of task, shape, classes, samples is wanted here"),
+        ("{", "a JSON object of task, shape, classes, samples, schema is wanted here"),
         ("[1]", "a JSON object"),
         ('{"names": []}', "a JSON object"),
         ('{"shape": [0]}', "agreed: shape = [0]"),

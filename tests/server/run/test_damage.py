@@ -13,9 +13,9 @@ from damage import damaged
 from resuming import Crash, assert_equal, crash_after, interrupted
 from tiny import Files, comparable, federate, simulated
 
-import server.run.loop
-from server.run.checkpoint import BEFORE, NEWEST
-from server.run.history import History
+import server.run.checkpoints
+from server.results.checkpoint import BEFORE, NEWEST
+from server.results.history import History
 
 OPTIONS: dict[str, Any] = {"strategy": "apple", "rounds": 4, "learning_rate": 0.3}
 
@@ -110,7 +110,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
 ) -> None:
     """At every checkpoint, what was last waited for of history.csv is all of it."""
     file, synced, checked = tmp_path / "run" / "history.csv", [0], []
-    fsync, save = os.fsync, server.run.loop.save_checkpoint
+    fsync, save = os.fsync, server.run.checkpoints.save_checkpoint
 
     def sync(descriptor: int) -> None:
         fsync(descriptor)
@@ -122,7 +122,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_on_them(
         save(*arguments)
 
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(server.run.loop, "save_checkpoint", checkpoint)
+    monkeypatch.setattr(server.run.checkpoints, "save_checkpoint", checkpoint)
     federate(three, directory=tmp_path / "run", **OPTIONS)
     assert checked == [True] * 4
 

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from phony import DEVICE, phony_device
 from resuming import Crash, crash_after
-from tiny import simulated
+from sklearn.datasets import load_digits
+from tiny import SIMULATED, simulated
 
 import client.app
-import client.silo
-from server.run.history import Row
+import client.session
+from server.results.history import Row
 from server.run.loop import RoundLoop
 from strategies import strategies
 
 SILOS = 4
-METHODS = sorted(name for name, method in strategies().items() if not method.pooled)  # there one silo trains
+METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)  # there one silo trains
 
 
 NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refuses to run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A quarter of the digits: enough for several batches of each silo."""
+    file = tmp_path_factory.mktemp("data") / "digits.npz"
+    x, y = load_digits(return_X_y=True)
+    np.savez(file, x=x[:450].reshape(-1, 8, 8).astype(np.uint8) * 15, y=y[:450])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIMULATED, "dataset", str(file))
+        yield
 
 
 def run(**changes: Any) -> RoundLoop:
@@ -32,8 +46,7 @@ def run(**changes: Any) -> RoundLoop:
 
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (client.app, client.silo):
-        monkeypatch.setattr(module, "device_of", lambda *_: DEVICE)
+    monkeypatch.setattr(client.session, "device_of", lambda *_: DEVICE)
 
 
 def figures(federation: RoundLoop) -> list[Row]:
@@ -56,11 +69,11 @@ def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_dev
     crossings = []
     with phony_device():
         run(strategy=strategy, rounds=1, evaluate_every=0)  # the data stay on the device from run to run
-    for rounds, batch_size in ((2, 128), (3, 128), (3, 64)):
+    for rounds, batch_size in ((2, 64), (3, 64), (3, 32)):
         with phony_device() as crossed:
             federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
         crossings.append(crossed)
-    samples = max(card["n_train"] for card in federation.cards.values())
+    samples = max(card["n_train"] for card in federation.registration.cards.values())
     third_round = crossings[1] - crossings[0]
     assert all(scalars <= (samples if way == "in" else SILOS) for way, scalars in third_round)
     assert third_round["in", samples] and third_round["read", 1]

@@ -13,12 +13,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
-from client.site.transfers import PATIENT_SECONDS
+from client.site.runtime.transfers import PATIENT_SECONDS
 from server.run import exchange
-from server.run.engine import flower_identity
-from server.run.exchange import CODES, TOLD_LATE, Exchange, Patience
-from server.run.loop import RoundLoop
-from strategies.base.run_settings import parse_settings
+from server.run.clock import ClockWatch
+from server.run.exchange import CODES, DETECTED_LATE, Exchange, TimeoutPolicy
+from server.simulation.engine import flower_identity
 
 
 class Network(Grid):
@@ -90,7 +89,7 @@ class Network(Grid):
 
 
 def go(
-    network: Network, patience: Patience, monkeypatch: pytest.MonkeyPatch, answered: Collection[int] = ()
+    network: Network, policy: TimeoutPolicy, monkeypatch: pytest.MonkeyPatch, answered: Collection[int] = ()
 ) -> tuple[dict[int, str], list[int]]:
     """What each node's reply is ("" is content), and who was said to be gone."""
     monkeypatch.setattr(exchange.time, "sleep", network.sleep)
@@ -98,7 +97,7 @@ def go(
     gone: list[int] = []
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, patience, gone.append, answered=answered).run(messages)
+        replies = Exchange(network, policy, gone.append, answered=answered).run(messages)
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
@@ -106,14 +105,14 @@ def go(
 
 def test_the_time_that_stragglers_have() -> None:
     """The median of 10, 20 and 30 s is 20 s: five times that is 100 s."""
-    patience = Patience(timeout=1000, factor=5, floor=60)
-    assert patience.limit(asked=6, took=[10, 20]) == 1000  # not half of them yet
-    assert patience.limit(asked=6, took=[10, 20, 30]) == 100
-    assert patience.limit(asked=7, took=[10, 20, 30]) == 1000
-    assert patience.limit(asked=6, took=[1, 2, 3]) == 60  # never less
-    assert Patience(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90  # never more
-    assert Patience(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
-    assert Patience(timeout=1000).limit(6, [10, 20, 30]) == 1000
+    policy = TimeoutPolicy(timeout=1000, factor=5, floor=60)
+    assert policy.limit(asked=6, took=[10, 20]) == 1000  # not half of them yet
+    assert policy.limit(asked=6, took=[10, 20, 30]) == 100
+    assert policy.limit(asked=7, took=[10, 20, 30]) == 1000
+    assert policy.limit(asked=6, took=[1, 2, 3]) == 60  # never less
+    assert TimeoutPolicy(timeout=90, factor=5, floor=60).limit(6, [10, 20, 30]) == 90  # never more
+    assert TimeoutPolicy(timeout=1000, factor=5, floor=60, quorum=4).limit(6, [10, 20, 30]) == 1000
+    assert TimeoutPolicy(timeout=1000).limit(6, [10, 20, 30]) == 1000
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_a_straggler_costs_a_multiple_of_the_median(
     factor: float, answered: set[int], until: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network({1: 10, 2: 20, 3: 30, 4: 150})
-    replies, gone = go(network, Patience(1000, factor=factor, floor=40), monkeypatch)
+    replies, gone = go(network, TimeoutPolicy(1000, factor=factor, floor=40), monkeypatch)
     assert set(replies) == answered and not gone
     assert network.now == pytest.approx(until, abs=1)
 
@@ -132,7 +131,7 @@ def test_a_straggler_costs_a_multiple_of_the_median(
     ("busy", "answered", "until"),
     [
         ((40, 150), {1, 2, 3, 4}, 150),
-        ((40, 90), {1, 2, 3}, 60 + TOLD_LATE + 50),
+        ((40, 90), {1, 2, 3}, 60 + DETECTED_LATE + 50),
         ((100, 150), {1, 2, 3}, 60),
         ((40, 1e9), {1, 2, 3}, 500),
     ],
@@ -142,26 +141,25 @@ def test_who_is_in_a_long_transfer_is_no_straggler(
 ) -> None:
     """Three times the median of 20 s is 60 s, and more by the time in a transfer, up to the time of the round."""
     network = Network({1: 10, 2: 20, 3: 30, 4: 150 if busy[1] < 1e9 else 1e9}, busy={4: busy})
-    replies, _ = go(network, Patience(500, factor=3, floor=40), monkeypatch)
+    replies, _ = go(network, TimeoutPolicy(500, factor=3, floor=40), monkeypatch)
     assert set(replies) == answered
     assert network.now == pytest.approx(until, abs=2.5)
 
 
 def test_a_clock_that_is_set_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back by an hour; and by a minute less, of which nobody hears."""
-    loop = RoundLoop(Network({}), parse_settings({}))
     notes: list[str] = []
-    monkeypatch.setattr(loop, "note", notes.append)
+    watch = ClockWatch(notes.append)
     right = time.time
     for seconds in (0, 3600, 3600, 3541):
         monkeypatch.setattr(time, "time", lambda seconds=seconds: right() - seconds)
-        loop._look_at_the_clock()
+        watch.check()
     assert len(notes) == 1 and notes[0].startswith("this server's clock went back by 1.0 h")
 
 
 def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
-    replies, gone = go(network, Patience(1000), monkeypatch)
+    replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
@@ -169,7 +167,7 @@ def test_the_round_goes_on_without_a_silo_that_is_gone(monkeypatch: pytest.Monke
 def test_a_silo_that_was_gone_between_two_looks_does_not_keep_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went away and came back within a quarter of a second: nobody saw it, and its message is lost."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, 20.1235)})
-    replies, gone = go(network, Patience(1000), monkeypatch)
+    replies, gone = go(network, TimeoutPolicy(1000), monkeypatch)
     assert replies == {1: "", 2: "", 3: "it was gone for a while, and what it was at is lost"}
     assert gone == [3] and network.now == pytest.approx(30, abs=1)
 
@@ -186,11 +184,11 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
             self.now = 1.0
             return super().pull_messages(message_ids)
 
-    monkeypatch.setattr(exchange, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, Patience(1000, looks=True), lambda node: told.set()).run(messages)
+        replies = Exchange(network, TimeoutPolicy(1000, watches=True), lambda node: told.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
 
 
@@ -207,7 +205,7 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
             return super().pull_messages(message_ids)
 
     gone, back = threading.Event(), threading.Event()
-    looked = Exchange._look
+    looked = Exchange._check_presence
 
     def look(self: Exchange, before: Any) -> dict[int, str]:
         here = looked(self, before)
@@ -215,12 +213,12 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
             back.set()
         return here
 
-    monkeypatch.setattr(exchange, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(Exchange, "_look", look)
+    monkeypatch.setattr(exchange, "PRESENCE_SECONDS", 0.01)
+    monkeypatch.setattr(Exchange, "_check_presence", look)
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, Patience(1000, looks=True), lambda node: gone.set()).run(messages)
+        replies = Exchange(network, TimeoutPolicy(1000, watches=True), lambda node: gone.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
     assert len(replies) == 2
 
@@ -228,7 +226,7 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("back", [20.1235, 50.0])
 def test_a_silo_that_is_back_gets_its_message_once_more(back: float, monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20.1234, back)})
-    replies, gone = go(network, Patience(1000, resend=True), monkeypatch)
+    replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: ""}
     assert gone == [3] and network.pushes == 4
     assert network.now == pytest.approx(back + 100, abs=3)
@@ -236,14 +234,14 @@ def test_a_silo_that_is_back_gets_its_message_once_more(back: float, monkeypatch
 
 def test_a_silo_that_never_comes_back_keeps_the_round_no_longer_than_any(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (20, 1e9)})
-    replies, _ = go(network, Patience(1000, factor=5, floor=60, resend=True), monkeypatch)
+    replies, _ = go(network, TimeoutPolicy(1000, factor=5, floor=60, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(100, abs=1)  # five times the median of 10 and 30
 
 
 def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 1e9)})
-    replies, _ = go(network, Patience(1000, resend=True), monkeypatch)
+    replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "", 3: "the node is not here"}
     assert network.now == pytest.approx(30, abs=1)
 
@@ -251,7 +249,7 @@ def test_nobody_waits_for_a_silo_that_was_not_here_to_begin_with(monkeypatch: py
 def test_a_silo_that_has_just_replied_is_waited_for_though_it_counts_as_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its line was mended, and its next sign of life comes after 8 s."""
     network = Network({1: 10, 2: 30, 3: 100}, away={3: (-1, 8)})
-    replies, _ = go(network, Patience(1000, resend=True), monkeypatch, answered=[3])
+    replies, _ = go(network, TimeoutPolicy(1000, resend=True), monkeypatch, answered=[3])
     assert replies == {1: "", 2: "", 3: ""}
     assert network.now == pytest.approx(108, abs=3)
 
@@ -262,7 +260,7 @@ def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
             return node != 2 or not 20 <= self.now % 40 < 30
 
     network = Flapping({1: 10, 2: 100})
-    replies, gone = go(network, Patience(1000, resend=True), monkeypatch)
+    replies, gone = go(network, TimeoutPolicy(1000, resend=True), monkeypatch)
     assert replies == {1: "", 2: "the node is not here"}
     assert gone == [2, 2] and network.pushes == 3
 
@@ -270,7 +268,7 @@ def test_a_message_is_sent_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_messages_that_did_not_reach_the_superlink_go_again(monkeypatch: pytest.MonkeyPatch) -> None:
     network = Network({1: 10, 2: 30})
     network.faults = 3
-    assert go(network, Patience(1000), monkeypatch)[0] == {1: "", 2: ""}
+    assert go(network, TimeoutPolicy(1000), monkeypatch)[0] == {1: "", 2: ""}
     network.faults = 4
     with pytest.raises(ObjectPushError):
-        go(network, Patience(1000), monkeypatch)
+        go(network, TimeoutPolicy(1000), monkeypatch)

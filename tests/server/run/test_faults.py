@@ -15,12 +15,17 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message
 from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, rows_of, same, train_replies, write_silo
 from torch import Tensor
 
+import server.app
 from client.app import app as client_app
-from models.initial import flat_model
-from server.run.loop import Progress
-from strategies.base.payload import array_record, decode
+from models.initialisation import flat_model
+from partitions.common.errors import RunFailedError, UserError
+from server.results.run_directory import RunDirectory
+from server.run.limits import CARD_BYTES, OTHER_BYTES
+from server.run.reporter import Progress
+from server.simulation.engine import InProcessGrid
 from strategies.base.run_settings import parse_settings
-from strategies.base.server import weighted_mean
+from strategies.base.strategy import weighted_mean
+from strategies.base.transport.payload import TensorArray, array_record, decode
 
 # ---- Silos that fail -----------------------------------------------------------------------------------------------
 
@@ -44,6 +49,12 @@ def raw(reply: Message, data: bytes) -> None:
     reply.content["model.model"] = record
 
 
+def beside(reply: Message, record: str, key: str) -> None:
+    """150 MB more than the model."""
+    found: Any = reply.content.setdefault(record, ArrayRecord())
+    found[key] = TensorArray(torch.zeros(150_000_000 // 4))
+
+
 FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
     "NaN": (lambda r: with_model(r, torch.full((12,), math.nan)), "not finite"),
     "infinity": (lambda r: with_model(r, torch.tensor([math.inf] + [0.0] * 11)), "not finite"),
@@ -60,6 +71,20 @@ FAULTS: dict[str, tuple[Callable[[Message], object], str]] = {
     "no metrics": (lambda r: drop(r, "metrics"), "metrics"),
     "no bytes": (lambda r: raw(r, b""), "model 'model': its bytes are no array of float32"),
     "other bytes": (lambda r: raw(r, b"PK not an array"), "its bytes are no array of float32"),
+    "150 MB beside the model": (
+        lambda r: beside(r, "more", "vector"),
+        "the reply holds more, which the server did not ask for",
+    ),
+    "150 MB in its record": (
+        lambda r: beside(r, "model.model", "more"),
+        "more than 1048672 bytes, the most that it may",
+    ),
+    "a long text": (lambda r: change(r, more="x" * 2_000_000), "more than 1048672 bytes"),
+    "long lists": (lambda r: change(r, more=[0.5] * 200_000), "more than 1048672 bytes"),
+    "a long name": (
+        lambda r: r.content.metric_records["metrics"].update({"x" * 2_000_000: 1.0}),
+        "more than 1048672 bytes",
+    ),
     "an unknown format": (
         lambda r: change(r, manifest='[{"name": "model", "silo": "c", "round": 2, "samples": 8, "dtype": "f7"}]'),
         "its bytes are no array of f7",
@@ -227,6 +252,20 @@ def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
 
+def test_a_card_and_a_closing_evaluation_that_are_too_large_are_named(three: Files) -> None:
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        kind = message.metadata.message_type
+        if silo == "c" and kind == "query":
+            reply.content.config_records["card"]["more"] = "x" * (CARD_BYTES + 1)
+        if silo == "b" and kind == "evaluate":
+            reply.content.config_records["config"]["more"] = "x" * (OTHER_BYTES + 1)
+        return reply
+
+    run = federate(three, strategy="fedavg", rounds=1, prepare=lambda grid: setattr(grid, "after", after))
+    assert "more than 16777216 bytes" in next(iter(run.federation.registration.left_out.values()))
+    assert [(r.round, r.silo) for r in run.rows if r.metric == "rejected"] == [(2, "b")]
+
+
 def test_a_silo_left_out_of_the_last_round_is_not_named_again_at_the_close(three: Files) -> None:
     def prepare(grid: TinyGrid) -> None:
         grid.absent = {("c", 2)}
@@ -313,3 +352,54 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: 
     for name, array in states[3].items():
         assert same(array, states[2][name])
         assert bool(torch.isfinite(array).all())
+
+
+# ---- Faults of the program are blamed on nobody ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["registration", "collector"])
+def test_a_fault_of_the_server_is_blamed_on_no_silo(three: Files, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """A ValueError of NumPy's or our own mistake, as a reply is checked, ends the run; no silo is left out for it."""
+
+    def broken(*arguments: Any) -> None:
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(f"server.run.{place}.check_reply", broken)
+    seen: list[Progress] = []
+    with pytest.raises(ValueError, match="broadcast") as raised:
+        federate(three, strategy="fedavg", rounds=1, watch=seen.append)
+    assert not isinstance(raised.value, UserError) and seen == []
+
+
+def test_what_a_silo_reports_of_a_fault_is_logged_as_an_error(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback is in the silo's log, also at ERROR: both are one process here."""
+
+    def train(*arguments: Any) -> None:
+        raise TypeError("no such thing")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.base.client.SiloClient.fit", train)
+        with pytest.raises(RunFailedError, match="no silo sent a usable update"):
+            federate(three, strategy="fedavg", rounds=1, evaluate_every=0)
+    errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert any("c reports an exception: TypeError in client/app.py:" in line for line in errors)
+    assert "a fault of the program: no such thing" in errors
+    assert any(r.exc_info and r.exc_info[0] is TypeError for r in caplog.records if r.levelname == "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("error", "traceback"),
+    [(TypeError("a mistake"), True), (UserError("a setting"), False), (RunFailedError("late"), False)],
+)
+def test_the_server_logs_the_traceback_of_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, traceback: bool
+) -> None:
+    def fail(loop: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(server.app.RoundLoop, "run", fail)
+    settings = parse_settings({"out": str(tmp_path / "run")})
+    with RunDirectory.open(tmp_path / "run", settings.flat(), resume=False) as directory, pytest.raises(type(error)):
+        server.app.run(InProcessGrid(client_app, 1, settings.flat()), settings, directory)
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert bool(record.exc_info) == traceback and str(error) in record.getMessage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, rows_of, same, write_silo
 
-from client.site.keys import fingerprint
-from server.run.engine import flower_identity
+from client.site.trust.keys import fingerprint
+from server.simulation.engine import flower_identity
 
 # Methods whose server keeps a model per silo: these took an impostor's for the absent hospital's and gave it that one.
 KEEP_MODELS = ["fedamp", "heurfedamp", "diversifed", "fedfomo"]
@@ -87,7 +88,7 @@ def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Fi
     keys = own_keys(*"abcx")
     files = {**three, "x": intruder["x"]}
     run = federate(files, strategy="fedavg", rounds=1, silos=3, prepare=registered(keys, {"x": "b"}))
-    assert list(run.strategy.silos) == ["a", "b", "c"] and run.federation.cards["b"]["n_train"] == len(
+    assert list(run.strategy.silos) == ["a", "b", "c"] and run.federation.registration.cards["b"]["n_train"] == len(
         rows_of(three["b"])[0]
     )
     assert not [r for r in run.rows if r.metric == "rejected"]
@@ -119,7 +120,7 @@ def test_a_resumed_run_remembers_its_silos_keys(three: Files, tmp_path: Path, ke
     with pytest.raises(RuntimeError, match=reason):
         federate(three, **again, prepare=registered({**own_keys(*"abc"), **keys}))
     run = federate(three, **again, prepare=registered(own_keys(*"abc")))
-    assert run.federation.keys == {name: fingerprint(pem(f"key{name}")) for name in "abc"}
+    assert run.federation.registration.keys == {name: fingerprint(pem(f"key{name}")) for name in "abc"}
 
 
 def test_a_silo_that_was_away_keeps_its_key(three: Files, tmp_path: Path) -> None:
@@ -138,12 +139,12 @@ def test_runs_of_the_version_before_and_simulations_know_no_keys(
 ) -> None:
     """Nothing is registered in a simulation; where only keys are, without names, that is said."""
     run = federate(three, strategy="fedavg", rounds=1, directory=tmp_path / "run")
-    assert run.federation.keys == {} and "registered" not in caplog.text
+    assert run.federation.registration.keys == {} and "registered" not in caplog.text
     with_keys = registered(own_keys(*"abc"))
     resumed = federate(three, strategy="fedavg", rounds=2, directory=tmp_path / "run", resume=True, prepare=with_keys)
-    assert sorted(resumed.federation.keys) == ["a", "b", "c"]
+    assert sorted(resumed.federation.registration.keys) == ["a", "b", "c"]
     unnamed = registered({name: ("", f"key{name}") for name in "abc"})
-    assert federate(three, strategy="fedavg", rounds=1, prepare=unnamed).federation.keys == {}
+    assert federate(three, strategy="fedavg", rounds=1, prepare=unnamed).federation.registration.keys == {}
     assert "registered without names" in caplog.text
 
 
@@ -151,14 +152,14 @@ def test_two_silos_of_one_name_where_none_is_registered(three: Files) -> None:
     same_name = registered(dict.fromkeys("abc", ("", "")), {"c": "b"})
     run = federate(three, strategy="fedavg", rounds=1, prepare=same_name)
     assert list(run.strategy.silos) == ["a", "b"]
-    assert "it is called b, as node 2 is" in run.federation.left_out["node 3"]
+    assert "it is called b, as node 2 is" in run.federation.registration.left_out["node 3"]
 
 
 def test_no_message_has_an_id_that_another_silo_could_work_out(three: Files) -> None:
     """The id is a hash of the message, and every silo gets the same: what differs is drawn at random."""
     run = federate(three, strategy="fedavg", rounds=2)
     words = [message.metadata.group_id for message, _ in run.grid.traffic]
-    assert len(set(words)) == len(words) and all(len(word) == 32 for word in words)
+    assert len(set(words)) == len(words) and all(re.fullmatch(r"[0-9a-f]{32}-\d+", word) for word in words)
     with flower_identity():
         one, two = (Message(RecordDict(), dst_node_id=5, message_type="train", group_id=word) for word in words[:2])
     two.metadata.__dict__["_created_at"] = one.metadata.created_at

@@ -14,10 +14,10 @@ from flwr.app import Context, Message
 from resuming import Crash, assert_equal, crash_after, interrupted, personal_models
 from tiny import METHODS, Files, TinyGrid, comparable, federate, round_of, same, write_silo
 
-from server.run.loop import RoundLoop
-from strategies.base.settings import UserError
-from strategies.base.silo import MODEL_OF
+from partitions.common.errors import UserError
+from server.run.checkpoints import Checkpoints
 from strategies.base.state import State
+from strategies.base.transport.payload import MODEL_OF
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 4,
@@ -52,18 +52,18 @@ def test_a_crash_between_the_silos_save_and_the_servers(
     """All silos hold round 3, the server's checkpoint is of round 2: round 3 is done again from the silos' round 2."""
     options = {**OPTIONS, "strategy": method, "rounds": 4}
     whole = federate(three, directory=tmp_path / "whole", **options)
-    save = RoundLoop.save
+    save = Checkpoints.save
 
-    def failing(self: RoundLoop, strategy: Any, server_round: int) -> None:
-        if server_round == 3:
+    def failing(self: Checkpoints, run_state: Any, strategy: Any, *others: Any) -> None:
+        if strategy.round == 3:
             raise Crash
-        save(self, strategy, server_round)
+        save(self, run_state, strategy, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RoundLoop, "save", failing)
+        patch.setattr(Checkpoints, "save", failing)
         interrupted(three, tmp_path / "parts", **options)
     ahead = [p.name for p in (tmp_path / "parts").rglob("a/round-*")]
-    assert sorted(ahead) == ["round-000002.safetensors", "round-000003.safetensors"]
+    assert sorted(ahead) == [f"round-00000{number}.safetensors" for number in (1, 2, 3)]
     resumed = federate(three, directory=tmp_path / "parts", resume=True, **options)
     assert {round_of(m) for m, _ in resumed.grid.traffic} == {0, 3, 4, 5}
     assert_equal(whole, resumed, (tmp_path / "whole", tmp_path / "parts"))
@@ -189,7 +189,7 @@ def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: s
     resumed = federate(three, min_silos=2, **again)
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == [(3, "c"), (4, "c"), (5, "c")]
-    assert list(resumed.federation.cards) == ["a", "b", "c"]
+    assert list(resumed.federation.registration.cards) == ["a", "b", "c"]
     for name, array in whole.strategy.state.arrays.items():
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "ab":
@@ -228,6 +228,27 @@ def test_a_silo_that_was_away_rejoins_in_the_next_round(three: Files, tmp_path: 
     assert "c is back, and takes part from round 4 on" in (tmp_path / "parts" / "progress.jsonl").read_text()
 
 
+def test_a_silo_whose_fault_is_mended_rejoins_in_the_next_round(three: Files, tmp_path: Path) -> None:
+    """c's data cannot be read when the run is resumed; from round 4 on they can."""
+    options = {**OPTIONS, "strategy": "fedala", "rounds": 5}
+    interrupted(three, tmp_path / "run", watch=crash_after(2), **options)
+    away = three["c"].rename(tmp_path / "unmounted")
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if (silo, round_of(message)) == ("a", 4) and away.exists():
+                away.rename(three["c"])
+
+        grid.before = before
+
+    again = {**options, "directory": tmp_path / "run", "resume": True, "min_silos": 2, "round_timeout": 5}
+    resumed = federate(three, prepare=prepare, **again)
+    assert [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"] == [(3, "c"), (4, "c")]
+    assert not resumed.federation.registration.left_out
+    told = (tmp_path / "run" / "progress.jsonl").read_text()
+    assert told.count("cannot take part") == 1 and "c is back, and takes part from round 5 on" in told
+
+
 @pytest.mark.parametrize("rows, says", [(8, ""), (4, "with other data than before")])
 def test_who_comes_back_with_other_data_stays_away(three: Files, tmp_path: Path, rows: int, says: str) -> None:
     """c has a column more, or another number of rows, which may be."""
@@ -252,7 +273,7 @@ def test_who_comes_back_with_other_data_stays_away(three: Files, tmp_path: Path,
 def test_only_the_needed_states_stay_on_disk(three: Files, tmp_path: Path) -> None:
     federate(three, directory=tmp_path / "run", strategy="local", rounds=5)
     files = sorted(p.name for p in (tmp_path / "run").rglob("b/*.safetensors"))
-    assert files == ["round-000004.safetensors", "round-000005.safetensors"]
+    assert files == [f"round-00000{number}.safetensors" for number in (3, 4, 5)]
     assert not list(tmp_path.rglob("*.tmp"))
 
 

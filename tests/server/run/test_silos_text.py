@@ -16,9 +16,9 @@ from tiny import Files, Run, TinyGrid, federate, round_of
 
 from server.deploy.submit import Progress
 from server.report.write import write_report
-from server.run.history import HEADER, History, Row, guarded, unguarded
-from server.run.summary import write_summary
-from strategies.base.metrics_and_cards import LONGEST, printable, reason_of
+from server.results.history import HEADER, History, Row, guarded, unguarded
+from server.results.summary import write_summary
+from strategies.base.schema.reporting import LONGEST, printable, reason_of
 
 NASTY = (
     "\x1b]0;owned\x07\x1b[2J\r\nround 9/9: all well\n\u202e<img src=x onerror=alert(1)> =cmd|' /C calc'!A0 "
@@ -89,7 +89,7 @@ def test_a_nasty_reason_everywhere(
     """In the log, progress.jsonl, what `silofl run` prints of it, summary, history, checkpoint and report."""
     caplog.set_level("DEBUG", logger="flwr")
     run = federate(three, strategy="fedavg", rounds=2, directory=tmp_path / "run", prepare=nasty(kind, *when))
-    write_summary(run.federation.directory, run.federation.history, run.federation)  # type: ignore[arg-type]
+    write_summary(run.federation.directory, run.federation.history, run.federation.finished())  # type: ignore[arg-type]
     check_files(run, tmp_path / "run", capsys)
     lines = [record.getMessage() for record in caplog.records]
     named = [line for line in lines if "owned" in line]
@@ -102,7 +102,7 @@ def check_files(run: Run, directory: Path, capsys: Any) -> None:
     told = [e["message"] for e in events if "message" in e] + [
         r for e in events for r in e.get("rejected", {}).values()
     ]
-    told += list(run.strategy.rejected.values()) + list(run.federation.left_out.values())
+    told += list(run.strategy.rejected.values()) + list(run.federation.registration.left_out.values())
     assert any("owned" in text for text in told) and all(map(harmless, told))
     capsys.readouterr()
     progress = Progress(directory / "progress.jsonl")

@@ -14,16 +14,17 @@ from flwr.app import Array, Message
 from tiny import Files, comparable, forget_models, simulated
 
 import client.app
-import client.silo
-import models.initial
-import models.tasks
+import client.local_data
+import client.session
+import models.initialisation
+import models.tasks.base
 import partitions.silo_file
-from models.training import Samples
+from models.samples import Samples
 from partitions import simulated as simulation
-from server.run.lockstep import Networks
-from server.run.loop import Progress
-from strategies.base.payload import TensorArray
-from strategies.base.silo import SiloClient
+from server.run.reporter import Progress
+from server.simulation.joint_networks import Networks
+from strategies.base.client import SiloClient
+from strategies.base.transport.payload import TensorArray
 
 METHODS = ["fedavg", "apple", "fedfomo", "fedala", "ditto", "fedapm"]
 
@@ -45,11 +46,11 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(partitions.silo_file, "read_arrays", lambda file: f"open {file}")
     count(simulation, "load_dataset", lambda name, *_: f"load {name}")
     count(simulation, "partition", lambda *_: "partition")
-    count(models.initial, "build", lambda *_: "build")
+    count(models.initialisation, "build", lambda *_: "build")
     count(client.app, "parse_settings", lambda *_: "parse")
     count(Samples, "__init__", lambda *_: "samples")
     count(TensorArray, "_array", lambda *_: "serialise")
-    for cached in (client.silo._own_file, simulation.divide, simulation.part_of, client.app.settings_of):
+    for cached in (client.local_data._own_file, simulation.divide, simulation.part_of, client.app.settings_of):
         cached.cache_clear()
     forget_models()
     return done
@@ -69,6 +70,23 @@ def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str, 
     assert many == counts - Counter({"build": counts["build"]})
 
 
+def test_a_message_opens_what_it_needs_once(counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six silos: a query, four train messages and a closing one each."""
+    names = ("open_data", "device_of", "silo_policy", "columns_in")
+
+    def count(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            counts[name] += 1
+            return original(*given)
+
+        return counted
+
+    for name in names:
+        monkeypatch.setattr(client.session, name, count(name, getattr(client.session, name)))
+    simulated(strategy="fedavg", rounds=4)
+    assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1))
+
+
 def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> None:
     simulated(strategy="fedavg", rounds=4, silos=3, files=three)
     opened = {name: number for name, number in counts.items() if name.startswith("open")}
@@ -78,7 +96,7 @@ def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> 
 def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[int, Any]:
     """How many times a network was evaluated on a split, and what the run returns."""
     done: list[int] = []
-    ordinary, of_several = models.tasks.predict, Networks.evaluate
+    ordinary, of_several = models.tasks.base.predict, Networks.evaluate
 
     def counted(model: Any, samples: Samples) -> Any:
         done.append(len(samples))
@@ -89,7 +107,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tupl
         return of_several(networks, requests)
 
     with monkeypatch.context() as patch:
-        patch.setattr(models.tasks, "predict", counted)
+        patch.setattr(models.tasks.base, "predict", counted)
         patch.setattr(Networks, "evaluate", counted_together)
         result = run()
     return len(done), result

@@ -18,12 +18,12 @@ import pytest
 from tiny import history_without_seconds
 
 from models.metrics import METRICS
-from server.run import rundir
-from server.run.history import HEADER, History, Row, metric_rows
-from server.run.rundir import RunDirectory, flatten, read_toml, toml_text
-from server.run.study import study_config, study_runs
-from server.run.summary import compare, run_summary
-from server.simulate import simulate
+from server.results import run_directory
+from server.results.history import HEADER, History, Row, metric_rows
+from server.results.run_directory import RunDirectory, flatten, read_toml, toml_text
+from server.results.study import study_config, study_runs
+from server.results.summary import FinishedRun, compare, run_summary
+from server.simulation.simulate import simulate
 from strategies.base.run_settings import defaults, parse_settings
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
@@ -285,6 +285,7 @@ def test_summary_has_the_stated_form(study: Path) -> None:
                 "auc",
                 "gain_over_local",
                 "gain_over_fedavg",
+                "round",
             }
             assert type(silo["n_train"]) is int and 0 <= silo["accuracy"] <= 1
         assert 0 <= run["incentivized_rate"] <= 1
@@ -312,6 +313,7 @@ def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
         "auc": None,
         "gain_over_local": None,
         "gain_over_fedavg": None,
+        "round": None,
     }
     assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
 
@@ -331,7 +333,8 @@ def made_up(strategy: str, tables: dict[tuple[str, str], list[list[float]]], **s
             history.add([row(number, metric, 1.0, "a", strategy=strategy, split=split, snapshot=other)])
     cards = {"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}}
     seconds = {"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5}
-    return run_summary(history, strategy, 1, len(next(iter(tables.values()))), cards, {"down": 5, "up": 7}, seconds)
+    last = len(next(iter(tables.values())))
+    return run_summary(history, FinishedRun(strategy, 1, last, cards, {"down": 5, "up": 7}, seconds))
 
 
 def test_summary_by_hand() -> None:
@@ -365,7 +368,7 @@ def test_summary_by_hand() -> None:
     assert one["silos"] == ["a", "b"]
     a = {"n_train": 60, "n_test": 30, "accuracy": 0.6, "macro_f1": 0.2, "auc": 0.75}
     b = {"n_train": 20, "n_test": 10, "accuracy": 0.8, "macro_f1": 0.4, "auc": None}
-    unknown = {"gain_over_local": None, "gain_over_fedavg": None}
+    unknown = {"round": 3, "gain_over_local": None, "gain_over_fedavg": None}
     assert one["per_silo"] == {"a": a | unknown, "b": b | unknown}
     assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
 
@@ -483,7 +486,7 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path: Path, monkeypatc
     before = config.read_bytes(), config.stat().st_mtime_ns
     code = f"""
 from pathlib import Path
-from server.run.rundir import RunDirectory
+from server.results.run_directory import RunDirectory
 directory = RunDirectory(Path({str(directory.path)!r}))
 with directory.held():
     print("held", flush=True)
@@ -498,11 +501,11 @@ with directory.held():
         with pytest.raises(ValueError, match=refused):
             directory.check_free()
         opened = RunDirectory.open(config.parent, {"rounds": 9}, resume=True)  # as it would be, were it alone
-        monkeypatch.setattr(rundir, "LINGER_SECONDS", 0.3)
+        monkeypatch.setattr(run_directory, "LINGER_SECONDS", 0.3)
         with pytest.raises(ValueError, match=refused), opened:
             pass
         assert (config.read_bytes(), config.stat().st_mtime_ns) == before
-        monkeypatch.setattr(rundir, "LINGER_SECONDS", 60.0)
+        monkeypatch.setattr(run_directory, "LINGER_SECONDS", 60.0)
         threading.Timer(0.3, other.kill).start()
         with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
             assert b"rounds = 9" in config.read_bytes()

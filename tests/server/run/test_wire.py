@@ -11,8 +11,8 @@ from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from tiny import Files, federate, random_silos, round_of
 
-from server.run.engine import flower_identity
-from strategies.base.payload import Model, Payload, Wire, decode, encode, wire_bytes
+from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import Model, Payload, Wire, decode, encode, wire_bytes
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "batch_size": 4, "mlp__hidden": "4", "learning_rate": 0.3}
 

@@ -13,11 +13,11 @@ from cases import CASES, OPTIONS
 from tiny import Files, federate
 from two_layers import DEEP
 
+from partitions.common.errors import UserError
 from server.cli.main import main
-from server.run.history import History
-from server.run.withdraw import of_silo, withdraw
-from server.simulate import simulate
-from strategies.base.settings import UserError
+from server.results.history import History
+from server.run.withdrawal import of_silo, withdraw
+from server.simulation.simulate import simulate
 from strategies.base.state import State
 
 OWN = ("personal", "best", "core.c")
@@ -61,7 +61,7 @@ def test_a_state_that_cannot_be_read_goes(three: Files, tmp_path: Path) -> None:
     for file in damaged:
         file.write_bytes(file.read_bytes()[:-1])
     withdraw("c", [run])
-    assert not any(file.exists() for file in damaged) and len(kept(run)) == 4
+    assert not any(file.exists() for file in damaged) and len(kept(run)) == 6
     assert not any(of_silo(key, "c", "abc") for state in kept(run).values() for key in state.arrays)
     with pytest.raises(UserError, match="c withdrew from this run"):
         federate(three, strategy="apple", rounds=3, directory=run, resume=True)
@@ -97,7 +97,7 @@ def test_a_name_within_another_is_not_meant() -> None:
 
 
 def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None:
-    from server.run.rundir import RunDirectory
+    from server.results.run_directory import RunDirectory
 
     run = tmp_path / "run"
     federate(three, strategy="fedavg", rounds=1, directory=run)

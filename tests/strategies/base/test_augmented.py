@@ -10,8 +10,7 @@ import torch
 from hospitals import NAMES, NETWORKS, hospital_files
 from tiny import Run, comparable, federate, simulated
 
-from strategies.base.silo import SiloClient
-from strategies.base.state import State
+from strategies.base.client import SiloClient
 
 AUGMENT = "flip,rotate:15,shift:1.5,perspective:0.2,brightness:0.1"
 SETTINGS: dict[str, Any] = {"learning_rate": 0.1, "batch_size": 16, "normalization": "agreed", "local_epochs": 2}
@@ -64,7 +63,7 @@ def test_ala_learns_its_weights_on_pictures_as_they_are(tmp_path: Path, monkeypa
     mixed = []
     for augment in ("", AUGMENT):
         client: Any = clients(monkeypatch, tmp_path, augment, strategy="fedala", fedala__eta=5.0, fedala__layers=2)
-        client.state, theta = State(), client.silo.initial("")
+        client.state, theta = client.state_type({}, {}), client.silo.initial("")
         mixed.append(client.adapt(theta, theta + 0.1))
         assert not torch.equal(client.state.arrays["weights"], torch.ones_like(client.state.arrays["weights"]))
     assert torch.equal(*mixed)
@@ -86,7 +85,7 @@ def test_silos_that_train_together_get_the_same_numbers() -> None:
     turns, together = (simulated(**settings, vectorize=v) for v in (False, True))
     values = [[r.value for r in run.history.rows if r.metric == "loss"] for run in (turns, together)]
     grid: Any = together.grid
-    assert grid.lockstep.joint > 100
+    assert grid.vectorized.joint > 100
     assert values[0] == pytest.approx(values[1], rel=1e-4) and len(values[0]) > 10
 
 

@@ -27,14 +27,14 @@ from tiny import (
     write_silo,
 )
 
-from client.outgoing import release, release_card
-from client.site.policy import PUBLIC, read_policy
-from server.run.engine import flower_identity
+from client.egress import release, release_summary
+from client.site.trust.policy import PUBLIC, read_policy
+from partitions.common.errors import UserError
 from server.run.loop import RoundLoop
-from strategies.base.payload import decode, tensor_of
-from strategies.base.server import SiloInfo, weighted_mean
-from strategies.base.settings import UserError
-from strategies.base.silo import SiloClient
+from server.simulation.engine import flower_identity
+from strategies.base.client import SiloClient
+from strategies.base.strategy import SiloInfo, weighted_mean
+from strategies.base.transport.payload import decode, tensor_of
 
 # ---- The weighted mean ---------------------------------------------------------------------------------------------
 
@@ -168,12 +168,12 @@ def test_metrics_over_few_samples_are_withheld(three: Files, least: int, withhel
 
 
 def silo_half(files: Files, **changes: Any) -> SiloClient:
-    from client.silo import open_silo
+    from client.session import ClientSession
 
     forget_models()
     settings = settings_of(files, **changes)
     grid = TinyGrid(files, settings)
-    return client_of(settings, open_silo(settings, grid.contexts[1], {"classes": 3}))
+    return client_of(settings, ClientSession(settings, grid.contexts[1], {"classes": 3}).silo)
 
 
 def test_only_what_is_declared_leaves(two: Files) -> None:
@@ -199,7 +199,7 @@ def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCap
     assert [line.split()[0] for line in lines] == list(two)
     assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
     with pytest.raises(ValueError, match="labels: not on the list"):
-        release_card({"name": "a", "labels": [1, 2]})
+        release_summary({"name": "a", "labels": [1, 2]})
 
 
 # ---- Silos that do not fit -----------------------------------------------------------------------------------------
@@ -211,14 +211,17 @@ def test_the_first_of_two_silos_of_one_name_takes_part(three: Files) -> None:
 
     run = federate(three, strategy="fedavg", rounds=1, prepare=prepare)
     assert list(run.strategy.silos) == ["a", "c"]
-    assert "it is called a, as node 1 is: give each its own `name`" in run.federation.left_out["node 2"]
+    assert "it is called a, as node 1 is: give each its own `name`" in run.federation.registration.left_out["node 2"]
 
 
 def test_a_silo_of_another_shape_is_left_out(two: Files, tmp_path: Path) -> None:
     files = {**two, "odd": random_silos(tmp_path, {"odd": 5}, columns=4)["odd"]}
     run = federate(files, strategy="fedavg", rounds=1)
     assert list(run.strategy.silos) == ["a", "b"]
-    assert "odd is left out: it has samples of shape (4,), most silos have (3,)" in run.federation.left_out["odd"]
+    assert (
+        "odd is left out: it has samples of shape (4,), most silos have (3,)"
+        in run.federation.registration.left_out["odd"]
+    )
 
 
 def test_the_largest_number_of_classes_counts(tmp_path: Path) -> None:
@@ -288,6 +291,7 @@ def test_a_card_says_no_labels(two: Files) -> None:
             "device",
             "threads",
             "versions",
+            "schema",
         }
         assert (card["shape"], card["classes"]) == ([3], 3)
 
@@ -297,7 +301,7 @@ def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: 
     (tmp_path / "broken.npz").write_bytes(b"not an archive")
     files = {**two, "x": tmp_path / "broken.npz"}
     run = federate(files, strategy="fedavg", rounds=1)
-    assert list(run.strategy.silos) == ["a", "b"] and "broken.npz" in run.federation.left_out["node 3"]
+    assert list(run.strategy.silos) == ["a", "b"] and "broken.npz" in run.federation.registration.left_out["node 3"]
     with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):
         federate(files, strategy="fedavg", rounds=1, min_silos=3)
     with pytest.raises(UserError, match=r"cannot take part: .*broken\.npz"):

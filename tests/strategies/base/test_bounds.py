@@ -8,10 +8,11 @@ import pytest
 from tiny import write_silo
 
 from client.app import settings_of
-from client.silo import MOST_CLASSES, agreed_classes
+from client.local_data import MOST_CLASSES, agreed_classes
+from partitions.common.errors import UserError
 from partitions.silo_file import read_silo_file
 from strategies.base.run_settings import defaults, owners, parse_settings
-from strategies.base.settings import Common, UserError, keys_of, limits_of
+from strategies.base.settings import Common, keys_of, limits_of
 
 OWNERS: dict[str, type[Any]] = {"": Common, **owners()}
 FIELDS = {key: f for owner, cls in OWNERS.items() for key, f in keys_of(cls, owner).items()}
@@ -37,8 +38,8 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
             parse_settings({key: absurd})
     if "maximum" in limits:
         near = int(most) if isinstance(f.default, int) else float(most)
-        more = {"silos": 10**6} if key == "min-silos" else {}
-        parse_settings({key: near, **more})
+        others: dict[str, dict[str, Any]] = {"min-silos": {"silos": 10**6}, "min-batch-size": {"batch-size": near}}
+        parse_settings({key: near, **others.get(key, {})})
 
 
 @pytest.mark.parametrize(

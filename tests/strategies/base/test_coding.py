@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.base.coded import GLOBAL, NEXT, OWED, CodedClient
-from strategies.base.coding import (
+from strategies.base.settings import Common
+from strategies.base.state import State
+from strategies.base.transport.codecs import (
     BLOCK,
     CHANGE,
     SPARSE,
@@ -23,9 +24,8 @@ from strategies.base.coding import (
     write_change,
     write_sparse,
 )
-from strategies.base.payload import Model, Payload, decode, encode, wire_bytes
-from strategies.base.settings import Common
-from strategies.base.state import State
+from strategies.base.transport.error_feedback import GLOBAL, NEXT, RESIDUAL, CodedClient
+from strategies.base.transport.payload import Model, Payload, decode, encode, wire_bytes
 
 
 def client(server_round: int = 1, state: State | None = None, **wire: Any) -> CodedClient:
@@ -39,9 +39,9 @@ def client(server_round: int = 1, state: State | None = None, **wire: Any) -> Co
 def test_two_steps_of_feedback_by_hand() -> None:
     """topk with k = 1 of 4.
 
-    Round 1: p = Δ = (4, -3, 1, 0): sent (4, 0, 0, 0), owed (0, -3, 1, 0).
-    Round 2: Δ = (1, -2, 0, 0.5), p = (1, -5, 1, 0.5): sent (0, -5, 0, 0), owed (1, 0, 1, 0.5).
-    Sent and owed: (5, -5, 1, 0.5), the sum of both Δ.
+    Round 1: p = Δ = (4, -3, 1, 0): sent (4, 0, 0, 0), residual (0, -3, 1, 0).
+    Round 2: Δ = (1, -2, 0, 0.5), p = (1, -5, 1, 0.5): sent (0, -5, 0, 0), residual (1, 0, 1, 0.5).
+    Sent and residual: (5, -5, 1, 0.5), the sum of both Δ.
     """
     first = client(wire_dtype="topk", wire_topk=0.25)
     sent = first.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.0])})["model"]
@@ -55,23 +55,23 @@ def test_two_steps_of_feedback_by_hand() -> None:
 
 
 @pytest.mark.parametrize("taken", [0, None, 7])
-def test_a_reply_that_was_not_taken_leaves_what_is_owed_as_it_was(taken: int | None) -> None:
-    silo = client(3, State({f"{OWED}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25)
+def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken: int | None) -> None:
+    silo = client(3, State({f"{RESIDUAL}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25)
     silo.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.0])})
     silo.settle(taken)
-    assert silo.state.arrays.keys() == {f"{OWED}model"}
-    assert silo.state.arrays[f"{OWED}model"].tolist() == [1, 1, 1, 1]
+    assert silo.state.arrays.keys() == {f"{RESIDUAL}model"}
+    assert silo.state.arrays[f"{RESIDUAL}model"].tolist() == [1, 1, 1, 1]
     assert silo.state.numbers == {}
 
 
-def test_without_feedback_nothing_is_owed() -> None:
+def test_without_feedback_there_is_no_residual() -> None:
     silo = client(wire_dtype="int8", wire_feedback="off")
     silo.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.1])})
     assert silo.state == State()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "topk", "float16", "bfloat16"])
-def test_what_was_sent_and_what_is_owed_are_the_sum_of_the_changes(dtype: str) -> None:
+def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -> None:
     """To the rounding of float32, over 30 rounds, of which every third is not taken and changes nothing."""
     draw, state = torch.Generator().manual_seed(0), State()
     total, arrived, last = torch.zeros(3000), torch.zeros(3000), 0
@@ -84,9 +84,9 @@ def test_what_was_sent_and_what_is_owed_are_the_sum_of_the_changes(dtype: str) -
         if server_round % 3:
             total, arrived, last = total + change, arrived + sent, server_round
     silo.settle(last)
-    owed = state.arrays.get(f"{OWED}model", torch.zeros(3000))
-    assert torch.allclose(arrived + owed, total, atol=1e-4)
-    assert owed.norm() > 0
+    residual = state.arrays.get(f"{RESIDUAL}model", torch.zeros(3000))
+    assert torch.allclose(arrived + residual, total, atol=1e-4)
+    assert residual.norm() > 0
 
 
 def test_int8_by_hand() -> None:
@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_one_line(dtype: str, form: str, tensors: Mapping[s
 
 def test_a_change_of_nothing_that_is_known() -> None:
     records = encode(Payload({"model": Model(TEN)}), coded={"model": Coded(TOPK, "topk", CHANGE)})
-    with pytest.raises(ValueError, match="a base that there is not"):
+    with pytest.raises(ValueError, match="there is no such base"):
         decode(records)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from two_layers import DEEP, replies_of
 
 from strategies import strategies
 from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, markdown
-from strategies.base.payload import decode
+from strategies.base.schema.reporting import CARD, SECONDS
+from strategies.base.transport.payload import decode
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,7 +58,7 @@ def test_the_declarations_are_what_the_messages_show(three: Files, name: str, ti
     settings, _, _ = CASES[name]
     run = federate(three, **{**settings, **DEEP, **OPTIONS}, rounds=4)
     method = strategies()[settings["strategy"]]
-    assert (own_model(run), peers(run)) == (method.own_model, method.receives)
+    assert (own_model(run), peers(run)) == (method.info.own_model, method.info.receives)
 
 
 def test_fedavg_ft_sends_its_own_model_with_default_settings(three: Files) -> None:
@@ -75,10 +77,22 @@ def test_the_page_has_every_method_as_it_is_declared() -> None:
     assert page.split(BEGIN)[1].split(END)[0].strip() == markdown(), "make settings writes it"
 
 
+def test_the_page_explains_every_number_that_is_released(two: Files) -> None:
+    """All keys of a data summary, and all records of a reply, stand in the first column of the page's table."""
+    page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+    table = page.split("## What leaves, number by number")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|")))
+    assert set(CARD) | set(SECONDS) <= named
+    run = federate(two, strategy="fedavg", **DEEP, rounds=1)
+    records = {name for _, reply in run.grid.traffic for name in reply.content} - {"card"}
+    assert {"config", "metrics"} <= records
+    assert {name for name in records if not name.startswith("model.")} <= named
+
+
 def test_everything_that_is_declared_to_leave_is_explained() -> None:
-    clients = [method.client for method in strategies().values()]
-    assert {name for client in clients for name in client.uploads} == set(VECTORS)
-    assert {name for client in clients for name in client.sends_numbers} == set(NUMBERS)
+    infos = [method.info for method in strategies().values()]
+    assert {name for info in infos for name in info.uploads} == set(VECTORS)
+    assert {name for info in infos for name in info.sends_numbers} == set(NUMBERS)
 
 
 def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path: Path, zero_start: None) -> None:

@@ -5,8 +5,9 @@ A method that is added must be entered in CASES (``tests/helpers/cases.py``).
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 import torch
 from cases import BODY, CASES, FULL, HEAD, OPTIONS, PAC, POLICY, TABLE, VALVE, WITH_ALA, Flow, K
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Witness, federate, round_of, same
+from tiny import Files, Run, Witness, federate, random_silos, round_of, same
 from two_layers import DEEP, replies_of, waits
 
 from strategies import strategies
-from strategies.base.metrics_and_cards import allowed_metrics
-from strategies.base.payload import array_record
+from strategies.base.schema.reporting import allowed_metrics
+from strategies.base.transport.payload import array_record
 
 # What a word of ``sends`` may come to here, from round 2 on; either layer of the two can be the shared one.
 UNITS: Mapping[str, set[int]] = {
@@ -61,39 +62,50 @@ def every(cases: Mapping[str, Any]) -> Any:
     return pytest.mark.parametrize("name", cases)
 
 
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """The run of a case, of which several tests look at another side."""
+    three = random_silos(tmp_path_factory.mktemp("three"), {"a": 6, "b": 10, "c": 8})
+
+    @functools.cache
+    def run(name: str) -> Run:
+        settings, down, up = (CASES | WITH_ALA)[name]
+        return federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds_of(down, up))
+
+    return run
+
+
 def test_every_method_is_here() -> None:
     assert {settings["strategy"] for settings, _, _ in CASES.values()} == {
-        name for name, method in strategies().items() if not method.pooled
+        name for name, method in strategies().items() if not method.info.pooled
     }
 
 
 @every(CASES)
-def test_bytes_are_the_stated_units(three: Files, name: str, tiny_bn: None) -> None:
+def test_bytes_are_the_stated_units(three: Files, run_of: Callable[[str], Run], name: str, tiny_bn: None) -> None:
     """Four bytes a scalar for each of three silos, every round and in the closing exchange; as ``sends`` declares."""
     settings, down, up = CASES[name]
-    rounds = rounds_of(down, up)
-    run = federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds)
+    rounds, run = rounds_of(down, up), run_of(name)
     for way, flow, last in (("down", down, rounds + 1), ("up", up, rounds)):
         expected = [4 * sum(scalars(flow, silo, r) for silo in three) for r in range(1, last + 1)]
         assert run.values(f"bytes_{way}") == expected + [0] * (rounds + 1 - last)
         if name == settings["strategy"]:
-            unit = UNITS[run.strategy.sends[way == "up"]]
+            unit = UNITS[run.strategy.info.sends[way == "up"]]
             assert all(set(own[1:] or own) <= unit for own in (flows(flow, silo) for silo in three))
 
 
 @every(CASES | WITH_ALA)
-def test_only_what_is_declared_leaves_a_silo(three: Files, name: str, tiny_bn: None) -> None:
+def test_only_what_is_declared_leaves_a_silo(run_of: Callable[[str], Run], name: str, tiny_bn: None) -> None:
     """The declared vectors of the stated size, numbers and metrics, and nothing else."""
-    settings, down, up = (CASES | WITH_ALA)[name]
-    rounds = rounds_of(down, up)
-    run = federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds)
-    client = run.strategy.client
+    _, down, up = (CASES | WITH_ALA)[name]
+    rounds, run = rounds_of(down, up), run_of(name)
+    info = run.strategy.info
     replies = replies_of(run)
     assert len(replies) == 3 * rounds
     for server_round, silo, payload, reply in replies:
-        assert list(payload.models) == list(client.uploads)
+        assert list(payload.models) == list(info.uploads)
         assert sum(m.vector.numel() for m in payload.models.values()) == scalars(up, silo, server_round)
-        assert set(payload.numbers) <= set(client.sends_numbers)
+        assert set(payload.numbers) <= set(info.sends_numbers)
         assert set(reply.content["config"]) == {
             "manifest",
             "round",
@@ -101,7 +113,7 @@ def test_only_what_is_declared_leaves_a_silo(three: Files, name: str, tiny_bn: N
             "samples",
             *(f"number.{k}" for k in payload.numbers),
         }
-        assert set(reply.content) == {*(f"model.{n}" for n in client.uploads), "config", "metrics"}
+        assert set(reply.content) == {*(f"model.{n}" for n in info.uploads), "config", "metrics"}
         assert set(reply.content["metrics"]) <= allowed_metrics()
 
 
@@ -146,10 +158,13 @@ def test_a_resumed_run_is_an_uninterrupted_one(three: Files, tmp_path: Path, nam
 
 
 @every(CASES)
-def test_the_personal_model_is_kept_and_another_for_every_silo(three: Files, name: str, tiny_bn: None) -> None:
+def test_the_personal_model_is_kept_and_another_for_every_silo(
+    three: Files, run_of: Callable[[str], Run], name: str, tiny_bn: None
+) -> None:
     """Each silo ends with a model of its own, finite, which its metrics are of; with equal seeds the same again."""
-    settings = {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3}
-    first, second = (federate(three, **settings) for _ in range(2))
+    settings, down, up = CASES[name]
+    first = run_of(name)
+    second = federate(three, **settings, **{**DEEP, **OPTIONS}, rounds=rounds_of(down, up))
     models = [first.personal(silo) for silo in three]
     assert all(bool(torch.isfinite(model).all()) for model in models)
     assert not any(same(models[i], models[j]) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -14,9 +14,9 @@ from flwr.common.constant import ErrorCode
 from tiny import Files, Run, TinyGrid, federate, round_of, same
 from torch import Tensor
 
-from server.run.loop import Progress
-from strategies.base.metrics_and_cards import CARD, SUMS, WITHHELD, read_card, read_metrics, reason_of
-from strategies.base.payload import array_record
+from server.run.reporter import Progress
+from strategies.base.schema.reporting import CARD, SCHEMA, SUMS, WITHHELD, read_card, read_metrics, reason_of
+from strategies.base.transport.payload import array_record
 
 Spoil = Callable[[Message], object]
 
@@ -138,7 +138,11 @@ def extra_first(reply: Message) -> None:
 
 def test_vectors_that_a_method_does_not_send(three: Files) -> None:
     _, seen = spoilt(three, extra_first)
-    assert [p.rejected for p in seen] == [{}, {"c": "the reply holds buffers, which fedavg does not send"}, {}]
+    assert [p.rejected for p in seen] == [
+        {},
+        {"c": "the reply holds model.buffers, which the server did not ask for"},
+        {},
+    ]
 
 
 def test_the_order_of_the_vectors_does_not_matter(three: Files, tiny_bn: None) -> None:
@@ -239,7 +243,7 @@ def test_a_wrong_data_card_is_refused(fault: str) -> None:
 
 
 def test_a_right_data_card() -> None:
-    assert {*GOOD, WITHHELD} == set(CARD)
+    assert {*GOOD, WITHHELD, SCHEMA} == set(CARD)
     without = {key: value for key, value in GOOD.items() if key not in SUMS} | {WITHHELD: "its policy has sums = false"}
     assert read_card(ConfigRecord(without)) == without
     assert read_card(ConfigRecord(GOOD)) == GOOD

@@ -16,8 +16,8 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from server.run.engine import flower_identity
-from strategies.base.payload import (
+from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import (
     Model,
     Payload,
     TensorArray,

@@ -9,20 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.run.rundir import flatten, read_toml, toml_text
+from partitions.common.errors import UserError
+from server.results.run_directory import flatten, read_toml, toml_text
 from strategies import strategies
 from strategies.base.run_settings import defaults, owners, parse_settings
-from strategies.base.settings import (
-    Common,
-    UserError,
-    build_settings,
-    choose,
-    convert,
-    defaults_of,
-    keys_of,
-    nearest,
-    setting,
-)
+from strategies.base.settings import Common, build_settings, choose, convert, defaults_of, keys_of, nearest, setting
 
 ROOT = Path(__file__).parents[3]
 

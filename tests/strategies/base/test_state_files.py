@@ -11,7 +11,7 @@ import torch
 from damage import damaged
 from tiny import same
 
-from partitions.disk import write_atomically
+from partitions.common.files import write_atomically
 from strategies.base import state as state_module
 from strategies.base.state import State
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import CASES, OPTIONS
 from flwr.app import ConfigRecord, Message
-from tiny import Files, comparable, federate, random_silos, round_of, same, settings_of, simulated, train_replies
+from tiny import Files, comparable, federate, notes, random_silos, round_of, same, settings_of, simulated, train_replies
 from two_layers import DEEP
 
 from models.standardisation import agreed_statistics
+from partitions.common.errors import UserError
+from server.results.summary import run_summary
 from server.run.loop import RoundLoop
-from server.run.summary import run_summary
-from strategies.base.cards import sample_weights
-from strategies.base.payload import decode
-from strategies.base.server import weighted_mean
-from strategies.base.settings import UserError
+from strategies.base.schema.data_summary import sample_weights
+from strategies.base.strategy import weighted_mean
+from strategies.base.transport.payload import decode
 
 LIE = 2**31
 ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed(CASES.items())}
@@ -36,11 +37,6 @@ def saying(silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: T
         return reply
 
     return lambda grid: setattr(grid, "after", after)
-
-
-def notes(directory: Path) -> list[str]:
-    lines = map(json.loads, (directory / "progress.jsonl").read_text().splitlines())
-    return [e["message"] for e in lines if e["event"] == "note"]
 
 
 def test_the_cap_by_hand() -> None:
@@ -108,11 +104,12 @@ def test_the_statistics_of_tables_are_weighed_alike() -> None:
 def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
     """c says that it has 2^31 test samples; it counts as 50 of 66 there."""
     run = federate(three, strategy="fedavg", rounds=1, prepare=saying("c", "query", n_test=LIE))
-    loop = run.federation
-    which = ("fedavg", 7, 1, loop.cards, loop.total_bytes, loop.seconds)
-    accuracy = {n: v["accuracy"] for n, v in run_summary(loop.history, *which)["per_silo"].items()}
+    history, finished = run.federation.history, run.federation.finished()
+    uncapped = run_summary(history, replace(finished, weight_cap=0.0))
+    accuracy = {n: v["accuracy"] for n, v in uncapped["per_silo"].items()}
     expected = (6 * accuracy["a"] + 10 * accuracy["b"] + 50 * accuracy["c"]) / 66
-    assert run_summary(loop.history, *which, 5.0)["final"]["accuracy_weighted"] == pytest.approx(expected, rel=1e-12)
+    assert finished.weight_cap == 5.0
+    assert run_summary(history, finished)["final"]["accuracy_weighted"] == pytest.approx(expected, rel=1e-12)
 
 
 # ---- Numbers that change ---------------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""The limits of the house (docs/contributing.md), checked by `make check`: sizes of folders, modules, functions; words.
+
+Prints every place beyond a limit, and ends with 1 where there is one.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("models", "partitions", "strategies", "client", "server")
+MOST_MODULES, MOST_LINES, MOST_FUNCTION_LINES = 16, 400, 50
+LISTS = {"strategies"}  # the list of the methods, one module each
+# Words that a reader of Flower's documentation would have to ask about, each with what stands in its place.
+WORDS = {
+    "lockstep": "vectorized",
+    "hindrance": "incompatibility",
+    "warm parent": "template process",
+    "minder": "watchdog",
+    "resident|keeper": "persistent worker",
+    "gathering": "client registration",
+    "let_out": "the audit gate's function",
+    "discreet": "redacted errors",
+    "bearable": "breakdown point",
+    "owed|owes": "residual, or say what the software does",
+    "whoever|nobody|whereupon": "a plain subject",
+    "is told|hangs on|by its word|so that not": "what the software does",
+}
+
+
+def beyond() -> Iterator[str]:
+    """What is beyond a limit, a line each."""
+    for package in PACKAGES:
+        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
+            modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+            name = folder.relative_to(ROOT).as_posix()
+            if len(modules) > MOST_MODULES and name not in LISTS:
+                yield f"{name}: {len(modules)} modules; at most {MOST_MODULES}"
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield from _in_module(path)
+
+
+def words() -> Iterator[str]:
+    """Each place in code and documents with a word of :data:`WORDS`."""
+    # A word behind a quotation mark is a value: `--signed-by "nobody"`.
+    patterns = {
+        re.compile(rf"(?<!--signed-by )(?<![\"'`.-])\b({word})\b", re.IGNORECASE): better
+        for word, better in WORDS.items()
+    }
+    code = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    for path in [*code, ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            for pattern, better in patterns.items():
+                if found := pattern.search(line):
+                    yield f"{path.relative_to(ROOT).as_posix()}:{number}: write {better}, not {found[0]!r}"
+
+
+def _in_module(path: Path) -> Iterator[str]:
+    name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    if (lines := text.count("\n")) > MOST_LINES:
+        yield f"{name}: {lines} lines; at most {MOST_LINES}"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MOST_FUNCTION_LINES:
+                yield f"{name}:{node.lineno}: {node.name} has {lines} lines; at most {MOST_FUNCTION_LINES}"
+
+
+if __name__ == "__main__":
+    found = [*beyond(), *words()]
+    print("\n".join(found) or "sizes and words are within the limits")
+    sys.exit(bool(found))

@@ -1,0 +1,92 @@
+"""What leaves a silo: the data summary through :func:`release_summary`, everything else through :func:`release`.
+
+The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
+seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Everything that left is logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from logging import INFO
+from typing import cast
+
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.common import log
+from torch import Tensor
+
+from client.site.trust.policy import SCORE, Policy, PolicyRefusedError
+from models.tasks import ENDS
+from partitions.common.errors import UserError
+from partitions.schema import read_schema
+from strategies.base.client import SiloClient
+from strategies.base.schema.reporting import CARD, SCHEMA, SECONDS, SPLITS, SUMS, allowed_metrics
+from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
+
+
+def release_summary(card: Mapping[str, Number]) -> RecordDict:
+    """Return the content of the reply to a query. Raises UserError for what is not on the list."""
+    unknown = sorted(set(card) - set(CARD))
+    if unknown:
+        raise UserError(f"{', '.join(unknown)}: not on the list of what a data card may tell")
+    shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()}
+    if SCHEMA in card:
+        schema = read_schema(str(card[SCHEMA]))
+        shown[SCHEMA] = f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
+    log(INFO, "%s sent its data card: %s", card["name"], shown)
+    return RecordDict({"card": ConfigRecord({**card})})
+
+
+def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
+    """Raise PolicyRefusedError where these vectors say more than the silo's policy allows, whatever the method is."""
+    size, largest = client.model.layout.size, max((vector.numel() for vector in vectors), default=0)
+    if not policy.whole_model and largest >= client.info.whole_from * size:
+        most = f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
+        raise PolicyRefusedError(
+            f"{client.silo.name} refuses: its policy has {policy.says('whole_model')}, the run strategy = "
+            f"{client.common.strategy}, which would send {largest} numbers of a model of {size}{most}"
+        )
+
+
+def release(
+    client: SiloClient, vectors: Sequence[Tensor], metrics: Mapping[str, float], *, min_samples: int, policy: Policy
+) -> RecordDict:
+    """The content of a silo's reply: of what the run asks for, what the silo's policy allows.
+
+    Raises UserError where a method tries to send what it has not declared, or what the policy does not allow.
+    """
+    check_sent(client, vectors, policy)
+    names = client.upload_names() if vectors else ()
+    models = {
+        name: Model(vector, client.silo.name, client.round, len(client.silo.train))
+        for name, vector in zip(names, vectors, strict=True)
+    }
+    for name in client.replies:
+        if name not in client.info.sends_numbers:
+            raise UserError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
+    config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
+    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.coded)
+    counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
+    kept: dict[str, float] = {}
+    released = set(policy.metrics) | ({client.silo.task.score, *ENDS} if SCORE in policy.metrics else set())
+    for name, value in metrics.items():
+        if name not in allowed_metrics():
+            raise UserError(f"metric '{name}' is not on the list of what may leave a silo")
+        if name in SECONDS:
+            kept[name] = value
+            continue
+        _, split, metric = name.split(".")
+        if counts[split] >= max(min_samples, policy.min_metric_samples) and metric in released:
+            kept[name] = value
+    records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
+    size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
+    size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.coded.items()}
+    log(
+        INFO,
+        "%s round %d sent: vectors %s, numbers %s, metrics %s",
+        client.silo.name,
+        client.round,
+        size,
+        dict(client.replies),
+        sorted(kept),
+    )
+    return records

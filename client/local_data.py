@@ -1,0 +1,203 @@
+"""What a silo has before a server agrees on anything: its name, device, policy and data.
+
+Two sources of data, one :class:`SiloData`: a deployed silo reads its own file (node config ``data``); in a simulation
+silo ``partition-id`` takes its part of a public data set or of one .npz file. Data, and samples on a device, are kept
+from message to message where the process stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from client.site.trust.policy import PUBLIC, Policy, policy_of, read_policy
+from models.samples import Samples
+from models.standardisation import Columns
+from partitions.common.errors import DataError, UserError
+from partitions.common.names import silo_name as simulated_name
+from partitions.labels import ONE_CLASS
+from partitions.reorder import reorder_data
+from partitions.schema import Schema, read_schema
+from partitions.silo_file import read_silo_file
+from partitions.simulated import part_of, pool_of
+from partitions.site_split import rows_of
+from partitions.splits import Array, SiloData, inputs_of
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import SCHEMA
+
+MOST_CLASSES = 10_000  # the last layer has a row for each: what the server says must not fill the memory
+
+
+def silo_name(context: Context) -> str:
+    """``name`` of the node config, in a simulation ``hospital-01`` and so on."""
+    config = context.node_config
+    if "name" in config:
+        return str(config["name"])
+    if "partition-id" in config:
+        return simulated_name(int(config["partition-id"]))
+    raise UserError('this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\'')
+
+
+def device_of(settings: RunSettings, context: Context) -> torch.device:
+    """The silo's own device if its node config names one, else the run's; ``auto`` takes a GPU if there is one."""
+    name = str(context.node_config.get("device", "auto"))
+    if name == "auto":
+        name = settings.common.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch knows more, and some of them hold no numbers
+        raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is wanted here")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{name}' cannot be used here: {str(error).splitlines()[0]}") from error
+    return device
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Data
+
+
+def is_own_file(context: Context) -> bool:
+    return "data" in context.node_config
+
+
+def open_data(settings: RunSettings, context: Context) -> SiloData:
+    """This silo's data. Raises UserError or DataError, with one line, where they cannot be used."""
+    c = settings.common
+    if is_own_file(context):
+        path = Path(str(context.node_config["data"]))
+        stamp = path.stat().st_mtime_ns if path.exists() else 0
+        return _own_file(path, stamp, c.validation != 0, c.task)
+    parts = int(context.node_config["num-partitions"])
+    if parts != c.silos:
+        raise UserError(
+            f"silos = {c.silos}, but the simulation runs {parts}: "
+            f"use --federation-config 'num-supernodes={c.silos}' or --run-config 'silos={parts}'"
+        )
+    return part_of(settings.division, int(context.node_config["partition-id"]))
+
+
+@lru_cache(maxsize=4)
+def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
+    """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one.
+
+    Nor can it say that classes are measurements, whose sums would tell how many samples each has.
+    """
+    if task not in ("auto", *ONE_CLASS) and (own := read_silo_file(path).task) != task:
+        raise UserError(f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise")
+    data = read_silo_file(path, task)
+    return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
+
+
+_REORDERED: dict[tuple[int, str], tuple[SiloData, SiloData]] = {}
+
+
+def agreed_schema(config: Mapping[str, Any]) -> Schema:
+    """The schema that the server says all silos share; an empty one where it says nothing. Raises UserError."""
+    try:
+        return read_schema(str(config.get(SCHEMA, "")))
+    except DataError as error:
+        raise UserError(f"the schema that the server sends cannot be used: {error}") from None
+
+
+def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> SiloData:
+    """The data with columns and labels in the agreed order. Raises UserError where they cannot be brought to it.
+
+    Data that had to be changed are kept for the next round.
+    """
+    agreed = agreed_schema(config)
+    key = (id(data), agreed.text)
+    if key in _REORDERED:
+        return _REORDERED[key][1]
+    try:
+        made = reorder_data(data, agreed)
+    except (DataError, UserError) as error:
+        raise UserError(f"{silo_name(context)} cannot take the run's schema: {error}") from None
+    if made is not data:
+        _REORDERED[key] = data, made
+        while len(_REORDERED) > 256:
+            del _REORDERED[next(iter(_REORDERED))]
+    return made
+
+
+def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
+    """A simulated silo's data, the first one's with everybody's training samples. Raises UserError elsewhere."""
+    if is_own_file(context):
+        raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
+    return pool_of(settings.division) if int(context.node_config["partition-id"]) == 0 else data
+
+
+def silo_policy(context: Context) -> Policy:
+    """What this silo allows; a simulation's silos hold public data, or those of the user who simulates."""
+    return policy_of(context.node_config) if is_own_file(context) else read_policy(PUBLIC)
+
+
+def columns_in(data: SiloData) -> Array | None:
+    """What is standardised of the training part (n, columns): tables', behind them a regression's measurements."""
+    parts = [x for x in inputs_of(data.train.x).values() if x.ndim == 2 and x.dtype == np.float32]
+    parts += [data.train.y] if data.task == "regression" else []
+    return np.hstack(parts) if parts else None
+
+
+def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
+    """How many classes the server says that all silos have together. Raises UserError where that cannot be."""
+    classes = int(config["classes"])
+    if config.get("task", data.task) != data.task:
+        raise UserError(f"the server says that the task is {config['task']}: this silo's labels are for {data.task}")
+    if not data.classes <= classes <= MOST_CLASSES:
+        raise UserError(
+            f"the server says that there are {classes} classes: this silo has {data.classes}, and takes at most "
+            f"{MOST_CLASSES}"
+        )
+    return classes
+
+
+def weights_file(settings: RunSettings, context: Context) -> Path | None:
+    """Where the weights lie that a run starts from; None: where the run says, in a simulation."""
+    named = settings.common.init_weights
+    if not named or not is_own_file(context):
+        return None
+    folder, name = str(context.node_config.get("weights") or os.environ.get("SILOFL_WEIGHTS", "")), Path(named).name
+    if not folder or not (Path(folder) / name).is_file():
+        where = f"not in SILOFL_WEIGHTS={folder}" if folder else "and no SILOFL_WEIGHTS, the folder to put it into"
+        raise UserError(f"{silo_name(context)} lacks the weights that the run starts from: no {name[:80]}, {where}")
+    return Path(folder) / name
+
+
+def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
+    """Mean and standard deviation as tensors; None for empty ones."""
+    return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
+
+
+OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
+_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, OnDevice]] = {}
+
+
+def samples_on(
+    data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
+) -> OnDevice:
+    """The three splits on the device, and what is known of models on them (see :class:`Silo`).
+
+    They are kept for the next round as long as their data are.
+    """
+    key = (id(data), device, inputs, labels)
+    if key not in _ON_DEVICE:
+        for old in [k for k, (held, _) in _ON_DEVICE.items() if held is data]:
+            del _ON_DEVICE[old]
+        (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
+        parts = [Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test)]
+        _ON_DEVICE[key] = data, ((parts[0], parts[1], parts[2]), {})
+        while len(_ON_DEVICE) > 256:
+            del _ON_DEVICE[next(iter(_ON_DEVICE))]
+    return _ON_DEVICE[key][1]

@@ -1,0 +1,94 @@
+"""The model whose score the report prints, kept at the silo so that it can be exported.
+
+The report takes every silo's score from one round, which is chosen once all silos' validation scores are known. So a
+silo holds two models of the snapshot that the method reports: the ``reported`` one, of the round that the report would
+take it from if the run ended now, and the ``candidate``, of the last round that was evaluated. Each message of the
+server has that round's number (``reported``), and the silo keeps the model that the number names. Nothing more leaves
+the silo. For a method that reports ``personal`` models the candidate is the personal model, which is kept in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from strategies.base.client import SiloClient
+from strategies.base.state import State
+
+REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
+
+
+def array_of(entry: str, snapshot: str) -> str:
+    """The name of the array that holds the ``reported`` model or the ``candidate``."""
+    return snapshot if (entry, snapshot) == (CANDIDATE, "personal") else entry
+
+
+def keep_reported(state: State, wanted: object, snapshot: str, first: tuple[Tensor, Tensor] | None = None) -> None:
+    """Keep the model of round ``wanted``, the candidate's or the reported one; drop a reported one of another round.
+
+    ``first``: the personal model and its buffers of a silo that has not trained yet, which was evaluated all the same.
+    """
+    if type(wanted) is not int:  # the server's word, or no word
+        return
+    arrays, numbers = state.arrays, state.numbers
+    candidate = numbers.get(CANDIDATE)
+    # A personal model stays the same in rounds that only evaluate it.
+    lasts = candidate and snapshot == "personal" and wanted > candidate["round"]
+    if candidate and (wanted == candidate["round"] or lasts):
+        name = array_of(CANDIDATE, snapshot)
+        _put(arrays, REPORTED, arrays[name], arrays.get(f"{name}.buffers"))
+        numbers[REPORTED] = {**candidate, "round": wanted}
+    elif first is not None and snapshot == "personal":
+        _put(arrays, REPORTED, first[0], first[1] if first[1].numel() else None)
+        numbers[REPORTED] = {"round": wanted, "metrics": {}}
+    elif numbers.get(REPORTED, {}).get("round") != wanted:
+        _put(arrays, REPORTED, None, None)
+        numbers.pop(REPORTED, None)
+
+
+def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State) -> None:
+    """Keep the model that this round has evaluated, if it has, as the candidate in ``state``."""
+    own = f"{snapshot}."
+    found = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
+    if not any(name.partition(".")[0] in ("val", "test") for name in found):
+        return
+    state.numbers[CANDIDATE] = {"round": client.round, "metrics": found}
+    if snapshot == "received":
+        buffers = client.received_buffers
+        _put(state.arrays, CANDIDATE, client.received, buffers if buffers.numel() else None)
+
+
+def keep_evaluated(
+    client: SiloClient, metrics: Mapping[str, Any], state: State, snapshot: str, config: Mapping[str, Any]
+) -> bool:
+    """The same after an exchange without training, in the ``state`` of before it. Whether that is to be saved.
+
+    Of a personal model nothing is new before the closing exchange, whose message says what the report shows.
+    """
+    closing = not config["personal"]
+    if snapshot == "personal" and not (closing and CANDIDATE in state.numbers):
+        return False
+    keep_reported(state, config.get("reported"), snapshot)
+    note_candidate(client, metrics, snapshot, state)
+    if snapshot == "personal":
+        del state.numbers[CANDIDATE]
+    return True
+
+
+def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]) -> None:
+    """Add to the silo's state what its personal models, the last and the best, are and their metrics."""
+    numbers, own = client.state.numbers, "personal."
+    numbers["model"] = {**card, "networks": client.networks} if client.networks > 1 else card
+    numbers["metrics"] = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
+    if numbers["best_round"] == client.round:
+        numbers["best_metrics"] = numbers["metrics"]
+
+
+def _put(arrays: dict[str, Tensor], name: str, vector: Tensor | None, buffers: Tensor | None) -> None:
+    for key, value in ((name, vector), (f"{name}.buffers", buffers)):
+        if value is None:
+            arrays.pop(key, None)
+        else:
+            arrays[key] = value

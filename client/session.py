@@ -1,0 +1,241 @@
+"""What one message needs of this silo: :class:`ClientSession`, made once per message.
+
+It holds settings, policy, data, device, statistics, network and state. Each is opened when it is first asked for, and
+once: a silo whose data, policy and settings do not fit refuses before it reads what a message carries. Data, samples
+on the device and networks outlive the message, where the process does (``local_data.py``, ``models.initialisation``).
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+import flwr
+import numpy as np
+import torch
+from flwr.app import Context, Message
+
+from client.local_data import (
+    agreed_classes,
+    agreed_data,
+    agreed_schema,
+    columns_in,
+    device_of,
+    is_own_file,
+    open_data,
+    pooled,
+    samples_on,
+    silo_name,
+    silo_policy,
+    weights_file,
+)
+from client.site.trust.policy import Policy, PolicyRefusedError
+from client.store import StateStore
+from client.sums import released_sums
+from models.initialisation import flat_model, initial_model, network_of
+from models.samples import BYTE_MEAN, BYTE_STD
+from models.shapes import columns as table_columns
+from models.shapes import written
+from models.standardisation import Columns, standardisation
+from models.tasks import task_of
+from models.trainable import WHOLE, Part
+from partitions.common.errors import UserError
+from partitions.splits import SiloData, dtype_of
+from strategies.base.client import Silo, SiloClient
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import SCHEMA, WITHHELD
+from strategies.base.state import State
+from strategies.base.transport.payload import Number, decode
+
+# What a silo assumes where the server's round loop does not say: Flower's own ``Strategy.start``.
+DEFAULTS = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10, "state_lost": sys.maxsize}
+Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
+
+
+class ClientSession:
+    """One silo, one message. ``config`` is what the server agreed on (classes, statistics, ...); a query has none."""
+
+    def __init__(self, settings: RunSettings, context: Context, config: Mapping[str, Any] | None = None) -> None:
+        self.settings, self.context = settings, context
+        self.config: Mapping[str, Any] = config or {}
+        self.info = settings.strategy.info
+        self.name = silo_name(context)
+
+    # -- what the silo has ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def policy(self) -> Policy:
+        return silo_policy(self.context)
+
+    @cached_property
+    def device(self) -> torch.device:
+        return device_of(self.settings, self.context)
+
+    @cached_property
+    def data(self) -> SiloData:
+        """The silo's data as its source has them."""
+        return open_data(self.settings, self.context)
+
+    def check_floor(self) -> None:
+        """Raise PolicyRefusedError where there are too few samples to train with, or behind what a method sends."""
+        samples = len(self.data.train)
+        for rule, holds in (("floor", bool(self.info.uploads)), ("min_batch_size", True)):
+            if holds and samples < getattr(self.policy, rule):
+                raise PolicyRefusedError(
+                    f"{self.name} refuses: its policy has {self.policy.says(rule)}, it has {samples} training samples"
+                )
+
+    def data_summary(self) -> dict[str, Number]:
+        """What the server learns of this silo before round 1: counts, shape, classes, versions; never a label count.
+
+        Tables, and measurements that are to be learned, add the sums by which all silos agree on the standardisation
+        (``normalization = "agreed"``).
+        """
+        data, own_file = self.data, is_own_file(self.context)
+        # A silo that lacks the weights is left out before the first round.
+        self.settings.part(weights_file(self.settings, self.context))
+        summary: dict[str, Number] = {
+            "name": self.name,
+            "n_train": len(data.train),
+            "n_val": len(data.val),
+            "n_test": len(data.test),
+            "task": data.task,
+            "shape": written(data.input_shape),
+            "classes": data.classes,
+            SCHEMA: replace(data.schema, dtype=dtype_of(data.train.x)).text,
+            "own_file": own_file,
+            "simulated": not own_file,
+            "device": str(self.device),
+            "threads": torch.get_num_threads(),
+            "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
+        }
+        columns = columns_in(data)
+        if columns is not None and self.settings.common.normalization == "agreed":
+            sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
+            if sums is None:
+                summary[WITHHELD] = reason
+            else:
+                summary["sum"], summary["square_sum"] = sums
+        return summary
+
+    # -- what the server agreed on, with what the silo has --------------------------------------------------------
+
+    @cached_property
+    def own_data(self) -> SiloData:
+        """The silo's data with columns and labels in the agreed order."""
+        return agreed_data(self.data, self.context, self.config)
+
+    @cached_property
+    def used_data(self) -> SiloData:
+        """What it trains and evaluates on: its own data, but for a method that pools all silos' training samples."""
+        if not self.info.pooled:
+            return self.own_data
+        return agreed_data(pooled(self.data, self.settings, self.context), self.context, self.config)
+
+    @cached_property
+    def classes(self) -> int:
+        return agreed_classes(self.config, self.own_data)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """(Mean, standard deviation) for this silo's inputs, and for its labels where they are measurements.
+
+        The agreed ones; its own where it gave no sums. Empty ones: nothing is standardised.
+        """
+        columns = columns_in(self.own_data)
+        if columns is None:
+            return ((), ()), ((), ())
+        alone = self.name in self.config.get("own_statistics", ())
+        mean, std = standardisation(columns, "silo" if alone else self.settings.common.normalization, self.config)
+        d = table_columns(self.own_data.input_shape)
+        return (mean[:d], std[:d]), (mean[d:], std[d:])
+
+    @cached_property
+    def part(self) -> Part:
+        """The part of the network that is trained. Raises UserError where this silo lacks the run's weights.
+
+        A deployed silo reads no file that a server names: it has one of that name where the site says, with the
+        SHA-256 that the server's has.
+        """
+        part, agreed = self.settings.part(weights_file(self.settings, self.context)), self.config.get("weights")
+        if part.weights is not None and part.weights.sha256 != agreed:
+            raise UserError(
+                f"{self.name} has other weights than the server in {part.weights.file}: SHA-256 "
+                f"{part.weights.sha256[:16]}..., not {str(agreed)[:16]}..."
+            )
+        return part
+
+    @cached_property
+    def silo(self) -> Silo:
+        """What the method works with: the data on the device, one network, seeded initial models."""
+        data, settings, classes, device = self.used_data, self.settings, self.classes, self.device
+        inputs, labels = self.statistics
+        splits, known = samples_on(data, device, inputs, labels)
+        task = task_of(data.task, *labels)
+        name, options = settings.model_for(data.input_shape, data.task)
+        head = settings.strategy.head
+        model = flat_model(name, data.input_shape, classes, options, str(device), head, self.part)
+        initial = initial_model(name, data.input_shape, classes, options, settings.common.seed, head, self.part)
+        return Silo(
+            self.name,
+            *splits,
+            network_of.get()(model),
+            lambda purpose: initial(purpose).to(device),
+            task,
+            known,
+            settings.augmentation_for(data.input_shape),
+            self.policy.min_batch_size,
+            self.policy.max_decay,
+        )
+
+    @cached_property
+    def store(self) -> StateStore:
+        return StateStore(self.context, self.config["run"], self.settings.run_key, self.config["run_id"])
+
+    def open_client(self, message: Message) -> tuple[SiloClient, list[Any], Mapping[str, Any]]:
+        """Return the method's client with its state loaded, and the arguments for ``fit`` or ``evaluate``."""
+        payload, config = decode(message.content, self.device)
+        self.config = {**DEFAULTS, "classes": self.data.classes, **config}
+        self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
+        state = self.store.load(self.config["round"], self.config["state_lost"])
+        silo, settings = self.silo, self.settings
+        state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
+        client = settings.client(silo, settings.common, settings.method, state, self.info)
+        return client, [m.vector for m in payload.models.values()], self.config
+
+    def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
+        self.store.save(state, server_round, to_disk=to_disk)
+
+    def model_card(self) -> dict[str, Any]:
+        """What it takes to use this silo's model: kept with it, so that the site can export it without the server.
+
+        ``normalisation`` is the mean and std that inputs are standardised with, (x - mean) / std; None: taken as is.
+        """
+        data, c = self.own_data, self.settings.common
+        name, options = self.settings.model_for(data.input_shape, data.task)
+        (mean, std), (label_mean, label_std) = self.statistics
+        scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
+        if data.train.x.dtype == np.uint8:
+            scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
+        more: dict[str, Any] = {"head": c.strategy} if self.settings.strategy.head else {}
+        more |= {} if self.part == WHOLE else {"part": asdict(self.part)}
+        return {
+            "silo": self.name,
+            "method": c.strategy,
+            "paper": self.info.paper,
+            "seed": c.seed,
+            "rounds": c.rounds,
+            "reports": self.info.reports,
+            "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
+            "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
+            "input": {"shape": written(data.input_shape), "dtype": dtype_of(data.train.x)},
+            "task": data.task,
+            "classes": self.classes,
+            "schema": replace(agreed_schema(self.config), dtype=dtype_of(data.train.x)).content,
+            "normalisation": scale,
+            "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
+        }

@@ -1,0 +1,1 @@
+"""The processes at the hospital: SuperNode, supervisor, worker processes."""

@@ -1,0 +1,66 @@
+"""`silofl join`: run the silo of a bundle without Docker."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from client.site.runtime.launch import free_ports, silo_environment, supernode_command
+from partitions.common.files import locked
+
+if TYPE_CHECKING:
+    pass
+from client.site.runtime.doctor import first_failure, one_line, site_checks, table
+from client.site.runtime.prefork.install import install_shim
+from client.site.runtime.supervisor import run
+from client.site.trust.bundle import check_key, check_signature, read_bundle, site_of, unpack
+from client.site.trust.keys import site_root
+from partitions.common.errors import UserError
+
+
+def join(
+    bundle: Path,
+    data: Path,
+    *,
+    device: str = "",
+    policy: Path | None = None,
+    signed_by: str = "",
+    allow_older: bool = False,
+    echo: Callable[[str], None],
+) -> int:
+    """Run the silo of a bundle in the foreground until SIGTERM or SIGINT; everything is checked first.
+
+    State, models and logs stay under `site_root()/NAME`. `signed_by` is `check_signed`'s `by`, and
+    `allow_older` its own.
+
+    Raises UserError: the bundle, its signature, the data, the address, the certificate or the key; or this silo runs
+    already.
+    """
+    files = read_bundle(bundle)
+    site = site_of(files, Path())
+    check_key(files, site)
+    name = site.name
+    folder = site_root() / name
+    with only_one(folder, name):
+        check_signature(bundle, files, name, signed_by, echo=echo, allow_older=allow_older)
+        unpack(files, folder)
+        site = site_of(files, folder, data, device, policy)
+        checks = site_checks(site)
+        echo(table(checks))
+        if fault := first_failure(checks):
+            raise UserError(f"{name} cannot join: {one_line(fault)}")
+        shim = install_shim(folder / "bin")
+        echo(f"{name} joins {site.server}; Ctrl-C leaves")
+        command = supernode_command(site, path=str(shim.with_name("flower-supernode")), port=free_ports(1)[0])
+        environment = silo_environment(folder / "flower", scripts=shim.parent, template_socket=folder / "warm.sock")
+        environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
+        environment |= {"SILOFL_SERVER": site.server}  # who asks, in the audit log
+        return run(site, command, environment, online=folder / "online", echo=echo)
+
+
+@contextmanager
+def only_one(folder: Path, name: str) -> Iterator[None]:
+    """One `join` of a silo on this machine at a time."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(folder / "lock", f"{name} runs on this machine already: a bundle runs in one place at a time"):
+        yield

@@ -1,0 +1,149 @@
+"""The one launcher: command lines and environments of Flower's processes, wherever they run.
+
+Containers (`server.deploy.compose`, `server.deploy.bundle`), a machine of one's own (`server.deploy.local`), a
+hospital's (`client.site.trust.bundle`) and the tests take them from here; a test holds the images' `ENV` against it.
+Flower's options change between its releases: they stand here, once, and tests hand them to Flower's own parsers.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from client.site.node import Site
+from partitions.common.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+THIS_MACHINE = (LOOPBACK, "localhost", "::1")
+RUNTIME_PORT = 9094  # of a SuperNode that has the machine, or the container, to itself; Flower's own default
+# For every process of Flower's: nothing is sent to Flower's makers, nothing is installed when a run starts.
+FLOWER = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+# The starting process's environment overrides these. How often the server's SuperExec asks for a run to start.
+DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+
+
+# --- command lines ----------------------------------------------------------------------------------------
+
+
+def program(name: str) -> str:
+    """The path of a command of the flwr package, the one beside this Python first."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise UserError(f"there is no {name}: install silofl with its dependencies (flwr 1.39)")
+    return found
+
+
+def superlink_command(
+    path: str, *, ca_certificate: Path, certificate: Path, key: Path, fleet: str, host: str, port: int
+) -> list[str]:
+    """The command line of a server. `fleet` is where silos come in; Control and Runtime API listen at `host`, `port`.
+
+    There is no `--database`: docs/decisions.md says why.
+    """
+    return [
+        path,
+        *("--ssl-ca-certfile", str(ca_certificate)),
+        *("--ssl-certfile", str(certificate)),
+        *("--ssl-keyfile", str(key)),
+        "--enable-supernode-auth",
+        *("--fleet-api-address", fleet),
+        *("--host", host),
+        *("--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, superlink: int) -> list[str]:
+    """The command line of a server's SuperExec, as the SuperLink with this process number starts it itself."""
+    return [
+        path,
+        *("--root-certificates", str(ca_certificate)),
+        *("--runtime-api-address", f"{host}:{port}"),
+        *("--parent-pid", str(superlink)),
+    ]
+
+
+def supernode_command(site: Site, *, path: str = "flower-supernode", port: int = RUNTIME_PORT) -> list[str]:
+    """The command line of a silo's SuperNode; `port` is that of its Runtime API on the loopback interface."""
+    return [
+        path,
+        *("--superlink", site.server),
+        *("--root-certificates", str(site.ca_certificate)),
+        *("--auth-supernode-private-key", str(site.node_key)),
+        *("--host", LOOPBACK),
+        *("--port", str(port)),
+        *("--node-config", node_config(site.node_config)),
+    ]
+
+
+def node_config(values: Mapping[str, str]) -> str:
+    """The value of `--node-config`: `key='value'` pairs. Flower's parser knows no escaped quotes."""
+    pairs = []
+    for key, value in values.items():
+        if "'" not in value:
+            pairs.append(f"{key}='{value}'")
+        elif not set('"\\') & set(value):
+            pairs.append(f'{key}="{value}"')
+        else:
+            raise UserError(f"{key}: {value!r} has quotes that Flower's --node-config cannot carry; rename it")
+    return " ".join(pairs)
+
+
+# Below those that the kernel gives to outgoing connections: one of these could take a port before its server does.
+PORTS = range(20_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different free ports, drawn at random. Raises OSError where there are not so many."""
+    found: dict[int, None] = {}
+    for port in random.sample(PORTS, min(100 * count, len(PORTS))):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            found[port] = None
+        if len(found) == count:
+            return list(found)
+    raise OSError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
+
+
+# --- environments -----------------------------------------------------------------------------------------
+
+
+def environment(home: Path | None = None, *, scripts: Path | None = None) -> dict[str, str]:
+    """Environment of a process of Flower's, and of all that it starts.
+
+    ``home``: its FLWR_HOME; None: this process's own.
+    ``scripts``: the folder of `install_shim`, which goes first on a SuperNode's PATH.
+    """
+    path = [*([str(scripts)] if scripts else []), str(Path(sys.executable).parent)]
+    made = {**DEFAULTS, **os.environ, **FLOWER}
+    made["PATH"] = os.pathsep.join([*path, os.environ.get("PATH", os.defpath)])
+    if home is not None:
+        made["FLWR_HOME"] = str(home)
+    for key in ("NO_PROXY", "no_proxy"):  # a site's proxy has no business between two processes of one machine
+        made[key] = ",".join(filter(None, [made.get(key), "localhost", LOOPBACK]))
+    return made
+
+
+def silo_environment(home: Path, *, scripts: Path, template_socket: Path, sharing: int = 1) -> dict[str, str]:
+    """Environment of a SuperNode and its children: the template process's socket, this silo's share of the cores.
+
+    An empty SILOFL_WARM_SOCKET, and any OMP_NUM_THREADS, of the starting process take precedence.
+    """
+    made = {"OMP_NUM_THREADS": threads(sharing), **environment(home, scripts=scripts)}
+    if made.get("SILOFL_WARM_SOCKET") != "":
+        made["SILOFL_WARM_SOCKET"] = str(template_socket)
+    return made
+
+
+def threads(sharing: int) -> str:
+    """OMP_NUM_THREADS of one of `sharing` silos on this machine: with all cores each they would mostly wait."""
+    return str(max(1, (os.cpu_count() or 1) // sharing))

@@ -1,0 +1,330 @@
+"""A process that stays: it runs the app for the messages of one run, with data, network and state still in place.
+
+    worker.py (one per message: Flower's protocol, pins, policy, audit)  ~~socket~~  dispatcher (one per silo)
+                                                                              `- persistent worker (runs the app)
+
+A worker asks the silo's dispatcher before it runs the app itself. The first worker that finds none forks one, before it
+has done anything itself. The persistent worker loads the app with the first message; asked for another run or another
+app, it says so and ends, and that worker runs the app in its own process, as it does wherever no dispatcher answers. So
+no state of one run or app is seen by another, and each message is pulled, checked and written down in a process of its
+own.
+
+The dispatcher ends the persistent worker when the message's worker hangs up (a signal, the message's time to live),
+after idle minutes, when memory is short, and when the silo's SuperNode or the template process is gone. It tells the
+message's worker how the persistent one died, and that one dies alike. The watchdog then answers the message; the next
+message finds no dispatcher and forks one. The persistent worker itself ends after an answer that is an error.
+
+Message and answer, with their models, lie in memory that both processes see (`memfd`; `records.py` writes them); over
+the socket go its file descriptors, the worker's standard streams, and single words.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ...flower import internal
+from ...trust.audit_gate import BY_SITE
+from .handover import adopt, peer
+from .records import read_answer, read_question, write_answer, write_exception, write_question
+from .shim import request
+from .sockets import connect_to, listen, template_pid
+
+IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES says otherwise, 0: no process stays
+AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
+LOOK_SECONDS = 2.0  # between two looks at the clock, the memory and the template process
+SHORT_OF_MEMORY = 0.1  # the share that is still available, of the machine's or of the container's
+DONE, LAST, OTHER, DIED = b"D", b"L", b"O", b"X"  # answered; answered, and ended; asked of another run; dead
+IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
+PR_SET_PDEATHSIG = 1
+
+App = Callable[..., Any]
+Load = Callable[..., App]
+
+
+class PersistentWorkerDied(BaseException):
+    """The process that ran the app has died; `code` is its exit code, or minus the number of its signal."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+# --- the worker's side ------------------------------------------------------------------------------------
+
+
+def idle_seconds() -> float:
+    """Return the seconds a process stays without a message; 0: none stays. Raises ValueError for what is no number."""
+    text = os.environ.get("SILOFL_RESIDENT_MINUTES") or str(IDLE_MINUTES)
+    return 60 * max(0.0, float(text))
+
+
+def find_persistent_worker(*private: Any) -> "PersistentWorker | None":
+    """This silo's dispatcher, which is forked where there is none; None where no process is to stay.
+
+    Called before anything of Flower's or the app's has run in this process. A dispatcher that is forked
+    lets go of what is `private`.
+    """
+    template = os.environ.get("SILOFL_WARM_SOCKET", "")
+    try:
+        wanted = idle_seconds() > 0
+    except ValueError:
+        print("WARNING: SILOFL_RESIDENT_MINUTES is not a number of minutes; no process stays", file=sys.stderr)
+        return None
+    if (
+        not wanted
+        or not template
+        or template_pid(Path(template)) is None
+        or "--runtime-api-address" not in sys.argv[:-1]
+    ):
+        return None
+    # Silos of one machine may share a parent; each has a SuperNode, and a Runtime API, of its own.
+    supernode = sys.argv[sys.argv.index("--runtime-api-address") + 1]
+    path = Path(f"{template}.{supernode.rpartition(':')[2]}")
+    try:
+        connect_to(path).close()
+    except OSError:
+        try:
+            with listen(path) as listener:
+                if os.fork() == 0:
+                    os.environ[BY_SITE] = "1"  # what runs there is asked by a worker, which counts and writes down
+                    for other in filter(None, private):
+                        other.close()
+                    keep(listener, path, Path(template))
+        except OSError:  # no room, no memory, or no process, for one that stays
+            return None
+    return PersistentWorker(path)
+
+
+class PersistentWorker:
+    """The worker's way to the dispatcher that listens at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def app(self, load: Load, fab: Sequence[str]) -> App:
+        """Return the app of this build (`fab`: Flower's arguments of `load`), called as Flower calls it.
+
+        It runs in the persistent worker, or here where that is busy, another run's, or gone.
+        """
+
+        def run(message: Any, context: Any) -> Any:
+            answer = self.ask(fab, message, context)
+            if answer is None:
+                return load(*fab)(message=message, context=context)
+            reply, context.state = answer
+            return reply
+
+        return run
+
+    def ask(self, fab: Sequence[str], message: Any, context: Any) -> tuple[Any, Any] | None:
+        """Return the persistent worker's reply and the context's state; None: run the app here.
+
+        Raises PersistentWorkerDied, and what `read_answer` raises.
+        """
+        identity = {name: getattr(internal("TaskIdentity"), name) for name in IDENTITY}
+        asked = {"fab": list(fab), "identity": identity, "looks": request([])}
+        idle = AFTER_LAST_SECONDS if is_last(message, context) else idle_seconds()
+        with shared_memory() as question, shared_memory() as answer:
+            write_question(question, asked, message, context)
+            fds = [question.fileno(), answer.fileno(), 0, 1, 2]
+            try:
+                with connect_to(self.path) as connection:
+                    socket.send_fds(connection, [f"{idle:.3f}".encode()], fds)
+                    word = connection.recv(8)
+            except OSError:
+                word = b""
+            if word[:1] == DIED:
+                raise PersistentWorkerDied(int(word[1:]))
+            if word not in (DONE, LAST):
+                return None
+            return read_answer(answer, message)
+
+
+def is_last(message: Any, context: Any) -> bool:
+    """Return whether a message is of its run's last round, as the server's loop says it."""
+    try:
+        told = message.content.config_records["config"]
+        return int(told["round"]) >= int(context.run_config["rounds"])
+    except Exception:  # an error has no content, and what is missing may be said in many ways
+        return False
+
+
+@contextlib.contextmanager
+def shared_memory() -> Iterator[Any]:
+    """A file in memory."""
+    with open(os.memfd_create("silofl"), "r+b") as file:
+        yield file
+
+
+# --- the dispatcher ---------------------------------------------------------------------------------------
+
+
+def keep(listener: socket.socket, path: Path, template: Path) -> NoReturn:
+    """Fork the persistent worker, and give it the questions of the messages' workers until it ends."""
+    with contextlib.suppress(BaseException):
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        silence(null)
+        channel, their_end = socket.socketpair()
+        persistent = os.fork()
+        if persistent == 0:
+            listener.close()
+            channel.close()
+            reside(their_end, null)
+        their_end.close()
+        starter = os.pidfd_open(int(os.environ["SILOFL_STARTED_BY"]))
+        Dispatcher(persistent, channel, listener, starter, template).follow()
+        path.unlink(missing_ok=True)  # while it still listens: the next process finds it gone, and binds it anew
+    os._exit(0)
+
+
+class Dispatcher:
+    """The persistent worker, and the message's worker whose question it answers."""
+
+    def __init__(
+        self, persistent: int, channel: socket.socket, listener: socket.socket, starter: int, template: Path
+    ) -> None:
+        self.persistent, self.channel, self.listener, self.starter = persistent, channel, listener, starter
+        self.template = template
+        self.worker: socket.socket | None = None
+        self.idle_limit, self.idle_since = idle_seconds(), time.monotonic()
+
+    def follow(self) -> None:
+        """Forward questions and answers until the persistent worker has ended, or is to; then end it."""
+        goes_on = True
+        while goes_on:
+            watched: list[Any] = [self.channel, self.listener, self.worker or self.starter]
+            ready = select.select(watched, [], [], LOOK_SECONDS)[0]
+            if self.channel in ready:
+                goes_on = self._pass_on_word()
+            elif self.worker in ready or self.starter in ready:
+                goes_on = False  # the one has hung up, the other ended
+            elif self.listener in ready:
+                self._take_question()
+            elif self.worker is None:
+                goes_on = not self._is_to_end()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.persistent, signal.SIGKILL)
+
+    def _pass_on_word(self) -> bool:
+        """Give the worker the persistent worker's word, or how it died; return whether it goes on."""
+        word = self.channel.recv(1)
+        if not word:
+            _, status = os.waitpid(self.persistent, 0)
+            word = DIED + str(os.waitstatus_to_exitcode(status)).encode()
+        if self.worker is not None:
+            with self.worker, contextlib.suppress(OSError):
+                self.worker.sendall(word)
+        self.worker, self.idle_since = None, time.monotonic()
+        return word == DONE
+
+    def _take_question(self) -> None:
+        """From a worker that calls: one question at a time. (A worker that only looks whether we are here has none.)"""
+        caller, _ = self.listener.accept()
+        caller.settimeout(LOOK_SECONDS)
+        fds: list[int] = []
+        with contextlib.suppress(OSError, ValueError):
+            if peer(caller)[1] == os.geteuid():
+                data, fds, _, _ = socket.recv_fds(caller, 16, 5)
+            if fds and self.worker is None:
+                self.idle_limit = float(data)
+                socket.send_fds(self.channel, [b"Q"], fds)
+                self.worker = caller
+            elif fds:
+                caller.sendall(OTHER)
+        for fd in fds:
+            os.close(fd)
+        if self.worker is not caller:
+            caller.close()
+
+    def _is_to_end(self) -> bool:
+        idle = time.monotonic() - self.idle_since > self.idle_limit
+        return idle or template_pid(self.template) is None or available_memory() < SHORT_OF_MEMORY
+
+
+def available_memory() -> float:
+    """The share of memory that is still to be had: the machine's, or the container's where that has less."""
+    shares = [1.0]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        shares.append(int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0]))
+    with contextlib.suppress(OSError, ValueError, KeyError):  # of a container, by cgroup v2
+        folder = Path("/sys/fs/cgroup")
+        most = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        lines = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        shares.append(1 - (used - int(lines["inactive_file"])) / most)
+    return min(shares)
+
+
+# --- the persistent worker --------------------------------------------------------------------------------
+
+
+def reside(channel: socket.socket, null: int) -> NoReturn:
+    """Run the app for one message after the other, until there is none, or one is the last."""
+    try:
+        answer_all(channel, null)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
+
+
+def answer_all(channel: socket.socket, null: int) -> None:
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    gc.unfreeze()
+    own: tuple[Any, App] | None = None
+    word = DONE
+    while word == DONE:
+        data, fds, _, _ = socket.recv_fds(channel, 1, 5)
+        if not data:
+            return
+        question, answer, *streams = fds
+        with open(question, "rb") as file, open(answer, "wb") as answered:
+            asked, message, context = read_question(file)
+            adopt(asked["looks"], streams)
+            own, word = serve(own, asked, message, context, answered)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        silence(null)
+        channel.sendall(word)
+
+
+def silence(null: int) -> None:
+    """Let go of a worker's standard streams: who started it waits for the end of what it reads."""
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+
+
+def serve(
+    own: tuple[Any, App] | None, asked: dict[str, Any], message: Any, context: Any, answered: Any
+) -> tuple[tuple[Any, App] | None, bytes]:
+    """Write the answer to a question; return run and build that this process is for with their app, and the word."""
+    key = (context.run_id, context.node_id, asked["fab"])
+    if own is not None and own[0] != key:
+        return own, OTHER
+    for name, value in asked["identity"].items():
+        setattr(internal("TaskIdentity"), name, value)
+    try:
+        if own is None:
+            load = internal("run_clientapp").get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+            own = key, load(*asked["fab"])
+        reply = own[1](message=message, context=context)
+        write_answer(answered, reply, context.state)
+        return own, LAST if reply.has_error() else DONE
+    except Exception as error:
+        traceback.print_exc()
+        write_exception(answered, error)
+        return own, LAST

@@ -1,0 +1,65 @@
+"""Reply of the watchdog for a worker that died: an error as the message's reply, and the task given back as failed."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...flower import internal
+from ...trust.audit_gate import write_down
+
+
+def answer(note: dict[str, Any], reason: str) -> None:
+    """Reply to the noted message with an error, unless it was never pulled or already has its reply."""
+    if "message" not in note or note.get("replied"):
+        return
+    note["replied"] = True
+    from flwr.app import Context, Error, Message, Metadata, RecordDict
+
+    fields: dict[str, Any] = note["message"]
+    if time.time() > fields["created_at"] + fields["ttl"] - 1.0:
+        # Flower makes no reply to a message whose time is over, and the SuperNode waits for one; this one frees
+        # the SuperNode, and the server drops it.
+        fields = fields | {"created_at": time.time(), "ttl": 60.0}
+    message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
+    reply = Message(Error(code=internal("ErrorCode").CLIENT_APP_CRASHED, reason=reason), reply_to=message)
+    with contextlib.suppress(Exception):  # it holds words of ours alone, and frees the silo: it leaves also unwritten
+        write_down(reply, note["task"])
+    context = Context(message.metadata.run_id, note["node_id"], {}, RecordDict(), {})
+    report(lambda client: internal("push_message")(client, reply, context))
+
+
+def finish(note: dict[str, Any], reason: str) -> None:
+    """Give the task back as failed, unless the worker did: a task that lapses fails the run's next message.
+
+    Where the worker died before it told which message it had, the SuperNode answers for it then (`replying.py`).
+    """
+    if note.get("finished"):
+        return
+    report(lambda client: internal("push_task_output")(client, None, internal("SubStatus").FAILED, reason))
+
+
+def report(call: Callable[[Any], object]) -> None:
+    """`call` with the SuperNode's Runtime API and the task's token, as the worker has it; a failure is only a warning.
+
+    Flower turns a token that is refused into SIGINT.
+    """
+    try:
+        args = internal("clientapp_parser")().parse_args(sys.argv[1:])
+        retry = internal("http_retry")()
+        retry.max_tries = 1  # a SuperNode that is not there needs no answer
+        client = internal("RuntimeHttpClient").from_server_address(
+            server_address=args.runtime_api_address,
+            insecure=args.insecure,
+            root_certificates=internal("root_certificates")(args.root_certificates, args.insecure),
+            interceptors=[
+                internal("RuntimeVersionHttpInterceptor")(component_name="flwr-clientapp"),
+                internal("RuntimeTokenHttpInterceptor")(internal("app_token")(args)),
+            ],
+            retry_invoker=retry,
+        )
+        call(client)
+        client.close()
+    except BaseException as error:
+        print(f"WARNING: could not report that the ClientApp failed: {error!r}", file=sys.stderr)

@@ -1,0 +1,142 @@
+"""Wrappers of five functions of Flower's `run_clientapp`, in a message's own process.
+
+What was pulled and what was pushed is noted for the watchdog; before the app is unpacked or imported its SHA-256 is
+compared with the site's pins and what the message asks for with the site's policy; the app is unpacked under another
+name and then renamed; the app runs in the process that stays, where there is one (`persistent.py`); and a reply is in
+the site's audit log before it leaves.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...flower import internal
+from ...trust.audit_gate import BY_SITE, release_reply, task_of
+from ...trust.message_rules import check_message
+from ...trust.pins import check_pin
+from .calls import client_over
+from .persistent import PersistentWorker
+from .unpack import unpack
+
+# What tells to which message a reply belongs: the arguments of Flower's `Metadata`.
+METADATA = (
+    "run_id",
+    "message_id",
+    "src_node_id",
+    "dst_node_id",
+    "reply_to_message_id",
+    "group_id",
+    "created_at",
+    "ttl",
+    "message_type",
+)
+
+
+def check_policy(message: Any, context: Any) -> None:
+    """Raise ValueError, after its one line is in the silo's log, for a message that the site's policy forbids."""
+    try:
+        check_message(message, context)
+    except ValueError as error:
+        print(f"ERROR: {error}", file=sys.stderr, flush=True)
+        raise
+
+
+class RefusalFilter(logging.Filter):
+    """Lets Flower log a refusal at DEBUG only: its traceback, and its page about the exit code. The one line is out."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_line = f"Exit Code: {exit_code}\n"
+        self.refusal: Exception | None = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.refusal = error
+            raise
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        raised = record.exc_info[1] if record.exc_info else None
+        if self.refusal is None or (raised is not self.refusal and not record.getMessage().startswith(self.exit_line)):
+            return True
+        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+def send_note(report: socket.socket, **fields: Any) -> None:
+    """Tell the watchdog how far the message is."""
+    with contextlib.suppress(OSError):
+        report.sendall(json.dumps(fields).encode() + b"\n")
+
+
+def wrap_flower(report: socket.socket, calls: Connection | None, persistent: PersistentWorker | None) -> None:
+    """Wrap five functions of Flower's `run_clientapp` (flwr 1.39) in this process.
+
+    Raises AttributeError where Flower has moved them: better no task than one without the pins.
+    """
+    flower = internal("run_clientapp")
+    pull, install, find_load = flower.pull_task_input, flower.install_from_fab, flower.get_load_client_app_fn
+
+    asked: list[tuple[Any, Any]] = []
+    refusals = RefusalFilter(flower.ExitCode.TASK_PROC_EXCEPTION)
+    logging.getLogger("flwr").addFilter(refusals)
+
+    note = partial(send_note, report)
+    pulled: dict[str, Any] = {}
+    os.environ[BY_SITE] = "1"  # the app need not write down what leaves
+
+    def pull_task_input(client: Any) -> Any:
+        message, context, run, fab = pull(client)
+        task = task_of(message, context, hashlib.sha256(fab.content).hexdigest())
+        pulled.update(task=task, message=message)
+        metadata = {name: getattr(message.metadata, name) for name in METADATA}
+        note(message=metadata, node_id=context.node_id, task=task)
+        asked.append((message, context))
+        refusals.refusal = None
+        return message, context, run, fab
+
+    def install_from_fab(fab_file: Any, install_dir: Path | None = None, skip_prompt: bool = False) -> Path:
+        content: bytes = fab_file if isinstance(fab_file, bytes) else fab_file.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        with refusals.noting():
+            check_pin(digest, content)
+            check_policy(*asked[-1])  # here and not where it is pulled: Flower then answers the message with the reason
+        return unpack(content, digest, install)
+
+    def get_load_client_app_fn(**options: Any) -> Any:
+        load = find_load(**options)
+        return load if persistent is None else lambda *fab: persistent.app(load, fab)
+
+    if calls is not None:
+        flower.RuntimeHttpClient = client_over(calls)
+    flower.pull_task_input = pull_task_input
+    flower.install_from_fab = install_from_fab
+    flower.get_load_client_app_fn = get_load_client_app_fn
+    wrap_pushes(flower, pulled, note)
+
+
+def wrap_pushes(flower: Any, pulled: dict[str, Any], note: Callable[..., None]) -> None:
+    """Wrap what sends the reply: it is in the audit log before it leaves, and its message is noted as answered."""
+    push, push_output = flower.push_message, flower.push_task_output
+
+    def push_message(client: Any, message: Any, context: Any) -> None:
+        push(client, release_reply(message, **pulled), context)
+        note(replied=True)
+
+    def push_task_output(*args: Any, **kwargs: Any) -> None:
+        push_output(*args, **kwargs)
+        note(finished=True)
+
+    flower.push_message = push_message
+    flower.push_task_output = push_task_output

@@ -1,0 +1,240 @@
+"""A silo as one supervised process: Flower's SuperNode and the template process beside it.
+
+Used by the container of a silo and by `silofl join`. Flower's SuperNode ends when its key is unknown, when another
+SuperNode uses the same key, when the certificate does not fit, and says so in its own words, or tries for ever; `run`
+goes on where waiting helps and otherwise ends with one line that names the cause (found by `client.site.runtime.doctor`).
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from client.site.flower import BACK, LOST, REFUSED, REGISTERED
+from client.site.node import Site
+from client.site.runtime.doctor import (
+    CLOCK,
+    TRANSIENT,
+    connection_checks,
+    data_checks,
+    first_failure,
+    one_line,
+    policy_check,
+    state_checks,
+)
+from client.site.runtime.prefork.install import template_command
+from client.site.runtime.prefork.sockets import template_pid
+from partitions.common.errors import UserError
+from partitions.silo_file import Check
+
+WAIT_SECONDS = 5.0
+# A SuperLink takes a silo that died for gone 24 s after its last sign of life, of a long transfer three minutes, and
+# refuses its key until then.
+IN_USE_SECONDS = 195.0
+RESTART_SECONDS = 60.0  # how long a server that has forgotten this silo may take to remember
+EXPLAIN_SECONDS = 60.0  # between two looks at why there is no connection
+GRACE_SECONDS = 7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
+IN_USE = (
+    "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
+    "a second bundle (after a crash it takes up to three minutes until the server lets the silo in again)"
+)
+PR_SET_PDEATHSIG = 1
+
+
+def check_site(site: Site) -> None:
+    """Raise UserError, one line, where the silo cannot train: no usable data or policy, no place for its state."""
+    if fault := first_failure([*data_checks(site.data), *state_checks(site.state), policy_check(site.policy)]):
+        raise UserError(f"{site.name}: {one_line(fault)}")
+
+
+def run(
+    site: Site, command: Sequence[str], environment: Mapping[str, str], *, online: Path, echo: Callable[[str], None]
+) -> int:
+    """Run the silo until SIGTERM or SIGINT; exit code 0.
+
+    `online` is a file that exists while the SuperLink has this silo registered and connected.
+
+    Raises UserError: the data, the key, the certificate or the address are wrong; says which and how to mend it.
+    Raises RuntimeError: the SuperNode ended for no reason of these.
+    Raises KeyboardInterrupt: after SIGINT, when everything has ended.
+    """
+    check_site(site)
+    online.unlink(missing_ok=True)
+    silo = Supervised(site, command, environment, online, echo)
+    since: float | None = None  # when the present trouble began
+    try:
+        while True:
+            silo.follow()
+            online.unlink(missing_ok=True)
+            if silo.stopped == signal.SIGINT:
+                raise KeyboardInterrupt
+            if silo.stopped:
+                return 0
+            if since is None or silo.was_online:
+                since, told = time.monotonic(), ""
+            trouble, patience, error = diagnose(silo)
+            if time.monotonic() - since >= patience:
+                raise error(f"{site.name}: {trouble}")
+            if trouble != told:
+                echo(f"{site.name}: {trouble}; trying again")
+                told = trouble
+            silo.pause(WAIT_SECONDS)
+    finally:
+        online.unlink(missing_ok=True)
+        silo.end_template_process()
+
+
+def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
+    """Return why the SuperNode ended, for how many seconds to try again, and the error to raise after that."""
+    # One that was in may have to wait for a server that restarts and has to learn its silos' keys again.
+    patience = RESTART_SECONDS if silo.ever_online else 0.0
+    if fault := fault_in_connection(silo.site):
+        waits = silo.ever_online and fault.name == CLOCK
+        return one_line(fault), math.inf if waits else patience, ValueError
+    if silo.in_use:
+        return IN_USE, IN_USE_SECONDS, ValueError
+    return f"the SuperNode ended with exit code {silo.code}: {silo.last_line}", patience, RuntimeError
+
+
+def fault_in_connection(site: Site) -> Check | None:
+    """The first thing that keeps this silo from its server; None where all looks well."""
+    return first_failure(connection_checks(site))
+
+
+class Supervised:
+    """The SuperNode and the template process of one silo. Signals to this process are passed on to the SuperNode."""
+
+    def __init__(
+        self,
+        site: Site,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        online: Path,
+        echo: Callable[[str], None],
+    ) -> None:
+        self.site, self.command, self.environment = site, command, dict(environment)
+        self.online, self.echo, self.explained = online, echo, -EXPLAIN_SECONDS
+        self.process: subprocess.Popen[str] | None = None
+        self.template: subprocess.Popen[bytes] | None = None
+        self.stopped: signal.Signals | None = None
+        self.was_online = self.ever_online = self.in_use = False
+        self.code, self.last_line = 0, ""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def follow(self) -> None:
+        """Start the SuperNode, pass its output on, and return when it has ended."""
+        self.was_online = self.in_use = False
+        if self.stopped:
+            return
+        self.process = subprocess.Popen(
+            self.command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches it through us alone
+            preexec_fn=die_with_parent,
+        )
+        assert self.process.stdout is not None
+        end = threading.Thread(target=end_group, args=(self.process,))
+        end.start()
+        self._read(self.process.stdout)
+        end.join()
+        self.code = self.process.wait()
+        self.process = None
+
+    def _read(self, output: IO[str]) -> None:
+        for line in output:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            if REGISTERED in line:
+                self.was_online = self.ever_online = True
+                self.online.touch()
+                self._start_template_process()
+            elif LOST in line:
+                self.online.unlink(missing_ok=True)
+                self._explain()
+            elif BACK in line and self.was_online:
+                self.online.touch()
+            elif REFUSED in line:
+                self.in_use = True
+            if line.strip():
+                self.last_line = line.strip()
+
+    def _explain(self) -> None:
+        """Flower tries for ever, and does not say why it has to. End it where trying does not help."""
+        if time.monotonic() - self.explained < EXPLAIN_SECONDS:
+            return
+        self.explained = time.monotonic()
+        fault = fault_in_connection(self.site)
+        if fault and fault.name not in TRANSIENT and not self.ever_online and self.process:
+            self.process.terminate()  # `diagnose` finds the fault again, and ends the silo with it
+        elif fault:
+            self.echo(f"{self.site.name}: no connection: {one_line(fault)}")
+
+    def _start_template_process(self) -> None:
+        """Start it once the silo is online: its imports then cause no delay. The shim replaces one that dies later."""
+        path = self.environment.get("SILOFL_WARM_SOCKET", "")
+        if path and self.template is None:
+            self.template = subprocess.Popen(
+                template_command(Path(path)),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def end_template_process(self) -> None:
+        """End the template process, also one that a shim has started in its place."""
+        path = self.environment.get("SILOFL_WARM_SOCKET", "")
+        if path and (pid := template_pid(Path(path))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        if self.template is not None:
+            self.template.terminate()
+            self.template.wait()
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but no longer than until a signal."""
+        deadline = time.monotonic() + seconds
+        while not self.stopped and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self.stopped = signal.Signals(number)
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            signal.signal(signal.SIGALRM, self._kill)
+            signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+
+    def _kill(self, number: int, _: FrameType | None) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """Wait for a SuperNode's end, then end what it has started.
+
+    That would stay for as long as the SuperNode's process number is there, which it is until it is waited for, and
+    keep the output, which we read to its end, open.
+    """
+    process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """In the child: SIGTERM when the process that supervises it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,131 @@
+"""Messages that take long on a slow line: report their progress every ten seconds, and keep them from being given up.
+
+Flower (1.39) moves a message in parts of 5 MiB, two at a time, each in a call without a limit of time; a call that
+fails is made again, so that after a cut only the parts that were on their way go again. What could end a transfer that
+moves is looked after here:
+
+* a heartbeat has 5 s for its way, on which it waits behind those parts: here 20 s;
+* a silo counts as gone 24 s after its last heartbeat (``supernode.py``). In a transfer that has lasted for three
+  seconds it asks for three minutes: as long as a SuperLink keeps a reply of which no further part comes. So a line may
+  be cut for longer where it is needed most; a silo that dies then is named later. The server sees it by the heartbeat's
+  interval, and hurries no silo for the time of such transfers (``server/run/exchange.py``);
+* who waits for parts gives up after two hours, or 500 looks for one part: here never, for they are taken away where
+  they cannot come any more.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..flower import internal
+
+LONG_SECONDS = 3.0  # after which a transfer is a long one
+EVERY_SECONDS = 10.0  # between two lines
+LAST_PARTS = 4  # come last and hold next to nothing: what a message, its content, a record and an array are made of
+STALLED_SECONDS = 20.0  # without a part, for the line to say so
+HEARTBEAT_CALL_SECONDS = 20
+PATIENT_SECONDS = 90.0  # the interval that heartbeats announce in a long transfer; a SuperLink waits for two
+Echo = Callable[[str], object]
+
+
+class Transfer:
+    """Of one message, as a context; ``add`` may be called by several threads.
+
+    ``parts`` and ``size`` (bytes) are what is expected, 0 where that is not known. ``lasting`` is called with
+    True when the transfer has become a long one, and with False when that is over.
+    """
+
+    def __init__(
+        self, what: str, echo: Echo, parts: int = 0, size: int = 0, lasting: Callable[[bool], object] = lambda yes: None
+    ) -> None:
+        self.what, self.echo, self.parts, self.size, self.lasting = what, echo, parts, size, lasting
+        self.done = self.bytes = 0
+        self.lock, self.over = threading.Lock(), threading.Event()
+        self.began = self.moved = time.monotonic()
+        self.thread = threading.Thread(target=self._tell, daemon=True)
+
+    def __enter__(self) -> "Transfer":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def expect(self, parts: int, size: int) -> None:
+        self.parts, self.size = self.done + parts, self.bytes + size
+
+    def add(self, content: bytes) -> bytes:
+        """A part has arrived, whole."""
+        with self.lock:
+            self.done, self.bytes, self.moved = self.done + 1, self.bytes + len(content), time.monotonic()
+        return content
+
+    def _tell(self) -> None:
+        if self.over.wait(LONG_SECONDS):
+            return
+        self.lasting(True)
+        told, wait = False, EVERY_SECONDS - LONG_SECONDS
+        while not self.over.wait(wait):
+            self.echo(f"{self.what}: {self.line()}")
+            told, wait = True, EVERY_SECONDS
+        self.lasting(False)
+        if told:
+            seconds = self.moved - self.began
+            self.echo(f"{self.what}: {self.bytes / 1e6:.0f} MB, {self.done} parts, in {seconds:.0f} s")
+
+    def line(self) -> str:
+        """62 of 200 MB, 2.4 MB/s, 58 s left. An unknown size is estimated from the parts that are there."""
+        now = time.monotonic()
+        about = "" if self.size or not self.done else "about "
+        size = self.size or (self.bytes / self.done * max(self.parts - LAST_PARTS, self.done) if self.done else 0)
+        rate = self.bytes / max(now - self.began, 1e-3)
+        text = f"{self.bytes / 1e6:.0f} of {about}{size / 1e6:.0f} MB" if size else "nothing yet"
+        if now - self.moved >= STALLED_SECONDS:
+            return f"{text}, no part for {now - self.moved:.0f} s"
+        if not rate:
+            return text
+        return f"{text}, {rate / 1e6:.1f} MB/s, {max(size - self.bytes, 0) / rate:.0f} s left"
+
+
+def echo(line: str) -> None:
+    print(line, flush=True)
+
+
+def watch_pulls(module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None) -> None:
+    """Put a :class:`Transfer` around ``pull_objects`` of one of Flower's modules, in the place of an earlier one."""
+    original = getattr(module.pull_objects, "flowers", module.pull_objects)
+
+    def pull_objects(names: Sequence[str] = (), pull: Any = None, **given: Any) -> Any:
+        names, pull = given.pop("object_ids", names), given.pop("pull_object_fn", pull)
+        with Transfer(what, echo, parts=len(names), lasting=lasting) as transfer:
+            limits = {"max_time": None, "max_tries_per_object": None}
+            return original(names, lambda name: transfer.add(pull(name)), **{**given, **limits})
+
+    pull_objects.flowers = original  # type: ignore[attr-defined]
+    module.pull_objects = pull_objects
+
+
+HEARTS: list[Any] = []  # of this SuperNode's connections, the last one beats
+
+
+def install() -> None:
+    """For this SuperNode."""
+    connection = internal("fleet_connection")
+
+    class Heart(connection.HeartbeatSender):  # type: ignore[misc, name-defined]
+        def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
+            super().__init__(heartbeat_fn)
+            HEARTS.append(self)
+
+    connection.HEARTBEAT_CALL_TIMEOUT, connection.HeartbeatSender = HEARTBEAT_CALL_SECONDS, Heart
+    watch_pulls(internal("supernode_loop"), "receiving a message", echo, be_patient)
+
+
+def be_patient(yes: bool) -> None:
+    """Ask the SuperLink not to take this silo for gone so soon, or take that back: in what its heartbeats say."""
+    told, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
+    told.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
+    if yes and HEARTS:  # at once: the next would be up to six seconds later
+        threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

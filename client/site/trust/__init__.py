@@ -1,0 +1,1 @@
+"""Trust at the hospital: policy, signatures, pins, audit log."""

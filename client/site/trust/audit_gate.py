@@ -1,0 +1,134 @@
+"""The last look at a reply before it leaves the site: it is written to the audit log, or it does not leave.
+
+Called by the site's own process for every message (`runtime/prefork/wrappers.py`) and, where an app runs without that,
+by the app (`client/app.py`). In a simulation nothing leaves, and nothing is written.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..flower import internal
+from .audit import Log, digest, plain
+from .policy import key_of, policy_of, rules
+
+BY_SITE = (
+    "SILOFL_SITE_AUDITS"  # in the environment of an app whose messages the site's own process counts and writes down
+)
+MOST_TEXT = 300  # characters of an error that the log shows
+
+
+def task_of(message: Any, context: Any, app: str) -> dict[str, Any]:
+    """Return what is known of a message before its reply: where the log is, and who asked for what, with which app.
+
+    `app` is the SHA-256 of the app's build. What the server says of itself, the run's name and round, is its word.
+    """
+    node, told = dict(context.node_config), _config(message)
+    settings = {key: context.run_config[key] for key in sorted(context.run_config)}
+    return {
+        "folder": str(folder_of(node)),
+        "silo": str(node.get("name", "")),
+        "asked-by": os.environ.get("SILOFL_SERVER") or "unknown",
+        "run-id": str(context.run_id),
+        "run": str(told.get("run", ""))[:MOST_TEXT],
+        "round": told.get("round", 0) if isinstance(told.get("round", 0), int) else 0,
+        "asked": str(message.metadata.message_type)[:MOST_TEXT],
+        "method": str(settings.get("strategy", ""))[:MOST_TEXT],
+        "app": app,
+        "settings": digest(plain(settings)),
+        "run-config": settings,
+        "rule": rule_of(node),
+    }
+
+
+def rule_of(node_config: Mapping[str, Any]) -> str:
+    """Return the rules that a message passed: the list of builds, and the policy's digest."""
+    pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
+    builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
+    try:
+        policy = policy_of(node_config)
+    except ValueError as error:
+        return f"{builds}; no policy can be read, so only refusals leave: {error}"
+    own = digest(plain({key_of(f.name): getattr(policy, f.name) for f in rules().values()}))
+    return f"{builds}; policy: {policy.where} (rules {own[:16]})"
+
+
+def folder_of(node_config: Mapping[str, Any]) -> Path:
+    """Return the folder of a silo's log: in its state directory, or with Flower's own files where it has none."""
+    if "state-dir" in node_config:
+        return Path(str(node_config["state-dir"])) / "audit"
+    return Path(internal("get_flwr_home")()) / "audit"
+
+
+def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
+    """The reply, once it is written down; where that fails, an error of one line in its place."""
+    try:
+        write_down(reply, task)
+        return reply
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        line = f"nothing leaves: the audit log cannot be written: {' '.join(str(reason).split())}"
+        print(f"ERROR: {line} ({task['folder']})", file=sys.stderr, flush=True)
+        from flwr.app import Error, Message
+
+        return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
+
+
+def write_down(reply: Any, task: Mapping[str, Any]) -> None:
+    """Append a reply to the log. Raises OSError where it cannot be written."""
+    sent = list(records(reply))
+    facts = {key: value for key, value in task.items() if key != "folder"}
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    total = sum(record["bytes"] for record in sent)
+    Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
+
+
+def records(reply: Any) -> Iterable[dict[str, Any]]:
+    """Describe a reply: of each array name, type, shape, bytes and SHA-256; of each other record its keys."""
+    if reply.has_error():
+        reason = str(reply.error.reason or "")
+        yield {"name": "error", "text": reason[:MOST_TEXT], **measured(reason.encode())}
+        return
+    content = reply.content
+    for name, arrays in content.array_records.items():
+        for key, array in arrays.items():
+            kind = {"dtype": str(array.dtype), "shape": [int(n) for n in array.shape]}
+            yield {"name": f"{name}/{key}", **kind, **measured(bytes(array.data))}
+    for found in (content.metric_records, content.config_records):
+        for name, record in found.items():
+            values = {str(key): record[key] for key in sorted(record)}
+            yield {"name": name, "keys": list(values), **measured(plain(values))}
+
+
+def measured(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": digest(data)}
+
+
+def _config(message: Any) -> dict[str, Any]:
+    """Return the config that the server sends with the payload."""
+    if not message.has_content():
+        return {}
+    return dict(message.content.config_records.get("config", {}))
+
+
+# --- an app without the site's own process ----------------------------------------------------------------
+
+
+def runs_alone() -> bool:
+    """Return whether this is Flower's `flwr-clientapp` of a SuperNode, without our wrappers around it."""
+    return Path(sys.argv[0]).name == "flwr-clientapp" and not os.environ.get(BY_SITE)
+
+
+def own_build(file: Path) -> str:
+    """The SHA-256 of the build that a file of an app belongs to, as far as Flower notes it: its first 8 digits."""
+    for folder in file.parents:
+        if folder.parent.name == "apps":
+            with contextlib.suppress(OSError):
+                return (folder / ".sha256").read_text()
+            return folder.name.rpartition(".")[2]
+    return hashlib.sha256(file.read_bytes()).hexdigest() + " (of the app's file alone)"

@@ -1,0 +1,127 @@
+"""`silofl audit`: a site's log of what left it, a month on a page, and whether the log is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client.site.node import Site
+from client.site.trust.audit import Verdict, files_of, settings_of, verify
+from client.site.trust.bundle import read_bundle, site_of
+from client.site.trust.keys import site_root
+from partitions.common.errors import UserError
+from partitions.common.names import escaped
+
+Entry = Mapping[str, Any]
+
+
+def find_log(where: Path | None) -> Path:
+    """The log's folder, given it, a state directory, a bundle, or nothing: then this container's or machine's only one.
+
+    Raises UserError, one line, where there is none.
+    """
+    if where is None and os.environ.get("SILOFL_NAME"):
+        where = Site.from_environment(os.environ).state
+    if where is None:
+        sites = sorted(path.parent for path in site_root().glob("*/state"))
+        if len(sites) != 1:
+            names = f"several silos have: {', '.join(path.name for path in sites)}" if sites else "none has"
+            raise UserError(
+                f"name a state directory or a bundle: of the silos that joined from this machine, {names} a log"
+            )
+        where = sites[0] / "state"
+    if where.is_file() or (where / ".env").is_file():
+        where = site_of(read_bundle(where), Path()).state
+    folder = where / "audit" if (where / "audit").is_dir() else where
+    if not files_of(folder):
+        raise UserError(f"there is no audit log in {where}: nothing has left from there, or it is another directory")
+    return folder
+
+
+def page(entries: Sequence[Entry], month: str) -> str:
+    """Page of what left in a month: who asked, with what, when, how often, how many bytes; run by run.
+
+    The server chose some of the words: what could steer a terminal is shown as its escape.
+    """
+    settings = settings_of(entries)
+    of_month = [entry for entry in entries if entry["time"].startswith(month)]
+    runs: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in of_month:
+        key = (entry["run-id"], entry["run"], entry["method"], entry["asked-by"], entry["app"], entry["settings"])
+        # The data card is asked for before the run says its name: it belongs to what the same run sends next.
+        runs.setdefault((key[0], *key[2:]), []).append(entry)
+    silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
+    total = sum(entry["bytes"] for entry in of_month)
+    lines = [f"{silos}, {month}: {len(runs)} runs, {len(of_month)} messages, {total} bytes left"]
+    for sent in runs.values():
+        asked = next((settings[entry["line"]] for entry in sent if entry["line"] in settings), {})
+        lines += ["", *of_run(sent, asked)]
+    others = sorted({entry["time"][:7] for entry in entries} - {month})
+    if others:
+        lines += ["", f"other months: {', '.join(others)} (--month)"]
+    return "\n".join(map(escaped, lines))
+
+
+def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
+    """One run, with all its settings as the server sent them."""
+    first, last = sent[0], sent[-1]
+    name = next((entry["run"] for entry in sent if entry["run"]), "") or "a run without a name"
+    rounds = sorted({entry["round"] for entry in sent if entry["round"]})
+    span = f", rounds {rounds[0]} to {rounds[-1]}" if rounds else ""
+    yield f"{name} ({first['method'] or 'no method'}; run {first['run-id']})"
+    yield f"  asked by  {first['asked-by']}, {first['time']} to {last['time']}"
+    yield f"  with      app {first['app']}, settings {first['settings'][:16]}"
+    text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    yield from textwrap.wrap(text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False)
+    yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
+    yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
+    for what, (count, size) in kinds(sent).items():
+        yield f"            {count:5} x {what}, {size} bytes"
+
+
+def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
+    """Count the records of each kind that left, and their bytes."""
+    counts, sizes = Counter[str](), Counter[str]()
+    for entry in sent:
+        for record in entry["sent"]:
+            what = record["name"]
+            if "shape" in record:
+                what = f"{what} {record['dtype']} {tuple(record['shape'])}"
+            elif "keys" in record:
+                what = f"{what}: {', '.join(record['keys'])}"
+            elif "text" in record:
+                what = f"{what}: {' '.join(record['text'].split())}"
+            counts[what] += 1
+            sizes[what] += record["bytes"]
+    return {what: (counts[what], sizes[what]) for what in counts}
+
+
+def chain(found: Verdict, folder: Path, seen: str) -> str:
+    """Return whether the log is whole: a line per fault, a line per note, and the last hash, to be kept elsewhere.
+
+    Adds to the faults where the hash that somebody has kept is not in the log.
+    """
+    hashes = [entry["hash"] for entry in found.entries]
+    if seen and not any(own.startswith(seen) for own in hashes):
+        found.faults.append(f"no line has the hash {seen}, which was seen before: lines were taken out or written anew")
+    lines = [f"FAIL  {fault}" for fault in found.faults] + [f"note  {note}" for note in found.notes]
+    if not found.faults:
+        first, last = (found.entries[i]["line"] for i in (0, -1))
+        lines.append(f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved")
+    if hashes:
+        lines.append(f"last  {hashes[-1]}  (keep it elsewhere; --seen looks for it)")
+    return "\n".join(lines)
+
+
+def audit(where: Path | None, month: str, seen: str, first: int) -> tuple[str, list[str]]:
+    """The page and the chain as text, and what is wrong."""
+    folder = find_log(where)
+    found = verify(folder, first)
+    months = sorted({entry["time"][:7] for entry in found.entries})
+    shown = page(found.entries, month or (months[-1] if months else "no month"))
+    return f"{shown}\n\n{chain(found, folder, seen)}", found.faults

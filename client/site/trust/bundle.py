@@ -1,0 +1,201 @@
+"""A site bundle at the hospital: read, unpacked, and run without Docker (`silofl join`).
+
+    NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  schema.json  signed.json
+
+`silofl add-silo` makes it (server/deploy/bundle.py). With `node.key` in it, its holder is the silo. Without, it is
+of a hospital that made its key itself (`request.py`): the key lies at the site, or beside the unpacked files. With
+`signed.json` the consortium has signed it (`signing.py`).
+"""
+
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from client.site.node import Site
+from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes, site_root
+from client.site.trust.signing import check_image, check_signed
+from client.site.trust.variables import variables_of
+from partitions.common.errors import DataError
+from partitions.common.files import write_atomically
+from partitions.common.names import SILO
+
+if TYPE_CHECKING:
+    from client.site.trust.signing import Signed
+
+# A bundle of an older version has no policy, one for a hospital's own key no key, and not every consortium signs, or
+# declares a schema.
+OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key", "schema.json", "signed.json")
+FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
+LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
+MOST_FILES = 20  # with the folder, and what a tar adds
+KINDS_ONLY = "a bundle is one folder of plain files, each once"
+SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
+
+
+def read_bundle(path: Path) -> dict[str, bytes]:
+    """The files of a bundle, be it the tar or the folder that was unpacked from it.
+
+    Raises DataError, one line, where it is no bundle, or holds anything but the plain files of one: a link is not
+    followed, and no path of the archive is ever used. Beside the files in a folder may lie the hospital's own.
+    """
+    hint = "name the NAME.tar that `silofl add-silo` made, or the folder unpacked from it"
+    try:
+        if path.is_dir():
+            files = {name: _plain_file(path / name) for name in FILES if os.path.lexists(path / name)}
+        else:
+            if path.stat().st_size > MOST_FILES * LARGEST:
+                raise DataError(f"{path} is too large for a bundle: {hint}")
+            with tarfile.open(path, "r:") as archive:
+                files = dict(_members(archive, path))
+    except FileNotFoundError:
+        raise DataError(f"there is no bundle {path}: {hint}") from None
+    except PermissionError:
+        raise DataError(f"{path} cannot be read by this user: a bundle is its owner's alone") from None
+    except (OSError, EOFError, tarfile.TarError):
+        raise DataError(f"{path} is no bundle, or is damaged: {hint}") from None
+    missing = [name for name in FILES if name not in files and name not in OPTIONAL]
+    if missing:
+        raise DataError(f"{path} is no bundle: it has no {missing[0]}; {hint}")
+    return files
+
+
+def _plain_file(path: Path) -> bytes:
+    """The content of a file of an unpacked bundle. Raises DataError where it is a link, or no plain file."""
+    kind = path.lstat().st_mode
+    if not stat.S_ISREG(kind):
+        what = "a symbolic link" if stat.S_ISLNK(kind) else "no plain file"
+        raise DataError(f"{path} is {what}, and a bundle has plain files only: unpack the tar anew")
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise DataError(f"{path} has more than {LARGEST} bytes, which no file of a bundle has: unpack the tar anew")
+    return content
+
+
+def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
+    """Names and contents. Raises DataError for a member that no bundle has: another path, a link, a device, a twin."""
+    seen = set[str]()
+    for member in archive:
+        place = PurePosixPath(member.name)
+        folder = member.isdir() and len(place.parts) <= 1
+        file = member.isreg() and len(place.parts) <= 2 and place.name in FILES and place.name not in seen
+        if place.is_absolute() or ".." in place.parts or not (folder or file) or member.size > LARGEST:
+            raise DataError(
+                f"{path} holds {member.name[:100]!r}, which no bundle has in that form: {KINDS_ONLY}; ask for the "
+                "bundle again"
+            )
+        if file:
+            seen.add(place.name)
+            content = archive.extractfile(member)
+            assert content is not None
+            yield place.name, content.read()
+
+
+def check_key(files: Mapping[str, bytes], site: Site) -> None:
+    """Raise DataError where the key that a bundle wants is not here, or the bundle brings another than our own."""
+    own, wanted = own_key(site_root() / site.name), variables_of(files)
+    if "node.key" in files and own.exists() and files["node.key"].strip() != own.read_bytes().strip():
+        raise DataError(
+            f"this bundle brings a private key, and {site.name} has made its own ({own}): a key that others have had "
+            f"is not its alone; ask for the bundle of your request, or remove {own}"
+        )
+    if "node.key" in files:
+        return
+    if not own.exists():
+        raise DataError(
+            f"the key of {site.name} is not on this machine ({own}), and this bundle brings none: join where, and as "
+            "the user by whom, `silofl request` was run, or name the folder that holds its node.key"
+        )
+    here = fingerprint(public_bytes(load_key(own)))
+    if here != wanted.get("SILOFL_KEY", here):
+        raise DataError(
+            f"this bundle is for the key {wanted['SILOFL_KEY']}, and {own} is {here}: send the request anew, or take "
+            "the bundle of this one"
+        )
+
+
+def site_of(
+    files: Mapping[str, bytes], folder: Path, data: Path | None = None, device: str = "", policy: Path | None = None
+) -> Site:
+    """The silo of a bundle whose files lie, or will lie, in `folder`; `policy` is a file that stands above its own.
+
+    Raises DataError where the bundle's `.env` lacks a name or an address, or has a line that is no variable's.
+    """
+    variables = variables_of(files)
+    site = Site.from_environment(variables)
+    if not SILO.fullmatch(site.name):
+        raise DataError(f"SILOFL_NAME={site.name} in the bundle's .env is no name of a silo")
+    if not SERVER.fullmatch(site.server):
+        raise DataError(f"SILOFL_SERVER={site.server} in the bundle's .env is no HOST:PORT")
+    named = variables.get("SILOFL_DATA", "")
+    own = folder / "policy.toml" if "policy.toml" in files else None
+    return replace(
+        site,
+        ca_certificate=folder / "ca.crt",
+        node_key=folder / "node.key" if "node.key" in files else own_key(site_root() / site.name),
+        data=(data or Path(named or "data.npz")).expanduser().absolute(),
+        state=site_root() / site.name / "state",
+        device=device or site.device,
+        allowed_apps=str(folder / "allowed-apps"),
+        policy=str(policy.expanduser().absolute()) if policy else str(own or ""),
+        schema=folder / "schema.json",
+    )
+
+
+def check_signature(
+    bundle: Path,
+    files: Mapping[str, bytes],
+    name: str,
+    by: str = "",
+    *,
+    echo: Callable[[str], None],
+    remember: bool = True,
+    allow_older: bool = False,
+) -> "Signed | None":
+    """Raise DataError where a bundle is not of whom this site knows, not what they signed, or older than the last.
+
+    The parameters are those of `signing.check_signed`.
+    """
+    own = signed_by(site_root() / name)
+    others = sorted(path for path in site_root().glob(f"*/{own.name}") if path != own)
+    return check_signed(
+        files,
+        unpacked=bundle.is_dir(),
+        remembered=own,
+        others=others,
+        by=by,
+        echo=echo,
+        remember=remember,
+        allow_older=allow_older,
+    )
+
+
+def signed_by(folder: Path) -> Path:
+    """Return the file that remembers who signed a silo's bundle, in the silo's folder below `site_root()`."""
+    return folder / "signed-by"
+
+
+def check(bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False) -> None:
+    """`silofl check-bundle`: whose bundle it is, and whether Docker here has the image that they signed."""
+    files = read_bundle(bundle)
+    site = site_of(files, Path())
+    echo(f"{site.name}, at the server {site.server}")
+    signed = check_signature(bundle, files, site.name, by, echo=echo, allow_older=allow_older)
+    if signed is None:
+        echo("this bundle has no signature")
+    elif image := variables_of(files).get("SILOFL_IMAGE"):
+        echo(check_image(signed, image))
+
+
+def unpack(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files that a silo needs, readable for their owner alone."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / "schema.json").unlink(missing_ok=True)  # of an earlier bundle
+    for name in ("ca.crt", "node.key", "allowed-apps", "policy.toml", "schema.json"):
+        if name in files:
+            write_atomically(folder / name, files[name], mode=0o600)

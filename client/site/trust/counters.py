@@ -1,0 +1,83 @@
+"""Counters of the runs and messages that this site has answered: kept in its state directory, across processes.
+
+A run or message counts before it is answered, so also where its process is killed. A run is what the server gives a
+number: it may begin another one, which only ``runs-per-day`` limits.
+
+Standard library only, as in policy.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+RUNS = "runs-by-day"  # in the state directory: a line per run, with its day
+MESSAGES = "messages"  # in the state directory: a file per run, with a line per message: its kind, its silo
+COUNTED = {"train": "max_rounds", "evaluate": "max_evaluations"}  # rule for a kind of message, besides `max_messages`
+
+
+def count_run(policy: Policy, state: Any, run: str) -> str:
+    """Note this run as one of today's; why it may not be one more, or nothing. A run counts once."""
+    if not policy.runs_per_day:
+        return ""
+    says, today = policy.says("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
+
+    def entry(lines: list[list[str]]) -> tuple[str, str]:
+        runs = {line[1] for line in lines if len(line) == 2 and line[0] == today}
+        if run in runs:
+            return "", ""
+        if len(runs) >= policy.runs_per_day:
+            return "", f"its policy has {says}, and this is run {len(runs) + 1} of {today}"
+        return f"{today} {run}", ""
+
+    return noted(state, RUNS, says, entry)
+
+
+def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) -> str:
+    """Note a message of this run to this silo; why it may not have one more, or nothing."""
+    rules = [COUNTED[kind], "max_messages"] if kind in COUNTED else ["max_messages"]
+    limits = {name: limit for name in rules if (limit := getattr(policy, name))}
+    if not limits:
+        return ""
+
+    def entry(lines: list[list[str]]) -> tuple[str, str]:
+        own = [words[0] for words in lines if words[1:] == silo.split()]
+        counts = dict.fromkeys(rules, own.count(kind)) | {"max_messages": len(own)}
+        for name, limit in limits.items():
+            if counts[name] >= limit:
+                return "", f"its policy has {policy.says(name)}, and this is number {counts[name] + 1} of run {run}"
+        return f"{kind} {silo}", ""
+
+    return noted(state, f"{MESSAGES}/{run}", policy.says(next(iter(limits))), entry)
+
+
+def noted(state: Any, name: str, says: str, entry: Callable[[list[list[str]]], tuple[str, str]]) -> str:
+    """Append to a file of the state directory what ``entry`` makes of its lines' words: (line or nothing, fault).
+
+    Returns the fault, or why nothing can be counted.
+    """
+    if not state:
+        return f"its policy has {says}, and this silo no state-dir to count in"
+    path = Path(state) / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            text = file.read()
+            line, fault = entry([line.split() for line in text.splitlines()])
+            if line:
+                cut_off = text and not text.endswith("\n")  # by a crash
+                file.write("\n" * bool(cut_off) + f"{line}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            return fault
+    except OSError as error:
+        return f"its policy has {says}, which cannot be counted: {error.strerror}"

@@ -1,0 +1,158 @@
+"""Check that a run's message asks for no more than the policy allows: its settings, its method, its round."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .counters import count_message, count_run
+from .methods import METHODS, SETTINGS
+from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy, PolicyRefusedError, policy_of
+
+
+def check_message(message: Any, context: Any, *, count: bool = True) -> None:
+    """Raise PolicyRefusedError, with one line, where this silo's policy does not allow what a message asks for.
+
+    A message that is allowed is counted, except where another process has done so (``count``). ValueError where the
+    policy cannot be read: then nothing is allowed. A simulation's silos, which have no data file of their own, have no
+    policy. `message` and `context` are Flower's.
+    """
+    node = context.node_config
+    if "data" not in node:
+        return
+    policy, silo = policy_of(node), str(node.get("name", "this silo"))
+    if policy.public:
+        return
+    kind = message.metadata.message_type.partition(".")[0]
+    sent = dict(message.content["config"]) if "config" in message.content else {}
+    for fault in (*run_faults(policy, context.run_config), *round_faults(policy, context.run_config, kind, sent)):
+        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+    state, run = node.get("state-dir"), str(int(context.run_id))
+    if fault := count_run(policy, state, run) or (count_message(policy, state, run, silo, kind) if count else ""):
+        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+
+
+def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
+    """Return what a run's settings ask for beyond the policy, rule and setting each."""
+    faults = method_faults(policy, str(run.get("strategy")), run)
+    faults += filter(None, [network_fault(policy, run)])
+    given = number(run.get("batch-size"))
+    if given is None or given < policy.min_batch_size:
+        faults.append(f"its policy has {policy.says('min_batch_size')}, the run batch-size = {run.get('batch-size')}")
+    return faults + setting_faults(policy, run)
+
+
+def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
+    """Settings of a run, and of its method, beyond the rule for their kind.
+
+    One that is not there has the app's own default, except ``local-epochs``. One that says how many epochs, steps or
+    rounds there are, and that no rule knows, is refused.
+    """
+    faults, asked = [], of_method(run)
+    for key, value in {"local-epochs": None, **asked}.items():
+        kind, given = SETTINGS.get(key, ""), number(value)
+        if not kind and AMOUNT.search(key) and not isinstance(value, bool):
+            faults.append(f"its policy knows no setting {key[:80]!r}, which may ask for any number: a newer silofl may")
+        limit = getattr(policy, LIMITS[kind]) if kind in LIMITS else math.inf
+        no_limit = kind not in LIMITS or (kind == "rounds" and not limit)
+        if not no_limit and (given is None or given > limit):
+            faults.append(f"its policy has {policy.says(LIMITS[kind])}, the run {key} = {value}")
+    return faults + decay_faults(policy, asked)
+
+
+def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
+    """Return where one step may replace more of a model than the policy allows: by zeros, or by a received model.
+
+    Where learning rate times decay is 1, a step forgets all earlier ones: the reply is its last batch's gradient.
+    """
+
+    def of_kind(kind: str) -> dict[str, float | None]:
+        return {key: number(value) for key, value in asked.items() if SETTINGS.get(key) == kind}
+
+    faults, rates = [], of_kind("learning-rate")
+    divisors = {owner(key): value for key, value in of_kind("decay-divisor").items()}
+    largest = max(rates, key=lambda key: math.inf if rates[key] is None else rates[key] or 0, default="learning-rate")
+    rate = rates.get(largest)
+    for key, decay in of_kind("decay").items():
+        divisor = divisors.get(owner(key), 1.0)
+        share = math.inf if rate is None or decay is None or not divisor else rate * decay / divisor
+        if decay != 0 and not 0 <= share <= policy.max_decay:
+            faults.append(f"its policy has {policy.says('max_decay')}, the run {largest} x {key} = {share:g}")
+    return faults
+
+
+def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The common settings of a run, and those of its method and of the methods that it adds."""
+    adding = {facts["adds"]: name for name, facts in METHODS.items() if "adds" in facts}
+    added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
+    owners = {"", str(run.get("strategy")), *added}
+    return {key: value for key, value in run.items() if owner(key) in owners}
+
+
+def owner(key: str) -> str:
+    """The method that a setting belongs to; empty: it is a common one."""
+    return key.rpartition(".")[0]
+
+
+def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
+    """Return why the run's custom network may not be made here; empty: it may, or there is none."""
+    name = str(run.get("model", ""))
+    module, colon, _ = name.partition(":")
+    words = {"all", "app"} if module.startswith(APP_NETWORKS) else {"all"}
+    if not colon or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
+        return ""
+    return f"its policy has {policy.says('networks')}, the run model = {name[:80]}, which is not among them"
+
+
+def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:
+    """Return why a method may not run here with these settings; the rules in their order."""
+    if method not in METHODS and not policy.public:
+        return [f"its policy knows no method {method[:80]!r}: a newer silofl at this site may"]
+    facts, faults = METHODS.get(method, {}), []
+    if "all" not in policy.methods and method not in policy.methods:
+        faults.append(f"its policy has {policy.says('methods')}, the run strategy = {method}")
+    if not policy.whole_model and (reason := sends_whole(method, run)):
+        faults.append(f"its policy has {policy.says('whole_model')}, {reason}")
+    if not policy.peers and facts.get("peers"):
+        faults.append(
+            f"its policy has {policy.says('peers')}, the run strategy = {method}, which hands a silo's model to others"
+        )
+    if not policy.class_means and facts.get("per_class"):
+        faults.append(f"its policy has {policy.says('class_means')}, the run strategy = {method}, which sends them")
+    return faults
+
+
+def sends_whole(method: str, run: Mapping[str, Any]) -> str:
+    """The setting by which a method may send all layers of a model; empty: it keeps some."""
+    whole = METHODS[method].get("whole", False)
+    if isinstance(whole, bool):
+        return f"the run strategy = {method}, which sends all layers" if whole else ""
+    for name, values in whole.items():
+        key = f"{method}.{name}"
+        given = run.get(key)
+        if given is None or plain(given) in map(plain, values):
+            return f"the run strategy = {method} with {key} = {given}, which sends all layers"
+    return ""
+
+
+def plain(value: Any) -> Any:
+    """A setting as the app takes it: a number also where it is text, a list of names without its commas."""
+    found = number(value)
+    return " ".join(str(value).replace(",", " ").split()) if found is None else found
+
+
+def number(value: Any) -> float | None:
+    """A setting that is a number, as the app reads it, text too; None: it is none."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
+    """Return what a round asks for beyond the policy: ``sent`` is the config of its message."""
+    facts = METHODS.get(str(run.get("strategy")), {"uploads": True})
+    given = number(sent.get("participants")) or 0
+    if kind == "train" and facts.get("uploads") and given < policy.min_silos:
+        return [f"its policy has {policy.says('min_silos')}, the round {given:g} that train"]
+    return []

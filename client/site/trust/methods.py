@@ -1,0 +1,97 @@
+"""What each method sends, and which settings the rules limit, for the site's own process (policy.py).
+
+Made by `make settings`.
+
+``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these
+values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means
+or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others.
+What is not named is not so.
+
+SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).
+"""
+
+from typing import Any
+
+METHODS: dict[str, dict[str, Any]] = {
+    "apfl": {"uploads": True, "whole": True},
+    "apple": {"uploads": True, "whole": True, "peers": True},
+    "ditto": {"uploads": True, "whole": True},
+    "diversifed": {"uploads": True, "whole": True},
+    "fedadmm": {"uploads": True, "whole": True},
+    "fedala": {"uploads": True, "whole": True, "adds": "ala"},
+    "fedalt": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "fedamp": {"uploads": True, "whole": True},
+    "fedapm": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "fedavg": {"uploads": True, "whole": True},
+    "fedavg-ft": {"uploads": True, "whole": True},
+    "fedbabu": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "fedbn": {"uploads": True},
+    "fedcac": {"uploads": True, "whole": True},
+    "fedcp": {"uploads": True, "whole": True},
+    "feddbe": {"uploads": True, "whole": True},
+    "feddyn": {"uploads": True, "whole": True},
+    "fedfomo": {"uploads": True, "whole": True, "peers": True},
+    "fedlama": {"uploads": True, "whole": True},
+    "fedlp": {"uploads": True, "whole": True},
+    "fedpac": {"uploads": True, "whole": True, "per_class": True},
+    "fedper": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "fedphp": {"uploads": True, "whole": True},
+    "fedproto": {"uploads": True, "per_class": True},
+    "fedprox": {"uploads": True, "whole": True},
+    "fedprox-ft": {"uploads": True, "whole": True},
+    "fedrep": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "fedrod": {"uploads": True, "whole": True},
+    "fedsim": {"uploads": True, "whole": {"personal": ("none", ""), "layers": (0,)}},
+    "gpfl": {"uploads": True},
+    "heurfedamp": {"uploads": True, "whole": True},
+    "lg-fedavg": {"uploads": True, "whole": True},
+    "local": {},
+    "lp-proj": {"uploads": True},
+    "partialfed": {"uploads": True, "whole": True},
+    "per-fedavg": {"uploads": True, "whole": True},
+    "pfedla": {"uploads": True, "whole": True},
+    "pfedme": {"uploads": True, "whole": True},
+    "player-fl": {"uploads": True, "whole": True},
+    "player-fl-random": {"uploads": True, "whole": True},
+    "pooled": {"uploads": True, "whole": True},
+    "scaffold": {"uploads": True, "whole": True},
+}
+SETTINGS: dict[str, str] = {
+    "rounds": "rounds",
+    "local-epochs": "epochs",
+    "learning-rate": "learning-rate",
+    "momentum": "momentum",
+    "weight-decay": "decay",
+    "apple.dr-learning-rate": "learning-rate",
+    "ditto.personal-epochs": "epochs",
+    "diversifed.lambda": "decay",
+    "diversifed.step": "decay-divisor",
+    "fedadmm.rho": "decay",
+    "fedala.max-epochs": "mixing-epochs",
+    "fedalt.personal-epochs": "epochs",
+    "fedalt.shared-epochs": "epochs",
+    "fedamp.lambda": "decay",
+    "fedamp.step": "decay-divisor",
+    "fedapm.rho": "decay",
+    "fedavg-ft.epochs": "epochs",
+    "fedbabu.epochs": "epochs",
+    "feddyn.alpha": "decay",
+    "fedpac.head-epochs": "epochs",
+    "fedpac.head-learning-rate": "learning-rate",
+    "fedprox.mu": "decay",
+    "fedprox-ft.mu": "decay",
+    "fedprox-ft.epochs": "epochs",
+    "fedrep.head-epochs": "epochs",
+    "fedrep.body-epochs": "epochs",
+    "gpfl.mu": "decay",
+    "heurfedamp.lambda": "decay",
+    "heurfedamp.step": "decay-divisor",
+    "lp-proj.inner-steps": "steps",
+    "lp-proj.reference-learning-rate": "learning-rate",
+    "per-fedavg.step": "learning-rate",
+    "pfedme.inner-steps": "steps",
+    "pfedme.personal-learning-rate": "learning-rate",
+    "pfedme.mu": "decay",
+    "player-fl.batches": "steps",
+    "player-fl-random.batches": "steps",
+}

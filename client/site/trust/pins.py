@@ -1,0 +1,74 @@
+"""Which apps a site runs: the SHA-256 sums of `SILOFL_ALLOWED_APPS`, a file of them or a list.
+
+A sum is that of the app as it is shipped, or of what it holds (`content_sum`): the same app that two machines ship may
+be compressed in two ways.
+"""
+
+import hashlib
+import io
+import os
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class AppRefusedError(Exception):
+    """The app's SHA-256 is not among those this site allows."""
+
+
+LARGEST = 1 << 26  # bytes that an app may hold, unpacked; ours holds a hundredth of that
+
+
+def check_pin(digest: str, app: bytes = b"") -> None:
+    """Raise AppRefusedError unless the app with SHA-256 `digest` is allowed at this site (`SILOFL_ALLOWED_APPS`)."""
+    pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
+    if not pins:
+        return
+    try:
+        allowed = set(read_pins(pins))
+    except OSError as error:
+        raise refused(f"app {digest} refused: cannot read the allowed apps: {error}") from None
+    if digest not in allowed and content_sum(app) not in allowed:
+        where = "SILOFL_ALLOWED_APPS" if is_sums(pins) else pins
+        raise refused(f"app {digest} refused: its SHA-256 is not among the {len(allowed)} listed in {where}")
+
+
+def content_sum(app: bytes) -> str:
+    """SHA-256 over names and SHA-256 of all files in an app, in the order of the names; empty where it is no app."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(app)) as archive:
+            infos = sorted(archive.infolist(), key=lambda info: info.filename)
+            names = [info.filename for info in infos]
+            if len({*names}) < len(names) or sum(info.file_size for info in infos) > LARGEST:
+                return ""
+            sums = [f"{hashlib.sha256(archive.read(info)).hexdigest()}  {info.filename!r}\n" for info in infos]
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError, EOFError, ValueError, zlib.error):
+        return ""
+    return hashlib.sha256("".join(sums).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def refused(line: str) -> AppRefusedError:
+    """The error, after its one line is in the silo's log."""
+    print(f"ERROR: {line}", file=sys.stderr, flush=True)
+    return AppRefusedError(line)
+
+
+def is_sums(pins: str) -> bool:
+    """Return whether a value of `SILOFL_ALLOWED_APPS` is a list of sums, and not a file's name."""
+    return all(len(part) == 64 and not set(part) - set("0123456789abcdef") for part in split(pins))
+
+
+def split(text: str) -> list[str]:
+    """The words of a text, in lower case, separated by commas or white space."""
+    return text.replace(",", " ").lower().split()
+
+
+def read_pins(pins: str) -> Iterator[str]:
+    """The SHA-256 sums of `SILOFL_ALLOWED_APPS`; in a file one per line, `#` starts a comment."""
+    if is_sums(pins):
+        yield from split(pins)
+        return
+    for line in Path(pins).expanduser().read_text(encoding="utf-8").splitlines():
+        yield from split(line.partition("#")[0])[:1]  # `sha256sum` writes the file's name after the sum

@@ -1,0 +1,196 @@
+"""Policy of this hospital, whatever a run asks for: `policy.toml`, beside `allowed-apps`.
+
+    max-local-epochs = 5
+    peers = false
+
+A file may hold any of the rules of :class:`Policy`; the others keep their default. `SILOFL_POLICY` names the file (or
+the node config's `policy`, for silos that share a process); without one the defaults hold. The word `public` in its
+place stands for data without any secret, such as a demo's: nothing is held back.
+
+A message is checked twice by the same function: in the site's own process, before the app is unpacked or imported, on
+the settings that came with it (`check_message`), and again in the app, which also holds back what only it can see:
+sums, metrics, the size of what is sent. The stricter of site and run holds; a refusal is one line that names rule and
+setting. What the app does in memory is the app's: only `allowed-apps` says which app that is.
+
+Standard library only, and neighbours by relative imports: this runs in a process that must not know the name `client`.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import SiteError
+from .methods import METHODS
+
+PUBLIC = "public"  # in place of a file: the data are public
+NO_LIMIT = 2**31
+METRICS = (  # of all tasks; models/tasks/ has the same
+    *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
+    *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
+)
+SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
+LIMITS = {  # the rule for settings of a kind; the others are factors of `max_decay`
+    "epochs": "max_local_epochs",
+    "mixing-epochs": "max_mixing_epochs",
+    "steps": "max_inner_steps",
+    "rounds": "max_rounds",
+    "momentum": "max_momentum",
+}
+AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that some rule must know
+
+
+class PolicyRefusedError(SiteError):
+    """A run asks for what this site does not allow."""
+
+
+def rule(default: Any, public: Any, help: str, least: int = 0) -> Any:
+    """A rule: its default, its value for public data, what it says, and the lowest value of a number."""
+    return field(default=default, metadata={"public": public, "help": help, "least": least})
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The rules, and where they stand."""
+
+    methods: tuple[str, ...] = rule(("all",), ("all",), "methods that may run here; all: those the other rules allow")
+    whole_model: bool = rule(True, True, "whether all layers of a model trained here may leave; false: some stay")
+    networks: tuple[str, ...] = rule(
+        ("app",),
+        ("all",),
+        "modules of which a run may name a network of its own; app: those in the app's models; all: any",
+    )
+    peers: bool = rule(False, True, "whether the server may hand this silo's own model on to other hospitals by name")
+    class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
+    sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
+    min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)
+    metrics: tuple[str, ...] = rule(
+        ("loss", SCORE), METRICS, "metrics that may leave; score: the task's own, with its interval"
+    )
+    min_metric_samples: int = rule(10, 1, "fewest samples behind a metric; those over fewer stay", 1)
+    min_batch_size: int = rule(
+        8, 1, "smallest mini-batch that a run may train with; a smaller last one joins the one before", 1
+    )
+    max_local_epochs: int = rule(20, NO_LIMIT, "most epochs per round, of each training that a method has")
+    max_mixing_epochs: int = rule(100, NO_LIMIT, "most epochs per round that learn only how models are mixed")
+    max_inner_steps: int = rule(20, NO_LIMIT, "most inner steps of a method")
+    max_decay: float = rule(
+        0.1, float(NO_LIMIT), "most of a model that a step may replace: learning rate x weight decay or proximal weight"
+    )
+    max_momentum: float = rule(0.95, 1.0, "largest momentum")
+    max_rounds: int = rule(200, 0, "most rounds that a run asks for, and most of its training messages; 0: any number")
+    max_evaluations: int = rule(50, 0, "most evaluations without training in a run; 0: any number")
+    max_messages: int = rule(500, 0, "most messages of a run, of any kind; 0: any number")
+    min_silos: int = rule(3, 1, "fewest silos that train in a round in which this one does", 1)
+    runs_per_day: int = rule(20, 0, "most runs on one day (UTC); 0: any number")
+    floor: int = rule(10, 1, "fewest training samples behind anything that leaves and has no rule of its own", 1)
+    where: str = "no policy.toml, so the defaults"
+
+    @property
+    def public(self) -> bool:
+        return self.where == PUBLIC
+
+    def says(self, name: str) -> str:
+        """A rule as it stands in the file: `peers = false`."""
+        return f"{key_of(name)} = {toml(getattr(self, name))}"
+
+
+def rules() -> dict[str, Field[Any]]:
+    """Key in the file to field."""
+    return {key_of(f.name): f for f in fields(Policy) if f.metadata}
+
+
+def key_of(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[" + ", ".join(f'"{v}"' for v in value) + "]" if isinstance(value, tuple) else str(value)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def policy_of(node_config: Mapping[str, Any]) -> Policy:
+    """The policy of the silo with this node config, in this process."""
+    return read_policy(str(node_config.get("policy") or os.environ.get("SILOFL_POLICY", "")))
+
+
+def read_policy(where: str) -> Policy:
+    """The policy of a file, or of `public`, or the defaults. Raises SiteError, one line, where it is none."""
+    if not where:
+        return Policy()
+    if where == PUBLIC:
+        return Policy(**{f.name: f.metadata["public"] for f in rules().values()}, where=PUBLIC)
+    path = Path(where).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise SiteError(f"{path}: {error.strerror}; write the policy there: without it nothing leaves") from None
+    return parse_policy(text, str(path))
+
+
+def parse_policy(text: str, path: str) -> Policy:
+    """The policy of a file's text. Raises SiteError, one line, where it is none."""
+    try:
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+        raise SiteError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
+    known = rules()
+    for key in content:
+        if key not in known:
+            raise SiteError(f"{path}: {shown(key)} is no rule; the rules are {', '.join(known)}")
+    values = {known[key].name: _value(path, key, value, known[key]) for key, value in content.items()}
+    return Policy(**values, where=path)
+
+
+def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
+    if isinstance(f.default, bool):
+        if isinstance(value, bool):
+            return value
+        raise SiteError(f"{path}: {key} = {shown(value)}: true or false is wanted here")
+    if isinstance(f.default, tuple):
+        if key == "networks":
+            if isinstance(value, list) and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value):
+                return tuple(value)
+            raise SiteError(f'{path}: {key} = {shown(value)}: a list of modules, "app" or "all" is wanted here')
+        allowed = (*METRICS, SCORE) if key == "metrics" else ("all", *METHODS)
+        if not isinstance(value, list) or any(word not in allowed for word in value):
+            raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
+        return tuple(value)
+    least = f.metadata["least"]
+    if isinstance(f.default, float):
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= NO_LIMIT:
+            return float(value)
+        raise SiteError(f"{path}: {key} = {shown(value)}: a number of at least {least} is wanted here")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NO_LIMIT:
+        raise SiteError(
+            f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"
+        )
+    return value
+
+
+def shown(value: Any) -> str:
+    """A value in a message: its beginning; of a number of thousands of digits Python makes no text."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "..."
+
+
+def default_file() -> str:
+    """A `policy.toml` that says every default, for a bundle."""
+    lines = ["# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."]
+    for key, f in rules().items():
+        lines += ["", f"# {f.metadata['help']}", f"{key} = {toml(f.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------

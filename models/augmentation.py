@@ -1,0 +1,194 @@
+"""Training pictures changed a little, anew in every epoch: ``augment = "flip,rotate:10,shift:2"``.
+
+| change | what happens to a picture |
+|---|---|
+| ``flip``, ``flip-vertical`` | it is turned over, left for right or top for bottom, half of the time |
+| ``crop:P`` | shifted by up to P whole pixels down or up and left or right, as cut out of one with a border of P |
+| ``shift:P`` | shifted by up to P pixels each way, and by fractions of one |
+| ``rotate:D`` | turned about its centre by up to D degrees, either way |
+| ``scale:S`` | made larger or smaller about its centre, by a factor between 1 - S and 1 + S |
+| ``perspective:S`` | half of the time seen at a slant: each corner moved inwards by up to S of half a side |
+| ``contrast:S`` | the distances from its mean times a factor between 1 - S and 1 + S |
+| ``brightness:S`` | all of it brighter or darker, by up to S of what lies between its darkest and its brightest value |
+
+Everything is drawn evenly. A picture is turned over, then turned and scaled, shifted and slanted by one map and one
+interpolation (bilinear), whatever the number of changes. The picture reflected at its edge fills what comes in from
+outside, since the value of black in a hospital's file is unknown. Masks move with their pictures (nearest). All slices
+of a volume change alike, in their plane.
+
+The draws depend on seed, silo, round, purpose and epoch only. They come from a generator of their own on the CPU: the
+order of the samples and dropout stay what they are without, and CPU, GPU and deployed silos draw the same.
+
+Changed are the batches that a method trains a model on (``SiloClient.batches``). Never changed: what is evaluated, and
+what is measured besides: ALA's weights, PLayer-FL's sensitivity, FedFomo's losses, FedPAC's prototypes and statistics,
+full gradients (SCAFFOLD's option I, FedAPM's accuracy). FedProto's prototypes are means of what its training saw, with
+``features = "trained"`` of the samples as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.shapes import Shape, inputs_of, kind_of
+from partitions.common.errors import UserError
+
+COLUMNS = 19  # numbers drawn for a picture, whichever changes there are: each has its own
+CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))  # of a picture, in half sides, x before y
+PLACE = ("flip", "flip_vertical", "crop", "shift", "rotate", "scale", "perspective")
+# The largest strength of each; those in pixels end with the picture. From about 0.47 on a slant can show its horizon.
+MOST = {"rotate": 180.0, "scale": 0.5, "perspective": 0.4, "contrast": 1.0, "brightness": 1.0}
+FORM = "'flip,shift:2,rotate:10,brightness:0.1' for example"
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Strength of each augmentation; 0: none."""
+
+    flip: float = 0.0
+    flip_vertical: float = 0.0
+    crop: float = 0.0
+    shift: float = 0.0
+    rotate: float = 0.0
+    scale: float = 0.0
+    perspective: float = 0.0
+    contrast: float = 0.0
+    brightness: float = 0.0
+
+    def check(self, shape: Shape) -> None:
+        """Raise UserError, in one line, where samples of this shape cannot be changed so."""
+        pictures = [own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")]
+        if not pictures:
+            raise UserError("augment changes pictures: for tables, texts and signals leave it empty")
+        for name, pixels in (("crop", self.crop), ("shift", self.shift)):
+            for *_, height, width in pictures:
+                if pixels >= min(height, width):
+                    raise UserError(f"augment = {name}:{pixels:g} moves pictures of {height} x {width} out of sight")
+
+    def changed(
+        self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
+    ) -> Iterator[tuple[Any, Tensor]]:
+        """The batches (x, y) of one epoch of n samples, each sample with changes of its own.
+
+        Of several inputs the pictures are changed, those of one sample alike.
+        """
+        drawn, done, light = torch.rand(n, COLUMNS, generator=rng), 0, torch.empty(0)
+        maps: dict[str, Tensor] = {}
+        for x, y in batches:
+            alone = isinstance(x, Tensor)
+            pictures = {"": x} if alone else {name: own for name, own in x._asdict().items() if own.dim() > 3}
+            if not done:  # all of the epoch's at once, and one copy of each to the device
+                light = drawn[:, 17:].to(y.device)
+                maps = {name: self._maps(drawn, *p.shape[-2:]).to(y.device) for name, p in pictures.items()}
+            part, done = slice(done, done + len(y)), done + len(y)
+            for name, picture in pictures.items():
+                if any(getattr(self, change) for change in PLACE):
+                    picture, y = moved(picture, y, maps[name][part])
+                pictures[name] = self._lit(picture, light[part])
+            yield pictures[""] if alone else x._replace(**pictures), y
+
+    def _maps(self, drawn: Tensor, height: int, width: int) -> Tensor:
+        """For each picture (n, 3, 3) where a pixel of the changed one is to be taken from.
+
+        In pixels from the centre, x before y: the inverse of the changes, the last one first.
+        """
+        d = drawn.double()
+        either = 2 * d - 1  # -1..1
+        one = torch.eye(3, dtype=torch.float64).repeat(len(d), 1, 1)
+        mirror, turn, move = one.clone(), one.clone(), one.clone()
+        mirror[:, 0, 0] = torch.where((d[:, 0] < 0.5) & bool(self.flip), -1.0, 1.0)
+        mirror[:, 1, 1] = torch.where((d[:, 1] < 0.5) & bool(self.flip_vertical), -1.0, 1.0)
+        angle, factor = either[:, 4] * math.radians(self.rotate), 1 + either[:, 7] * self.scale
+        turn[:, 0, 0] = turn[:, 1, 1] = angle.cos() / factor
+        turn[:, 0, 1], turn[:, 1, 0] = angle.sin() / factor, -angle.sin() / factor
+        whole = (d[:, 2:4] * (2 * self.crop + 1)).floor().clamp(max=2 * self.crop) - self.crop
+        move[:, :2, 2] = -(whole + either[:, 5:7] * self.shift)
+        maps = mirror @ turn @ move
+        if self.perspective:
+            half = torch.tensor([width / 2, height / 2], dtype=torch.float64)
+            ends = torch.tensor(CORNERS, dtype=torch.float64) * (1 - self.perspective * d[:, 9:17].view(-1, 4, 2))
+            slanted = projections(ends * half, torch.tensor(CORNERS, dtype=torch.float64) * half)
+            maps = torch.where((d[:, 8] < 0.5)[:, None, None], maps @ slanted, maps)
+        return maps.float()
+
+    def _lit(self, x: Tensor, light: Tensor) -> Tensor:
+        """Contrast and brightness of pictures (b, ...), by numbers (b, 2) in 0..1."""
+        dimensions, shape = tuple(range(1, x.dim())), (len(x), *[1] * (x.dim() - 1))
+        either = 2 * light - 1
+        if self.contrast:
+            mean = x.mean(dimensions, keepdim=True)
+            x = mean + (x - mean) * (1 + self.contrast * either[:, 0].view(shape))
+        if self.brightness:
+            span = x.amax(dimensions, keepdim=True) - x.amin(dimensions, keepdim=True)
+            x = x + span * (self.brightness * either[:, 1].view(shape))
+        return x
+
+
+def read_augmentation(text: str) -> Augmentation | None:
+    """The setting ``augment``: changes joined by commas, each with its strength behind a colon; None where it is empty.
+
+    Raises UserError, in one line, for an unknown change, a missing or repeated one, or a strength out of range.
+    """
+    known, found = [f.name.replace("_", "-") for f in fields(Augmentation)], dict[str, float]()
+    for part in (part.strip() for part in text.split(",") if part.strip()):
+        name, colon, strength = part.partition(":")
+        if name not in known:
+            raise UserError(f"augment: unknown change {name[:80]!r}; there are: {', '.join(known)}")
+        if name in found:
+            raise UserError(f"augment names {name} twice")
+        if name.startswith("flip"):
+            if colon:
+                raise UserError(f"augment: {name} has no strength: write {name}")
+            found[name] = 1.0
+            continue
+        try:
+            value = float(strength)
+        except ValueError:
+            value = math.nan
+        most = MOST.get(name, 10_000)
+        if not 0 < value <= most or (name == "crop" and not value.is_integer()):
+            kind = "a whole number" if name == "crop" else "a number"
+            wanted = f"{kind} above 0, at most {most:g}, is wanted there"
+            raise UserError(f"augment: {name}{colon}{strength[:80]}: {wanted}, as in {FORM}")
+        found[name] = value
+    return Augmentation(**{name.replace("-", "_"): value for name, value in found.items()}) if found else None
+
+
+def projections(start: Tensor, end: Tensor) -> Tensor:
+    """The projective maps (n, 3, 3) that take the four points ``start`` (n, 4, 2) to ``end`` (4, 2)."""
+    x, y = start.unbind(-1)
+    u, v = end.expand_as(start).unbind(-1)
+    zero, one = torch.zeros_like(x), torch.ones_like(x)
+    rows = [
+        torch.stack([x, y, one, zero, zero, zero, -u * x, -u * y], -1),
+        torch.stack([zero, zero, zero, x, y, one, -v * x, -v * y], -1),
+    ]
+    solved = torch.linalg.solve(torch.cat(rows, 1), torch.cat([u, v], 1))
+    return torch.cat([solved, one[:, :1]], 1).view(-1, 3, 3)
+
+
+def moved(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Pictures (b, c, h, w) or volumes (b, c, d, h, w) seen through maps (b, 3, 3), and their masks (b, [d,] h, w).
+
+    Labels of another form stay as they are.
+    """
+    height, width = x.shape[-2:]
+    rows, columns = (torch.arange(n, device=x.device) - (n - 1) / 2 for n in (height, width))
+    target = torch.stack([*torch.meshgrid(columns, rows, indexing="xy"), torch.ones(height, width, device=x.device)])
+    source = maps @ target.flatten(1)  # (b, 3, h w)
+    size = source.new_tensor([width / 2, height / 2])
+    grid = (source[:, :2] / source[:, 2:]).mT.reshape(-1, height, width, 2) / size
+
+    def sample(values: Tensor, mode: str) -> Tensor:
+        planes = values.reshape(len(values), -1, height, width)
+        return F.grid_sample(planes, grid, mode, "reflection", align_corners=False).view(values.shape)
+
+    if y.dim() == x.dim() - 1:
+        y = sample(y.float(), "nearest").to(y.dtype)
+    return torch.empty_like(x).copy_(sample(x, "bilinear")), y  # in the memory format that it came in

@@ -1,0 +1,67 @@
+"""Features: the inputs of a network's last layer block, and the embedding rows that a batch looks up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from models.flat import FlatModel
+from models.samples import Samples
+
+
+@contextmanager
+def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
+    """Context in which the features of every forward pass are added to the list that this yields."""
+    found: list[Tensor] = []
+    hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
+    """In which the rows that every trained embedding looks up, one for each position of a batch, are added to the list
+    under its weight's name.
+    """
+    found: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, given, rows=found[name]: rows.append(given[0].flatten()))
+        for name, layer in model.embeddings.items()
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
+    """The features (b, K) of a batch, by the network with these parameters; running statistics stay as they are."""
+    named = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
+    with seen_features(model) as found:
+        functional_call(model.module, {**named, **model.layout.unflatten(vector)}, (x,))
+    return found[-1]
+
+
+@torch.no_grad()
+def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
+    """Return the last layer block's inputs for these samples, one row each. Only for networks without randomness."""
+    with seen_features(model) as found:
+        for part in torch.split(index, samples.at_once):
+            model.module(samples.take(part)[0])
+    return torch.cat(found)
+
+
+def all_features(model: FlatModel, samples: Samples) -> Tensor:
+    """The features (n, K) of a split, in evaluation mode."""
+    model.module.eval()
+    found = features(model, samples, torch.arange(len(samples), device=samples.y.device))
+    model.module.train()
+    return found

@@ -1,0 +1,58 @@
+"""Networks and their initial weights: the same in every process, made from (seed, purpose)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.flat import FlatModel
+from models.lora import adapt
+from models.networks.heads import with_head
+from models.networks.registry import build, resolve, spec_of
+from models.shapes import Shape
+from models.trainable import WHOLE, Part, freeze
+from models.training import generator
+from models.weights import start_from
+
+Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
+
+# The network that a silo works with, given the one that the silos of a process share as long as they take turns.
+network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_of", default=lambda shared: shared)
+
+
+@lru_cache(maxsize=4)
+def flat_model(
+    name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None, part: Part = WHOLE
+) -> FlatModel:
+    """The network all silos of this process work with, one after the other; what is not in ``part`` is the run's."""
+    return FlatModel(_seeded(name, shape, classes, options, part.seed, "", head, part), device)
+
+
+@lru_cache(maxsize=4)
+def initial_model(
+    name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None, part: Part = WHOLE
+) -> Callable[[str], Tensor]:
+    """``initial(purpose)``: the initial vector (Σ,) that every process makes from (seed, purpose)."""
+
+    @lru_cache(maxsize=2)
+    def initial(purpose: str) -> Tensor:
+        return FlatModel(_seeded(name, shape, classes, options, seed, purpose, head, part)).vector
+
+    return initial
+
+
+def _seeded(
+    name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head, part: Part
+) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "model", purpose).initial_seed())
+        network = build(name, shape, classes, options)
+        if part.weights is not None:
+            start_from(network, part.weights, spec_of(resolve(name, shape)).published)
+        network = freeze(with_head(network, head), part)
+        return adapt(network, part.lora_rank, part.lora_alpha) if part.lora_rank else network

@@ -1,0 +1,1 @@
+"""Networks by name, built from an input shape and a number of outputs."""

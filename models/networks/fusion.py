@@ -1,0 +1,235 @@
+"""FedAPM's networks for signals and for several inputs of a sample: an encoder for each, one attention over all.
+
+| input | encoder |
+|---|---|
+| signal of at most 128 channels and at least 8 steps | three convolutions, each with ReLU, pooling, dropout; a GRU |
+| other signals: features over time | a GRU |
+| text | an embedding, a GRU |
+| row of a table, or one vector of features | fully connected, ReLU, dropout |
+| picture, volume | the two convolutions of ``fedapm-cnn``, then as a row of a table |
+
+The states of all encoders, (b, steps, width) each, stand behind one another in time; ``heads`` times they are weighed
+by softmax(W2 tanh(W1 h)) over time and summed, and two fully connected layers follow. What stands behind an input's
+last step, and all of an input that is missing, gets no attention.
+
+FedAPM (KDD 2025), appendix B.2, after FedMultimodal. Its paper and its code differ:
+
+* CrisisMMD: the paper has width 64, 4 heads and one layer for the picture, the code 128, 6 and two
+  (``fedapm-image-text.width=128 .heads=6 .projection=2``).
+* The code lets the convolutions see what earlier ones have made of the padding; here it is zeros for each of them, so
+  that padding changes nothing. A signal of fewer than 8 steps gets no attention there, here its first step does.
+* GRUs have one layer, so that the code's dropout between layers does nothing; here there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.networks.blocks import convolution, is_volume, max_pool
+from models.shapes import Shape, inputs_of, kind_of, real_steps
+from partitions.common.errors import UserError
+
+MOST_CHANNELS = 128  # of a signal: with more they are features over time
+FEWEST_STEPS = 8  # that three poolings leave something of
+SMALLEST_SIDE = 4
+HIDDEN, LAST = 512, 64  # of the attention; of the layer before the last
+NO_ATTENTION = -1e5
+WIDEST = 1024  # a silo builds what a server's settings say
+
+
+@dataclass(frozen=True)
+class SignalsSettings:
+    """Its widths; KU-HAR's and Crema-D's as they are."""
+
+    width: int = field(
+        default=128,
+        metadata={"help": "of the states that attention weighs", "symbol": "d_hid", "minimum": 1, "maximum": WIDEST},
+    )
+    heads: int = field(
+        default=6, metadata={"help": "times that attention weighs", "symbol": "d_head", "minimum": 1, "maximum": 64}
+    )
+    filters: int = field(
+        default=32, metadata={"help": "channels of the first convolution of a signal", "minimum": 1, "maximum": WIDEST}
+    )
+    projection: int = field(
+        default=1, metadata={"help": "fully connected layers that a vector goes through", "minimum": 1, "maximum": 8}
+    )
+    dropout: float = field(
+        default=0.1, metadata={"help": "probability that a unit is dropped", "minimum": 0, "below": 1}
+    )
+
+
+@dataclass(frozen=True)
+class ImageTextSettings(SignalsSettings):
+    """Its widths; CrisisMMD's in the paper as they are."""
+
+    width: int = field(default=64, metadata=SignalsSettings.__dataclass_fields__["width"].metadata)
+    heads: int = field(default=4, metadata=SignalsSettings.__dataclass_fields__["heads"].metadata)
+
+
+def is_signal(shape: Shape) -> bool:
+    """Return whether an input of this shape is a signal, and no features over time."""
+    return kind_of(shape) == "signal" and shape[0] <= MOST_CHANNELS
+
+
+class SignalConvolutions(nn.Module):
+    """(b, channels, t) -> (b, 4 filters, t // 8): convolutions of 5 steps, ReLU, pooling, dropout."""
+
+    def __init__(self, channels: int, filters: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(channels, filters, 5, padding=2)
+        self.conv2 = nn.Conv1d(filters, 2 * filters, 5, padding=2)
+        self.conv3 = nn.Conv1d(2 * filters, 4 * filters, 5, padding=2)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        for layer in (self.conv1, self.conv2, self.conv3):
+            real = halved(real)
+            x = F.dropout(F.max_pool1d(layer(x), 2).relu(), self.dropout, self.training)
+            x = x * real.unsqueeze(1)  # what comes behind the signal stays zeros
+        return x, real
+
+
+def halved(real: Tensor) -> Tensor:
+    """Which steps (b, t // 2) are left of these (b, t): half of them, and one where there was one."""
+    left = real[:, 1::2].clone()
+    left[:, 0] |= real[:, 0]
+    return left
+
+
+class Gru(nn.Module):
+    """A gated recurrent unit (Cho et al., 2014) of one layer: (b, t, inputs) -> (b, t, width), as ``nn.GRU``.
+
+    ``nn.GRU`` keeps references to its parameters, and on a GPU copies them together: a model could not be one vector.
+    """
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.weight_ih_l0 = nn.Parameter(torch.empty(3 * width, inputs))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(3 * width, width))
+        self.bias_ih_l0 = nn.Parameter(torch.empty(3 * width))
+        self.bias_hh_l0 = nn.Parameter(torch.empty(3 * width))
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
+        start = x.new_zeros(1, len(x), self.width)
+        # As in training always: without dropout that changes no number, and on a GPU there is no gradient otherwise.
+        states: Tensor = torch.gru(x, start, weights, True, 1, 0.0, True, False, True)[0]
+        return states
+
+
+class PictureConvolutions(nn.Module):
+    """(b, c, [d,] h, w) -> (b, features): 3x3 convolutions to 16 and 32 channels, each with ReLU and pooling."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        make = convolution(is_volume(shape))
+        self.conv1 = make(shape[0], 16, 3, padding=1)
+        self.conv2 = make(16, 32, 3, padding=1)
+        self.features = 32
+        for side in shape[1:]:
+            self.features *= side // 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.conv1, self.conv2):
+            x = max_pool(layer(x), 2).relu()
+        return x.flatten(1)
+
+
+class Projection(nn.Sequential):
+    """(b, features) -> (b, width): one layer, ReLU and dropout; of several, the last stands alone, as in the code."""
+
+    def __init__(self, features: int, width: int, layers: int, dropout: float) -> None:
+        parts: list[nn.Module] = []
+        for _ in range(max(1, layers - 1)):
+            parts += [nn.Linear(features, width), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
+            features = width
+        super().__init__(*parts, *([nn.Linear(width, width)] if layers > 1 else []))
+
+
+class FusedAttention(nn.Module):
+    """States (b, t, width), and which of them are real (b, t) -> (b, heads * width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, HIDDEN)
+        self.fc2 = nn.Linear(HIDDEN, heads)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        behind = ~real.unsqueeze(1)
+        scores = self.fc2(self.fc1(x).tanh()).mT
+        weights = scores.masked_fill(behind, NO_ATTENTION).softmax(-1)
+        # Where nothing is there at all softmax is 1 / t everywhere: then nothing is summed either.
+        fused: Tensor = weights.masked_fill(behind, 0.0) @ x
+        return fused.flatten(1)
+
+
+class Fusion(nn.Module):
+    """Blocks: for each input ``NAME_conv``, ``NAME_embedding`` or ``NAME_fc``; then ``NAME_gru``, and a picture's
+    ``NAME_fc``, of each; then attention, fc1, fc2. Of a single input they are called conv, gru, ... (C-APM's order).
+    """
+
+    def __init__(self, input_shape: Shape, classes: int, settings: SignalsSettings) -> None:
+        super().__init__()
+        s, width = settings, settings.width
+        self.kinds: list[tuple[str, str]] = []  # of each input: the beginning of its blocks' names, and what it is
+        second: dict[str, nn.Module] = {}
+        for name, shape in inputs_of(input_shape).items():
+            start, kind = f"{name}_" if name else "", kind_of(shape)
+            self.kinds.append((start, kind))
+            if kind == "table":
+                self.add_module(f"{start}fc", Projection(shape[0], width, s.projection, s.dropout))
+            elif kind == "text":
+                self.add_module(f"{start}embedding", nn.Embedding(shape[2], width, padding_idx=0))
+                second[f"{start}gru"] = Gru(width, width)
+            elif kind == "signal":
+                convolved = is_signal(shape) and shape[1] >= FEWEST_STEPS
+                if convolved:
+                    self.add_module(f"{start}conv", SignalConvolutions(shape[0], s.filters, s.dropout))
+                second[f"{start}gru"] = Gru(4 * s.filters if convolved else shape[0], width)
+            else:
+                if min(shape[1:]) < SMALLEST_SIDE:
+                    raise UserError(f"pictures of {shape[1:]} are too small: {SMALLEST_SIDE} pixels a side are needed")
+                pictures = PictureConvolutions(shape)
+                self.add_module(f"{start}conv", pictures)
+                second[f"{start}fc"] = Projection(pictures.features, width, s.projection, s.dropout)
+        for name, module in second.items():
+            self.add_module(name, module)
+        self.attention = FusedAttention(width, s.heads)
+        self.fc1 = nn.Linear(s.heads * width, LAST)
+        self.fc2 = nn.Linear(LAST, classes)
+        self.block_names = tuple(name for name, _ in self.named_children())
+        self.dropout, self.has_dropout = s.dropout, s.dropout > 0
+
+    def forward(self, x: Any) -> Tensor:
+        inputs = (x,) if isinstance(x, Tensor) else x
+        found = [self.encoded(*kind, part) for kind, part in zip(self.kinds, inputs, strict=True)]
+        states, real = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        hidden = self.fc1(self.attention(states, real)).relu()
+        hidden = F.dropout(hidden, self.dropout, self.training)
+        logits: Tensor = self.fc2(hidden)
+        return logits
+
+    def encoded(self, start: str, kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The states (b, t, width) of an input, and which of them are real (b, t)."""
+        if kind in ("text", "signal"):
+            real = real_steps(x)
+            if kind == "text":
+                x = self.get_submodule(f"{start}embedding")(x)
+            else:
+                if hasattr(self, f"{start}conv"):
+                    x, real = self.get_submodule(f"{start}conv")(x, real)
+                x = x.mT
+            return self.get_submodule(f"{start}gru")(x), real
+        real = (x != 0).flatten(1).any(1, keepdim=True)
+        if kind != "table":
+            x = self.get_submodule(f"{start}conv")(x)
+        return self.get_submodule(f"{start}fc")(x).unsqueeze(1), real

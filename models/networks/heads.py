@@ -1,0 +1,48 @@
+"""Output heads that a method puts on a network in place of its last layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.layout import block_names
+from partitions.common.errors import UserError
+
+
+class Values(nn.Module):
+    """Numbers that a head holds as a layer block of their own: set by its method, not trained."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.zeros(size))
+
+    def forward(self) -> Tensor:
+        return self.values
+
+
+def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
+    """The network with another head: ``make(last layer)`` is what turns its features (b, K) into logits (b, C).
+
+    Without ``make``, as it is. The head names its layer blocks in ``block_names``; they stand behind the body's, as
+    ``fc2.policy``. ``has_dropout`` says that it draws random numbers in training. The network's own weights are those
+    it has without the head. ValueError where its last layer is not linear.
+    """
+    if make is None:
+        return network
+    *body, last = block_names(network)
+    layer = network.get_submodule(last)
+    if type(layer) is not nn.Linear or layer.bias is None:
+        raise UserError(f"this method needs a linear last layer with a bias, which '{last}' is not")
+    head = make(layer)
+    owner, _, leaf = last.rpartition(".")
+    setattr(network.get_submodule(owner), leaf, head)
+    parts = tuple(f"{last}.{part}" for part in block_names(head))
+    own: dict[str, Any] = {"block_names": (*body, *parts), "head_name": last}
+    own["has_dropout"] = getattr(network, "has_dropout", False) or getattr(head, "has_dropout", False)
+    own["any_batch"] = getattr(network, "any_batch", False) and getattr(head, "any_batch", False)
+    for name, value in own.items():
+        setattr(network, name, value)
+    return network

@@ -1,0 +1,158 @@
+"""Networks for texts: FedALA's fastText and PLayer-FL's transformer.
+
+Both take tokens int32 (b, T), from 0 up to below the vocabulary; 0 is no word and stands behind the last one
+(models/shapes.py). The size of the vocabulary is the shape's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.shapes import Shape, real_steps
+from partitions.common.errors import UserError
+
+WIDEST = 4096  # a silo builds what a server's settings say
+
+
+@dataclass(frozen=True)
+class FastTextSettings:
+    """Width of the embeddings, and the mean's denominator."""
+
+    width: int = field(
+        default=32, metadata={"help": "width of the embedding and of the hidden layer", "minimum": 1, "maximum": WIDEST}
+    )
+    mean: str = field(
+        default="all",
+        metadata={
+            "help": "all: over every position, those behind the text too, as FedALA's code; words: over the words",
+            "choices": ("all", "words"),
+        },
+    )
+
+
+class FastText(nn.Module):
+    """The mean of the words' embeddings, a linear layer without activation, a linear layer (Joulin et al., EACL 2017).
+
+    As FedALA's code has it: the mean is over all T positions, where those without a word count as zeros.
+    Blocks: embedding, fc1, fc2 (FedALA, Table 5: embedding, hidden, output).
+    """
+
+    block_names = ("embedding", "fc1", "fc2")
+
+    def __init__(self, input_shape: Shape, classes: int, settings: FastTextSettings) -> None:
+        super().__init__()
+        _, _, vocabulary = input_shape
+        self.only_words = settings.mean == "words"
+        self.embedding = nn.Embedding(vocabulary, settings.width, padding_idx=0)
+        self.fc1 = nn.Linear(settings.width, settings.width)
+        self.fc2 = nn.Linear(settings.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = self.embedding(x)  # of token 0: zeros
+        if self.only_words:
+            features = embedded.sum(-2) / (x != 0).sum(-1, keepdim=True).clamp(min=1)
+        else:
+            features = embedded.mean(-2)
+        logits: Tensor = self.fc2(self.fc1(features))
+        return logits
+
+
+@dataclass(frozen=True)
+class PlayerTransformerSettings:
+    """Its widths."""
+
+    width: int = field(default=768, metadata={"help": "width of the embeddings", "minimum": 1, "maximum": WIDEST})
+    feed_forward: int = field(
+        default=3072, metadata={"help": "width of the layer behind attention", "minimum": 1, "maximum": 4 * WIDEST}
+    )
+    heads: int = field(
+        default=1, metadata={"help": "of the attention; they divide the width", "minimum": 1, "maximum": 64}
+    )
+
+
+class Embeddings(nn.Module):
+    """Token and position embeddings; every row starts as a random direction of length 1."""
+
+    def __init__(self, length: int, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(torch.randn(length, width))
+        with torch.no_grad():
+            for table in (self.tokens.weight, self.positions):
+                table.copy_(F.normalize(table, dim=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.tokens(x) + self.positions
+        return found
+
+
+class FirstAttention(nn.Module):
+    """What the first position (b, width) sees of all (b, T, width), projected. Queries, keys, values have no bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, real: Tensor) -> Tensor:
+        query = self.query(x[..., :1, :])
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).movedim(-2, -3) for part in (query, self.key(x), self.value(x)))
+        weights = q @ k.mT * k.shape[-1] ** -0.5
+        weights = weights.masked_fill(~real[..., None, None, :], -torch.inf).softmax(-1)
+        found: Tensor = self.proj((weights @ v).movedim(-2, -3).flatten(-2).squeeze(-2))
+        return found
+
+
+class FeedForward(nn.Module):
+    """Two fully connected layers."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.resid1 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.resid1(self.fc1(x).relu())
+        return found
+
+
+class PlayerTransformer(nn.Module):
+    """PLayer-FL's transformer (Sent-140, MIMIC-III): one block of attention without normalisation.
+
+    x = tokens + positions; x + proj(attention(x)); x + resid1(relu(fc1(x))); the first position, which a tokeniser
+    gives to [CLS], goes into the last layer. Only that position is read, so it alone is computed behind the keys and
+    values: the numbers are those of the whole sequence. No attention goes to what stands behind the last word.
+
+    Blocks: embedding, attention, feedforward, fc2, as its sensitivity groups them. What the slides save on Sent-140 and
+    MIMIC-III (16.3 and 13.6 %) is fc2 with one of the two layers of ``feedforward``, which no cut between these is.
+    Its size is not published: 14.49 million (Sent-140) and 17.33 (MIMIC-III) are implied by the megabytes of a round,
+    and so vocabularies of about 9,520 and 12,835. Linear layers start Kaiming-normal, biases at zero; its code starts
+    the tokens from BERT's embeddings, brought to length 1, here they are random.
+    """
+
+    block_names = ("embedding", "attention", "feedforward", "fc2")
+
+    def __init__(self, input_shape: Shape, classes: int, settings: PlayerTransformerSettings) -> None:
+        super().__init__()
+        _, length, vocabulary = input_shape
+        width = settings.width
+        if width % settings.heads:
+            raise UserError(f"player-transformer.heads = {settings.heads} does not divide a width of {width}")
+        self.embedding = Embeddings(length, vocabulary, width)
+        self.attention = FirstAttention(width, settings.heads)
+        self.feedforward = FeedForward(width, settings.feed_forward)
+        self.fc2 = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = real_steps(x)
+        real[..., 0] = True  # of an empty text, too: there must be something to look at
+        found = self.embedding(x)
+        first = found[..., 0, :] + self.attention(found, real)
+        first = first + self.feedforward(first)
+        logits: Tensor = self.fc2(first)
+        return logits

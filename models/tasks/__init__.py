@@ -1,0 +1,45 @@
+"""The tasks, one object each: labels, outputs, loss, metrics, score and its interval.
+
+| task | label of a sample | outputs | loss | score |
+|---|---|---|---|---|
+| multiclass | a class 0..C-1 | C | cross-entropy, focal | accuracy |
+| ordinal | a grade 0..C-1 | C | as multiclass | accuracy |
+| multilabel | 0 or 1 for each of L findings, -1: not known | L | binary cross-entropy | AUC, mean over findings |
+| regression | k numbers | k | squared error | R2, mean over outputs |
+| survival | time, and event (1) or censored (0) | 1 | Cox | concordance index |
+| segmentation | a class 0..C-1 for each pixel, 255: does not count | C maps | cross-entropy + soft Dice | Dice |
+
+The score, higher is better, chooses rounds; gains and the report use it. ``score_low`` and ``score_high``
+are the ends of its 95 % interval, where the number of samples alone does not give it. Which labels a data file holds:
+``partitions/labels.py``. A method asks for none of this: it calls ``self.gradient(x, y)``.
+"""
+
+from models.tasks.base import ENDS, Task
+from models.tasks.multilabel import Multilabel, binary_loss
+from models.tasks.ordinal import Ordinal
+from models.tasks.registry import MULTICLASS, RANGES, TASKS, all_metrics, task_of
+from models.tasks.regression import Regression, square_loss
+from models.tasks.segmentation import VOID, Segmentation, pixel_losses, segmentation_loss
+from models.tasks.survival import Survival, concordance, cox_loss
+
+__all__ = [
+    "ENDS",
+    "MULTICLASS",
+    "RANGES",
+    "TASKS",
+    "VOID",
+    "Multilabel",
+    "Ordinal",
+    "Regression",
+    "Segmentation",
+    "Survival",
+    "Task",
+    "all_metrics",
+    "binary_loss",
+    "concordance",
+    "cox_loss",
+    "pixel_losses",
+    "segmentation_loss",
+    "square_loss",
+    "task_of",
+]

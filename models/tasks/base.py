@@ -1,0 +1,93 @@
+"""The base of all tasks: classes, and what a task with one loss of its own adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from models.flat import FlatModel
+from models.metrics import METRICS, classification_metrics, loss_function, metrics_of_all
+from models.samples import Samples
+from models.training import Loss, predict
+from partitions.common.errors import DataError
+
+ENDS = ("score_low", "score_high")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task; this one is ``multiclass``."""
+
+    name: ClassVar[str] = "multiclass"
+    metrics: ClassVar[tuple[str, ...]] = METRICS
+    score: ClassVar[str] = "accuracy"
+    score_label: ClassVar[str] = "accuracy"  # what the score is called
+    secondary_metrics: ClassVar[dict[str, str]] = {
+        "macro_f1": "Macro F1",
+        "auc": "AUC",
+    }  # metrics that the report shows, too
+    minimum_outputs: ClassVar[int] = 2  # outputs
+    single_label: ClassVar[bool] = True  # whether a sample has one class
+    per_pixel: ClassVar[bool] = False  # whether every pixel has an answer
+
+    def check_outputs(self, outputs: int) -> None:
+        """Raise DataError where a network cannot have so many."""
+        if outputs < self.minimum_outputs:
+            raise DataError(f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}")
+
+    def loss(self, name: str, gamma: float) -> Loss:
+        """The training loss of outputs and labels, averaged over the batch. ValueError for one that is not for it."""
+        return loss_function(name, gamma)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """Every metric of ``metrics``, of the network's outputs and labels (n, ...)."""
+        return classification_metrics(outputs, y)
+
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        """:meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
+        return metrics_of_all(outputs, labels)
+
+    def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+        """Every metric of the model as it stands, on one split."""
+        if model.backend is not None:
+            return model.backend.evaluate(self, samples)
+        return self.own_evaluate(model, samples)
+
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+        """:meth:`evaluate` of this model by itself."""
+        return self.measure(predict(model, samples), samples.labels())
+
+    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+        """Return what ``predict`` writes: the columns' names, and a row for each sample."""
+        p = torch.softmax(outputs, dim=1)
+        rows = [[label, *row] for label, row in zip(p.argmax(1).tolist(), p.tolist(), strict=True)]
+        return ["label", *(f"p_{c}" for c in range(p.shape[1]))], rows
+
+
+@dataclass(frozen=True)
+class SingleLossTask(Task):
+    """A task with one loss."""
+
+    single_label: ClassVar[bool] = False
+    minimum_outputs: ClassVar[int] = 1
+
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
+
+    def check_outputs(self, outputs: int) -> None:
+        if outputs < self.minimum_outputs:
+            raise DataError(f"{self.name} needs at least {self.minimum_outputs} outputs, not {outputs}")
+
+    def loss(self, name: str, gamma: float) -> Loss:
+        if name != "cross-entropy":
+            raise DataError(f"loss = {name}: {self.name} has one loss of its own; leave loss as it is")
+        return self.own_loss
+
+    @staticmethod
+    def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of a batch."""
+        raise NotImplementedError

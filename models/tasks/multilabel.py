@@ -1,0 +1,69 @@
+"""Several findings per sample, each present, absent or unknown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.intervals import areas, of_area
+from models.tasks.base import ENDS, SingleLossTask
+
+
+def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean over all known labels of -log p of what is right, p = sigmoid(outputs) (b, L), y (b, L)."""
+    known = (y >= 0).float()
+    each = F.binary_cross_entropy_with_logits(outputs, y.clamp(min=0), reduction="none")
+    return (each * known).sum() / known.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Multilabel(SingleLossTask):
+    """Several findings at once. Never judged by accuracy: of fourteen rare ones "always no" gets 95 %."""
+
+    name: ClassVar[str] = "multilabel"
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
+    score: ClassVar[str] = "auc"
+    score_label: ClassVar[str] = "AUC"
+    secondary_metrics: ClassVar[dict[str, str]] = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
+    own_loss = staticmethod(binary_loss)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """``auc``: mean over the findings that some samples have and some have not (where all do, MedMNIST's official
+        one); ``accuracy``: mean over findings, at 0.5, as there; ``macro_f1``: mean over findings that occur.
+        """
+        if not len(y):
+            return dict.fromkeys(self.metrics, math.nan)
+        logits, labels = outputs.detach().double().cpu(), y.double().cpu()
+        known, truth, said = (labels >= 0).numpy(), (labels == 1).numpy(), (logits > 0).numpy()
+        found, effects, counts = [], [], []
+        scores = logits.numpy()
+        for k in range(labels.shape[1]):
+            rows = known[:, k]
+            area, effect = areas(scores[rows, k], truth[rows, k])
+            if not math.isnan(area):
+                found.append(area)
+                effects.append(np.zeros(len(labels)))
+                effects[-1][rows] = effect
+                counts.append((int(truth[rows, k].sum()), int((~truth[rows, k]).sum())))
+        area = float(np.mean(found)) if found and np.isfinite(scores).all() else math.nan
+        variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
+        ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
+        right = [float((said == truth)[known[:, k], k].mean()) for k in range(labels.shape[1]) if known[:, k].any()]
+        hits, all_ = (truth & said & known).sum(0), (truth & known).sum(0) + (said & known).sum(0)
+        occur = all_ > 0
+        return {
+            "loss": float(binary_loss(logits, labels)),
+            "auc": area,
+            "accuracy": float(np.mean(right)) if right else math.nan,
+            "macro_f1": float((2 * hits[occur] / all_[occur]).mean()) if occur.any() else math.nan,
+            **dict(zip(ENDS, ends, strict=True)),
+        }
+
+    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+        return [f"p_{k}" for k in range(outputs.shape[1])], torch.sigmoid(outputs).tolist()

@@ -1,0 +1,46 @@
+"""Ordinal grades: trained and predicted as classes, and measured by their distance, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from models.metrics import METRICS
+from models.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Ordinal(Task):
+    """Grades: trained and predicted as classes; how far off a prediction is counts in two metrics more."""
+
+    name: ClassVar[str] = "ordinal"
+    metrics: ClassVar[tuple[str, ...]] = (*METRICS, "mae", "kappa")
+    secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "kappa": "Quadratic κ"}
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """Metrics of classes; ``mae``: mean distance in grades; ``kappa``: Cohen's, with squared distances as weights
+        (nan where labels and predictions are all of one grade).
+        """
+        return super().measure(outputs, y) | self._distances(outputs, y)
+
+    def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
+        found = zip(super().measure_all(outputs, labels), outputs, labels, strict=True)
+        return [metrics | self._distances(o, y) for metrics, o, y in found]
+
+    def _distances(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        grades, truth = outputs.detach().argmax(1).double().cpu(), y.double().cpu()
+        if not len(truth):
+            return {"mae": math.nan, "kappa": math.nan}
+        chance = _mean_square(grades, truth)
+        observed = (grades - truth).square().mean()
+        kappa = float(1 - observed / chance) if chance > 1e-12 else math.nan
+        return {"mae": float((grades - truth).abs().mean()), "kappa": kappa}
+
+
+def _mean_square(a: Tensor, b: Tensor) -> Tensor:
+    """Mean of (a_i - b_j)^2 over all pairs."""
+    return a.square().mean() + b.square().mean() - 2 * a.mean() * b.mean()

@@ -1,0 +1,48 @@
+"""The tasks by name, and the range of every metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+from models.tasks.base import Task
+from models.tasks.multilabel import Multilabel
+from models.tasks.ordinal import Ordinal
+from models.tasks.regression import Regression
+from models.tasks.segmentation import Segmentation
+from models.tasks.survival import Survival
+from partitions.common.errors import DataError
+
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Task, Ordinal, Multilabel, Regression, Survival, Segmentation)
+}
+
+MULTICLASS = Task()
+
+# What a metric can be; those that are not named lie in 0..1.
+RANGES = {
+    "loss": (-math.inf, math.inf),
+    "mae": (0.0, math.inf),
+    "rmse": (0.0, math.inf),
+    "r2": (-math.inf, 1.0),
+    "kappa": (-1.0, 1.0),
+    "score_low": (-math.inf, 1.0),
+    "score_high": (-math.inf, 1.0),
+}
+
+
+@cache
+def all_metrics() -> tuple[str, ...]:
+    """The metrics of all tasks."""
+    return tuple(dict.fromkeys(metric for task in TASKS.values() for metric in task.metrics))
+
+
+def task_of(name: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Task:
+    """The task of this name; ``mean`` and ``std`` are those of a regression's labels.
+
+    Raises DataError for an unknown name.
+    """
+    if name not in TASKS:
+        raise DataError(f"unknown task {name!r}; there are: {', '.join(TASKS)}")
+    return Regression(tuple(mean), tuple(std)) if name == "regression" else TASKS[name]()

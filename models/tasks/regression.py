@@ -1,0 +1,65 @@
+"""One or several numbers per sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from models.intervals import UNKNOWN, of_mean
+from models.tasks.base import ENDS, SingleLossTask
+from partitions.common.errors import DataError
+
+
+def square_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean over samples and outputs (b, k) of the squared difference; labels are standardised."""
+    if outputs.shape != y.shape:
+        raise DataError(f"outputs {tuple(outputs.shape)} for labels {tuple(y.shape)}")
+    return (outputs - y).square().mean()
+
+
+@dataclass(frozen=True)
+class Regression(SingleLossTask):
+    """Measurements. Trained on (y - mean) / std, with the statistics by which tables are standardised."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    name: ClassVar[str] = "regression"
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "r2", "mae", "rmse", *ENDS)
+    score: ClassVar[str] = "r2"
+    score_label: ClassVar[str] = "R²"
+    secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "rmse": "RMSE"}
+    own_loss = staticmethod(square_loss)
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """``r2``: 1 - sum e^2 / sum (y - mean y)^2, mean over the outputs whose labels vary; ``mae`` and ``rmse`` in
+        the labels' own units, mean over outputs. The interval of R2 is the normal one of its influence function.
+        """
+        if not len(y):
+            return dict.fromkeys(self.metrics, math.nan)
+        said, truth = outputs.detach().double().cpu(), y.double().cpu()
+        error = said - truth
+        squares, spread = error.square(), (truth - truth.mean(0)).square()
+        varies = spread.mean(0) > 1e-12
+        r2, ends = math.nan, UNKNOWN
+        if bool(varies.any()):
+            a, b = squares.mean(0)[varies], spread.mean(0)[varies]
+            r2 = float((1 - a / b).mean())
+            effect = (a / b**2 * spread[:, varies] - squares[:, varies] / b).mean(1)
+            ends = of_mean(r2, float(effect.var()) / len(y), most=1.0) if len(y) > 1 else UNKNOWN
+        units = torch.tensor(self.std or (1.0,), dtype=torch.float64)
+        return {
+            "loss": float(squares.mean()),
+            "r2": r2,
+            "mae": float((error.abs() * units).mean()),
+            "rmse": float(((squares * units**2).mean(0).sqrt()).mean()),
+            **dict(zip(ENDS, ends, strict=True)),
+        }
+
+    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+        scale, shift = torch.tensor(self.std or (1.0,)), torch.tensor(self.mean or (0.0,))
+        return [f"y_{k}" for k in range(outputs.shape[1])], (outputs * scale + shift).tolist()

@@ -1,0 +1,91 @@
+"""A class for every pixel or voxel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.flat import FlatModel
+from models.intervals import of_share
+from models.samples import Samples
+from models.tasks.base import ENDS, SingleLossTask
+from models.training import by_batch
+
+VOID = 255  # a pixel that does not count
+
+
+def pixel_losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Loss of each sample (b,): its pixels' mean cross-entropy + 1 - the mean soft Dice of the foreground classes.
+
+    outputs (b, C, ...), y (b, ...) with classes 0..C-1, 0 the background; pixels of 255 do not count. Soft Dice is
+    (2 sum p g + 1) / (sum p + sum g + 1), p the softmax and g whether a pixel is of the class.
+    """
+    counts = y != VOID
+    spatial = tuple(range(1, y.dim()))
+    cross = F.cross_entropy(outputs, y, reduction="none", ignore_index=VOID).sum(spatial)
+    cross = cross / counts.sum(spatial).clamp(min=1)
+    p = torch.softmax(outputs, 1)[:, 1:] * counts.unsqueeze(1)
+    g = torch.stack([y == c for c in range(1, outputs.shape[1])], 1).to(p.dtype)
+    across = tuple(range(2, p.dim()))
+    dice = (2 * (p * g).sum(across) + 1) / (p.sum(across) + g.sum(across) + 1)
+    return cross + 1 - dice.mean(1)
+
+
+def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    """Mean of :func:`pixel_losses` over a batch."""
+    return pixel_losses(outputs, y).mean()
+
+
+@dataclass(frozen=True)
+class Segmentation(SingleLossTask):
+    """Outlines: a class for every pixel. Scored per picture and without the background, which flatters."""
+
+    name: ClassVar[str] = "segmentation"
+    metrics: ClassVar[tuple[str, ...]] = ("loss", "dice", *ENDS)
+    score: ClassVar[str] = "dice"
+    score_label: ClassVar[str] = "Dice"
+    secondary_metrics: ClassVar[dict[str, str]] = {}
+    minimum_outputs: ClassVar[int] = 2
+    per_pixel: ClassVar[bool] = True
+    own_loss = staticmethod(segmentation_loss)
+    BATCH: ClassVar[int] = 16
+
+    def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
+        """``dice``: mean over pictures of the mean over foreground classes of 2 |A and B| / (|A| + |B|); a class that
+        neither picture nor prediction has does not count (nan where none does), one that only one has counts 0.
+        """
+        return self._summary([self._each(outputs, y)])
+
+    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+        return self._summary(by_batch(model, samples, self.BATCH, self._each))
+
+    def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss (n,) and Dice (n,) of each picture."""
+        said = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)
+        dice = []
+        for c in range(1, outputs.shape[1]):
+            a, b = (said == c).flatten(1), (y == c).flatten(1)
+            total = (a.sum(1) + b.sum(1)).double()
+            dice.append(torch.where(total > 0, 2 * (a & b).sum(1) / total, torch.nan))
+        return pixel_losses(outputs.detach().double(), y).cpu(), torch.stack(dice, 1).nanmean(1).cpu()
+
+    def _summary(self, found: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        losses, dice = (torch.cat(parts) for parts in zip(*found, strict=True)) if found else (torch.empty(0),) * 2
+        known = dice[~dice.isnan()].double()
+        mean = float(known.mean()) if len(known) else math.nan
+        variance = float(known.var()) / len(known) if len(known) > 1 else 0.0
+        ends = of_share(mean, variance, len(known))
+        loss = float(losses.mean()) if len(losses) else math.nan
+        return {"loss": loss, "dice": mean, **dict(zip(ENDS, ends, strict=True))}
+
+    def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+        """Return the number of pixels of each class; the masks themselves go into a file."""
+        said = outputs.argmax(1).flatten(1)
+        names = [f"pixels_{c}" for c in range(outputs.shape[1])]
+        return names, [torch.bincount(row, minlength=len(names)).tolist() for row in said]

@@ -1,0 +1,1 @@
+"""Atomic files, names of silos, and size limits."""

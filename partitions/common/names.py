@@ -1,0 +1,52 @@
+"""Names of silos, and the one clear line for a name that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from partitions.common.errors import DataError, UserError
+
+SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a file name, a TOML key
+
+
+def check_silo_name(name: str) -> None:
+    """Raise DataError, one line, where a silo of a deployment cannot be called so."""
+    if not isinstance(name, str) or not SILO.fullmatch(name):
+        raise DataError(f"{name!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first")
+
+
+def escaped(text: str) -> str:
+    """The text with everything that a terminal would not show as a character in Python's escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def silo_name(index: int) -> str:
+    """Name of the silo with this index (from 0): ``hospital-01``, ``hospital-02``, ..."""
+    return f"hospital-{index + 1:02d}"
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`` (did you mean 'x'?)`` or nothing."""
+    match = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{match[0]}'?)" if match else ""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist: says what is wrong, the nearest name, and all that exist."""
+    names = sorted(known)
+    return UserError(
+        f"unknown {kind} {str(name)[:80]!r}{nearest(name, names)}; there are: {', '.join(short_list(names)) or 'none'}"
+    )
+
+
+def short_list(names: Sequence[str]) -> list[str]:
+    """Names, those that are another one with a number behind it together: ``pathmnist[-64|-128]``."""
+    numbers: dict[str, list[int]] = {name: [] for name in names}
+    for name in names:
+        base, _, number = name.rpartition("-")
+        if number.isdecimal() and base in numbers:
+            numbers[base].append(int(number))
+            del numbers[name]
+    return [f"{name}[{'|'.join(f'-{n}' for n in sorted(of))}]" if of else name for name, of in numbers.items()]

@@ -1,0 +1,291 @@
+"""Federations of FLamby (NeurIPS 2022, arXiv 2210.04620) with its own centres and its own test parts.
+
+Fed-TCGA-BRCA is in ``registry.py``. Procedures as in FLamby's public code (owkin/FLamby), which are facts about the
+data; the partition ``natural`` keeps centres and test parts.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from partitions.common.errors import DataError
+from partitions.datasets import heart
+from partitions.datasets.download import decoded, find, places
+from partitions.splits import Array, Dataset, Split
+
+# Heart disease
+
+HEART_TEST = 0.34
+HEART_SEED = 43
+CHEST_PAIN, ECG = heart.FEATURES.index("cp"), heart.FEATURES.index("restecg")
+
+
+def load_heart(name: str, data_dir: str) -> Dataset:
+    """Fed-Heart-Disease: 740 patients of four hospitals, 13 features, 1 = heart disease of whatever grade.
+
+    Kind of chest pain and resting ECG, columns 2 and 6, become one column for each value but the lowest, over all
+    hospitals, behind the eight others. 34 % of each hospital are test samples, drawn by scikit-learn's
+    ``train_test_split`` with seed 43, by class where both classes have more than two patients: 199 and 104, 172 and 89,
+    30 and 16, 85 and 45. Features are in their own units (FLamby standardises by each hospital's training part:
+    ``normalization=silo``).
+    """
+    tables = heart.read_tables(name, data_dir)
+    whole = np.concatenate(list(tables.values()))
+    kept = [whole[:, i] for i in range(len(heart.FEATURES)) if i not in (CHEST_PAIN, ECG)]
+    dummies = [whole[:, i] == value for i in (CHEST_PAIN, ECG) for value in np.unique(whole[:, i])[1:]]
+    x, y = np.column_stack([*kept, *dummies]).astype(np.float32), (whole[:, -1] > 0).astype(np.int64)
+    centre = np.repeat(list(tables), [len(table) for table in tables.values()])
+    in_test = heart_test(y, centre)
+    order = np.argsort(in_test, kind="stable")
+    return by_centre(name, x[order], y[order], centre[order], int((~in_test).sum()), list(tables), classes=2)
+
+
+def heart_test(y: Array, centre: Array) -> Array:
+    """Which rows are test samples, bool (n,)."""
+    from sklearn.model_selection import train_test_split
+
+    in_test = np.zeros(len(y), bool)
+    for one in np.unique(centre):
+        rows = np.flatnonzero(centre == one)
+        counts = np.unique(y[rows], return_counts=True)[1]
+        by_class = y[rows] if len(counts) > 1 and counts.min() > 2 else None
+        sizes = {"test_size": HEART_TEST, "train_size": 1 - HEART_TEST}
+        in_test[train_test_split(rows, random_state=HEART_SEED, stratify=by_class, **sizes)[1]] = True
+    return in_test
+
+
+def by_centre(
+    name: str,
+    x: Array,
+    y: Array,
+    centre: Array,
+    n_train: int,
+    names: Sequence[str],
+    classes: int,
+    task: str = "multiclass",
+) -> Dataset:
+    """A data set that keeps its centres and their test parts. ``centre``: whose each sample is, text (n,); the first
+    ``n_train`` samples are for training; ``names``: the centres in order.
+    """
+    groups = {one: np.flatnonzero(centre == one) for one in names}
+    train, test = Split(x[:n_train], y[:n_train]), Split(x[n_train:], y[n_train:])
+    return Dataset(name, train, test, classes, groups, task, own_test=True)
+
+
+# Skin lesions
+
+ISIC_PLACES = ("isic2019", "ISIC2019", "fed_isic2019")
+ISIC_PICTURES = "ISIC_2019_Training_Input"  # as the challenge has them; FLamby's own begin with it, too
+ISIC_CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+ISIC_SHORT, ISIC_SIDE = 224, 200  # pixels: of the shorter side once resized, and of what is cut out of the middle
+
+
+def load_isic(name: str, data_dir: str) -> Dataset:
+    """Fed-ISIC2019: 23,247 dermatoscopic pictures of six centres, 8 classes, uint8 200 x 200 x 3.
+
+    Needs FLamby's list ``train_test_split`` (centres and test parts) and, beside it, the pictures as FLamby's script
+    leaves them, ``ISIC_2019_Training_Input_preprocessed``, or as the challenge has them, ``ISIC_2019_Training_Input``:
+    these are resized to 224 pixels on the shorter side and made independent of the light's colour
+    (:func:`shades_of_grey`), as there, but not saved as JPEG in between. The middle 200 x 200 pixels are kept, as
+    FLamby's test pictures are (it cuts training pictures out at random). Read once, with 3 GB of memory, then mapped
+    from the cache.
+    """
+    folders = places(data_dir, ISIC_PLACES)
+    table = find(["train_test_split"], folders)
+    if table is None:
+        raise DataError(
+            f"{name}: there is no file train_test_split; put it from FLamby "
+            f"(flamby/datasets/fed_isic2019/dataset_creation_scripts) and the challenge's folder {ISIC_PICTURES} into "
+            f"{folders[0]}, or name their folder with data-dir or SILOFL_DATA"
+        )
+    rows = isic_rows(name, table)
+    found = [table.parent / f"{ISIC_PICTURES}{ending}" for ending in ("_preprocessed", "")]
+    folder = next((one for one in found if one.is_dir()), None)
+    if folder is None:
+        raise DataError(f"{name}: there is no folder {found[1]}; unpack the challenge's {ISIC_PICTURES}.zip there")
+    pictures = [folder / f"{row.picture}.jpg" for row in rows]
+    if missing := [picture for picture in pictures if not picture.is_file()]:
+        raise DataError(f"{name}: {len(missing)} of {len(rows)} pictures are missing, first {missing[0]}")
+
+    def decode() -> dict[str, Array]:
+        x = np.empty((len(pictures), ISIC_SIDE, ISIC_SIDE, 3), np.uint8)
+        for i, picture in enumerate(tqdm(pictures, desc=name, unit="")):
+            x[i] = read_isic(name, picture, prepared=folder == found[0])
+        return {"x": x}
+
+    x = decoded(name, [table, *pictures], decode)["x"]
+    y = np.array([row.label for row in rows], np.int64)
+    centre = np.array([row.centre for row in rows])
+    return by_centre(name, x, y, centre, sum(not row.test for row in rows), ISIC_CENTRES, len(ISIC_CLASSES))
+
+
+class IsicRow(NamedTuple):
+    """A line of FLamby's list."""
+
+    picture: str
+    label: int
+    centre: str
+    test: bool
+
+
+def isic_rows(name: str, table: Path) -> list[IsicRow]:
+    """FLamby's list, training pictures first; ``fold2``, ``train_0`` ... ``test_5``, is the division by centre."""
+    rows = []
+    with table.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                part, _, centre = row["fold2"].partition("_")
+                if part not in ("train", "test") or "/" in row["image"]:
+                    raise DataError(f"a picture {row['image']} in {row['fold2']}")
+                label, place = int(float(row["target"])), int(centre)
+                if not (0 <= label < len(ISIC_CLASSES) and 0 <= place < len(ISIC_CENTRES)):
+                    raise DataError(f"class {label} of centre {place}")
+                rows.append(IsicRow(row["image"], label, ISIC_CENTRES[place], part == "test"))
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{name}: {table}, line {number}, cannot be read ({error}); copy it again") from error
+    return sorted(rows, key=lambda row: row.test)
+
+
+def read_isic(name: str, path: Path, prepared: bool) -> Array:
+    """The middle of one picture, uint8 (200, 200, 3)."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{name}: {path} cannot be read ({error}); copy it again") from error
+    if not prepared:
+        ratio = ISIC_SHORT / min(picture.size)
+        picture = picture.resize((int(picture.width * ratio), int(picture.height * ratio)), Image.Resampling.BILINEAR)
+    array = np.asarray(picture) if prepared else shades_of_grey(np.asarray(picture))
+    top, left = (array.shape[0] - ISIC_SIDE) // 2, (array.shape[1] - ISIC_SIDE) // 2
+    if min(top, left) < 0:
+        raise DataError(
+            f"{name}: {path} is {array.shape[1]} x {array.shape[0]}, less than {ISIC_SIDE} pixels on a side"
+        )
+    return array[top : top + ISIC_SIDE, left : left + ISIC_SIDE]
+
+
+def shades_of_grey(picture: Array, power: int = 6) -> Array:
+    """The picture in white light, uint8 (h, w, 3): each channel by its norm e_c = (mean x_c^p)^(1/p), so that a picture
+    whose channels have one norm stays as it is: x_c |e| / (e_c sqrt(3)). Finlayson and Trezzi (2004).
+
+    What gets brighter than white is white (in FLamby's script it overflows).
+    """
+    values = picture.astype(np.float64)
+    light = np.mean(values**power, axis=(0, 1)) ** (1 / power)
+    if not light.all():  # a channel of zeros has no light to be told
+        return picture
+    whitened: Array = values * np.sqrt(np.mean(light**2)) / light
+    return np.clip(whitened, 0, 255).astype(np.uint8)
+
+
+# Brains
+
+IXI_PLACES = ("ixi-tiny", "ixi", "fed_ixi", "IXI-Dataset")
+IXI_SIZES = {"HH": 181, "Guys": 311, "IOP": 74}  # subjects; in the order in which FLamby draws the test parts
+IXI_CENTRES = ("Guys", "HH", "IOP")
+IXI_SHAPE = (48, 60, 48)
+IXI_SUBJECT = re.compile(r"IXI(\d{3})-(HH|Guys|IOP)-\d+")
+IXI_TRAIN, IXI_SEED = 0.8, 10
+
+
+def load_ixi(name: str, data_dir: str) -> Dataset:
+    """Fed-IXI Tiny: T1 volumes of 566 brains from three hospitals in London, float32 48 x 60 x 48, and their masks.
+
+    Needs the folder ``IXI_sample`` of the archive that FLamby names, with ``SUBJECT/T1/*.nii.gz`` and
+    ``SUBJECT/label/*.nii.gz``. Volumes and masks are averaged into one shape, as PyTorch's adaptive pooling does; each
+    volume is then standardised, and a voxel is brain where all that is averaged in it is. Test parts are FLamby's, 62,
+    36 and 15 subjects: of the file ``metadata_tiny.csv`` where it lies beside ``IXI_sample``, else drawn as there. Read
+    once, then mapped from the cache.
+    """
+    folders = [*places(data_dir, IXI_PLACES)]
+    found = (one for folder in folders for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample"))))
+    root = next((one for one in found if one.is_dir()), None)
+    if root is None:
+        raise DataError(
+            f"{name}: there is no folder IXI_sample; unpack the archive that FLamby's fed_ixi/common.py names into "
+            f"{folders[0]}, or name its folder with data-dir or SILOFL_DATA"
+        )
+    subjects = sorted(path.name for path in root.iterdir() if IXI_SUBJECT.fullmatch(path.name))
+    tested = ixi_test(name, root, subjects)
+    subjects.sort(key=tested.__contains__)
+    files = [tuple(one_file(name, root / subject / kind) for kind in ("T1", "label")) for subject in subjects]
+
+    def decode() -> dict[str, Array]:
+        from partitions.importing.nifti import read_stored
+
+        x = np.empty((len(files), *IXI_SHAPE, 1), np.float32)
+        y = np.empty((len(files), *IXI_SHAPE), np.uint8)
+        for i, (volume, mask) in enumerate(tqdm(files, desc=name, unit="")):
+            values, brain = (averaged(read_stored(path, f"{name}: {path}"), IXI_SHAPE) for path in (volume, mask))
+            x[i, ..., 0] = (values - values.mean()) / (values.std() or 1)
+            y[i] = brain > 1 - 1e-6
+        return {"x": x, "y": y}
+
+    arrays = decoded(name, [path for pair in files for path in pair], decode)
+    centre = np.array([centre_of(subject) for subject in subjects])
+    n_train = len(subjects) - len(tested)
+    return by_centre(name, arrays["x"], arrays["y"], centre, n_train, IXI_CENTRES, 2, "segmentation")
+
+
+def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
+    """The subjects that are for testing."""
+    table = root.parent / "metadata_tiny.csv"
+    if table.is_file():
+        with table.open(encoding="utf-8", newline="") as file:
+            parts = {row.get("Patient ID"): row.get("Split") for row in csv.DictReader(file)}
+        if strange := [s for s in subjects if parts.get(str(int(s[3:6]))) not in ("train", "test")]:
+            raise DataError(f"{name}: {table} says neither train nor test of {strange[0]}; copy it again")
+        return {subject for subject in subjects if parts[str(int(subject[3:6]))] == "test"}
+    own = {centre: [subject for subject in subjects if centre_of(subject) == centre] for centre in IXI_SIZES}
+    for centre, number in IXI_SIZES.items():
+        if len(own[centre]) != number:
+            raise DataError(
+                f"{name}: {root} has {len(own[centre])} of the {number} subjects of {centre}; unpack the whole "
+                f"archive, or put FLamby's metadata_tiny.csv, which has the test parts, into {root.parent}"
+            )
+    rng = np.random.RandomState(IXI_SEED)
+    tested = set()
+    for ours in own.values():
+        n_train = round(len(ours) * IXI_TRAIN)
+        drawn = ["train"] * n_train + ["test"] * (len(ours) - n_train)
+        rng.shuffle(drawn)
+        tested |= {subject for subject, part in zip(ours, drawn, strict=True) if part == "test"}
+    return tested
+
+
+def centre_of(subject: str) -> str:
+    """``Guys`` of ``IXI002-Guys-0828``."""
+    return subject.split("-")[1]
+
+
+def one_file(name: str, folder: Path) -> Path:
+    """The only volume in a folder."""
+    found = sorted(folder.glob("*.nii.gz"))
+    if len(found) != 1:
+        raise DataError(f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again")
+    return found[0]
+
+
+def averaged(volume: Array, shape: Sequence[int]) -> Array:
+    """The volume in another shape: cell i of m along an axis of n is the mean of the cells floor(i n / m) to
+    ceil((i + 1) n / m), as in PyTorch's adaptive average pooling.
+    """
+    for axis, m in enumerate(shape):
+        n = volume.shape[axis]
+        weights = np.zeros((m, n), np.float64)
+        for i in range(m):
+            first, last = i * n // m, -(-(i + 1) * n // m)
+            weights[i, first:last] = 1 / (last - first)
+        volume = np.moveaxis(np.tensordot(weights, volume, axes=(1, axis)), 0, axis)
+    return volume

@@ -1,0 +1,314 @@
+"""Data sets by name: four that are built in, and public ones that are found on disk or downloaded.
+
+Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
+our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
+data-dir, or into the cache where no data-dir is given, and its published checksum is checked; some data sets one
+has to get oneself, and a line says so. A file that is already there is checked for its structure only.
+
+Pictures stay uint8 as they come, tables float32 in the units they come in: the code that trains scales them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.names import unknown_name
+from partitions.datasets import cifar, flamby, heart, images, signals, texts
+from partitions.datasets.download import RemoteFile, cache_dir, decoded, download, find, md5_of, places
+from partitions.datasets.idx import read_idx
+from partitions.datasets.medmnist import load_medmnist, medmnist_sets
+from partitions.labels import ONE_CLASS
+from partitions.splits import Array, Dataset, Split, split_table
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One entry of the registry. ``load`` is given the entry's name and data-dir; ``classes``: of its own task."""
+
+    title: str
+    classes: int
+    load: Callable[[str, str], Dataset]
+    built_in: bool = False
+
+
+def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
+    """Load a data set by name; the last few stay in memory, with read-only arrays.
+
+    ``task``: another one than the data set's own: ``ordinal`` for classes that are grades, ``multiclass`` for several
+    findings, as any of them (1) or none (0).
+
+    Raises DataError for an unknown name, a file that is neither here nor to be had, or a damaged one, and a task that
+    its labels are not for.
+    """
+    dataset = _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
+    if task in ("auto", dataset.task):
+        return dataset
+    if {task, dataset.task} <= set(ONE_CLASS):
+        return replace(dataset, task=task)
+    if (task, dataset.task) == ("multiclass", "multilabel"):
+        train, test = (Split(s.x, (s.y == 1).any(axis=1).astype(np.int64)) for s in (dataset.train, dataset.test))
+        return Dataset(name, train, test, 2, dataset.groups)
+    raise DataError(f"task = {task}: the labels of {name} are for {dataset.task}; leave task = auto")
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
+    # `environment` and `cache` are only part of the key: they decide where files are found.
+    if name not in DATASETS:
+        raise unknown_name("data set", name, DATASETS)
+    dataset = DATASETS[name].load(name, data_dir)
+    for split in (dataset.train, dataset.test):
+        split.x.flags.writeable = False
+        split.y.flags.writeable = False
+    return dataset
+
+
+# Built in
+
+
+def load_digits(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's 1797 handwritten digits, 8 x 8, 10 classes; grey values 0..16 are scaled to 0..255
+    (rounded).
+
+    They come without a test file: 20 % of each class, chosen once and for all, are the test samples.
+    """
+    from sklearn.datasets import load_digits as load
+
+    bunch = load()
+    x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[..., np.newaxis]
+    return split_table(name, x, bunch.target.astype(np.int64), classes=10)
+
+
+def load_digit_findings(name: str, data_dir: str) -> Dataset:
+    """The pictures of `digits`, with three findings in each: is it even, at least five, has it a closed loop?
+
+    An example of several labels per sample, of real pictures; divided like `digits`.
+    """
+    digits = load_digits(name, data_dir)
+    train, test = (
+        Split(s.x, np.stack([s.y % 2 == 0, s.y >= 5, np.isin(s.y, (0, 6, 8, 9))], 1).astype(np.float32))
+        for s in (digits.train, digits.test)
+    )
+    return Dataset(name, train, test, 3, task="multilabel")
+
+
+def load_diabetes(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's diabetes: 442 patients, 10 features, how far the disease has come a year later (25 to 346).
+
+    20 % of the patients, chosen once and for all, are the test samples. Features are in their own units.
+    """
+    from sklearn.datasets import load_diabetes as load
+
+    bunch = load(scaled=False)
+    x, y = bunch.data.astype(np.float32), bunch.target.astype(np.float32)[:, np.newaxis]
+    rows = split_table(name, np.arange(len(y)), np.zeros(len(y), np.int64), classes=1)
+    train, test = (Split(x[s.x], y[s.x]) for s in (rows.train, rows.test))
+    return Dataset(name, train, test, 1, task="regression")
+
+
+def load_breast_cancer(name: str, data_dir: str) -> Dataset:
+    """scikit-learn's Breast Cancer Wisconsin (diagnostic): 569 rows, 30 features, 0 = malignant, 1 = benign.
+
+    Split like `digits`. Features are in their own units (their ranges differ by a factor of 1e5).
+    """
+    from sklearn.datasets import load_breast_cancer as load
+
+    bunch = load()
+    return split_table(name, bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=2)
+
+
+# MNIST and Fashion-MNIST
+
+IDX_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX_SOURCES = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        ("mnist", "MNIST", "MNIST/raw"),
+    ),
+    "fashion-mnist": (
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        ("fashion_mnist", "fashion-mnist", "FashionMNIST", "FashionMNIST/raw"),
+    ),
+}
+
+
+def load_idx(name: str, data_dir: str) -> Dataset:
+    """MNIST or Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28, 10 classes; ``.gz`` or unpacked."""
+    base, sums, sub_folders = IDX_SOURCES[name]
+    folders = places(data_dir, sub_folders)
+    arrays = []
+    for file_name, md5 in zip(IDX_NAMES, sums, strict=True):
+        path = find([f"{file_name}.gz", file_name], folders)
+        # Outside a folder of its own a file of this name may be MNIST's or Fashion-MNIST's.
+        if path is None or (path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5):
+            path = download(name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0])
+        arrays.append(read_idx(path))
+    x_train, y_train, x_test, y_test = arrays
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+            raise DataError(f"{name}: the files hold pictures {x.shape} for labels {y.shape}; download them again")
+    return Dataset(
+        name,
+        Split(x_train[..., np.newaxis], y_train.astype(np.int64)),
+        Split(x_test[..., np.newaxis], y_test.astype(np.int64)),
+        classes=10,
+    )
+
+
+def folder_names(sub_folders: tuple[str, ...]) -> set[str]:
+    """Last parts of these folders' names."""
+    return {Path(sub).name for sub in sub_folders}
+
+
+# CIFAR
+
+CIFAR_MD5 = {10: "c32a1d4ab5d03f1284b67883e8d87530", 100: "03b5dce01913d631647c71ecec9e9cb8"}
+
+
+def load_cifar(name: str, data_dir: str) -> Dataset:
+    """CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
+
+    Read from the first that is found: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
+    binary or Python archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100
+    fine labels. Decoded arrays are kept in the cache and mapped from there.
+    """
+    classes = 10 if name == "cifar10" else 100
+    archive = f"cifar-{classes}-binary.tar.gz"
+    folders = places(data_dir, (name, name.upper(), f"cifar-{classes}"))
+    names = [f"{name}.npz", archive, f"cifar-{classes}-python.tar.gz", *(["train_00.webp"] if classes == 10 else [])]
+    path = find(names, folders)
+    if path is None:
+        url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+        path = download(name, RemoteFile(archive, url, CIFAR_MD5[classes]), data_dir, name)
+    found = path
+    sources = [found]
+
+    def decode() -> dict[str, Array]:
+        if found.suffix == ".webp":
+            return cifar.read_tiles(found.parent)
+        if found.suffix == ".npz":
+            with np.load(found, allow_pickle=False) as file:
+                return {key: file[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+        return cifar.read_binary(found, classes) if found.name == archive else cifar.read_python(found, classes)
+
+    if found.suffix == ".webp":
+        sources = [*sorted(found.parent.glob("*.webp")), found.parent / "labels.npz"]
+    try:
+        arrays = decoded(name, sources, decode)
+        splits = [Split(arrays[f"x_{s}"], arrays[f"y_{s}"].reshape(-1).astype(np.int64)) for s in ("train", "test")]
+        for split in splits:
+            if split.x.dtype != np.uint8 or split.x.shape != (len(split.y), 32, 32, 3):
+                raise DataError(f"pictures are {split.x.dtype} {split.x.shape} for {len(split.y)} labels")
+            if len(split) and not 0 <= split.y.min() <= split.y.max() < classes:
+                raise DataError(f"labels are not all in 0..{classes - 1}")
+    except (OSError, EOFError, KeyError, ValueError, tarfile.TarError) as error:
+        raise DataError(f"{name}: {found} cannot be read ({error}); replace or delete it") from error
+    return Dataset(name, splits[0], splits[1], classes)
+
+
+# Heart disease
+
+
+def load_heart_disease(name: str, data_dir: str) -> Dataset:
+    """UCI Heart Disease from four hospitals: 10 of its 13 features, 5 classes (0 = none, 1..4 = grade).
+
+    The features that most hospitals lack (slope, ca, thal) are dropped, then rows with a missing value, as
+    PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
+    partitions other than `natural`, 20 % of each class are the test samples. Features are in their own units.
+    """
+    tables = heart.read_tables(name, data_dir)
+    origins = np.repeat(list(tables), [len(table) for table in tables.values()])
+    table = np.concatenate(list(tables.values()))
+    return split_table(name, table[:, :-1].astype(np.float32), table[:, -1].astype(np.int64), classes=5, groups=origins)
+
+
+# Breast cancer of The Cancer Genome Atlas
+
+BRCA_URL = (
+    "https://raw.githubusercontent.com/owkin/FLamby/edacf54d5211520583b0133d55ac39b6fda8324b/"
+    "flamby/datasets/fed_tcga_brca/"
+)
+BRCA_FILES = {
+    "brca.csv": ("", "989df4ddec084f749d9593146d7ba92f"),
+    "train_test_split.csv": ("dataset_creation_scripts/", "e648057e47463ee7763924d779cd7f2d"),
+}
+
+
+def load_tcga_brca(name: str, data_dir: str) -> Dataset:
+    """FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or the last look.
+
+    With FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0 or
+    1, the age is in years.
+    """
+    tables = []
+    for file_name, (folder, md5) in BRCA_FILES.items():
+        path = find([file_name], places(data_dir, ("fed_tcga_brca", "tcga-brca", "tcga_brca")))
+        if path is None:
+            path = download(
+                name, RemoteFile(file_name, f"{BRCA_URL}{folder}{file_name}", md5), data_dir, "fed_tcga_brca"
+            )
+        with path.open(encoding="utf-8", newline="") as file:
+            tables.append((path, list(csv.DictReader(file))))
+    (path, patients), (_, places_of) = tables
+    try:
+        centre = {row["pid"]: row["fold2"].partition("_") for row in places_of}
+        known = [row for row in patients if row["pid"] in centre]  # eight belong to no centre
+        features = [key for key in known[0] if key not in ("pid", "E", "T")]
+        x = np.array([[float(row[key]) for key in features] for row in known], np.float32)
+        y = np.array([[float(row["T"]), float(row["E"])] for row in known], np.float32)
+        part = np.array([centre[row["pid"]] for row in known])
+        if not (np.isin(part[:, 0], ("train", "test")).all() and np.isin(y[:, 1], (0, 1)).all() and (y >= 0).all()):
+            raise DataError("parts are not train and test, or events not 0 and 1")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise DataError(f"{name}: {path} cannot be read ({error}); replace or delete it") from error
+    train = part[:, 0] == "train"
+    pooled = np.concatenate([part[train, 2], part[~train, 2]])
+    groups = {f"region-{centre}": np.flatnonzero(pooled == centre) for centre in sorted(set(pooled.tolist()))}
+    return Dataset(name, Split(x[train], y[train]), Split(x[~train], y[~train]), 1, groups, "survival", own_test=True)
+
+
+DATASETS: dict[str, DatasetInfo] = {
+    "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
+    "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
+    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings, built_in=True),
+    "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes, built_in=True),
+    "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
+    "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
+    "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),
+    "cifar100": DatasetInfo("objects, 32x32 colour", 100, load_cifar),
+    "heart-disease": DatasetInfo("heart disease in four hospitals, 10 features", 5, load_heart_disease),
+    "heart-flamby": DatasetInfo("heart disease in four hospitals, yes or no, 13 features", 2, flamby.load_heart),
+    "isic2019": DatasetInfo("skin lesions in six centres, 200x200 colour", 8, flamby.load_isic),
+    "ixi-tiny": DatasetInfo("brains in three hospitals, 48x60x48 grey, outlines", 2, flamby.load_ixi),
+    "tcga-brca": DatasetInfo("breast cancer in six regions, 39 features, survival", 1, load_tcga_brca),
+    "emnist": DatasetInfo("handwritten digits and letters, 28x28 grey", 62, images.load_emnist),
+    "tiny-imagenet": DatasetInfo("objects, 64x64 colour", 200, images.load_tiny_imagenet),
+    "ag-news": DatasetInfo("news, texts", 4, texts.load_ag_news),
+    "sent140": DatasetInfo("tweets of 15 users, texts", 2, texts.load_sent140),
+    "mimic": DatasetInfo("notes of MIMIC-III in four groups, texts", 2, texts.load_mimic),
+    "ku-har": DatasetInfo("activities of 63 participants, two signals", 8, signals.load_ku_har),
+    "crema-d": DatasetInfo("emotions of 72 speakers, audio and video", 4, signals.load_crema_d),
+    "crisis-mmd": DatasetInfo("tweets of disasters, picture and text", 8, signals.load_crisis_mmd),
+    **{name: DatasetInfo(title, classes, load_medmnist) for name, (title, classes) in medmnist_sets().items()},
+}

@@ -1,0 +1,1 @@
+"""A hospital's own files, converted to one silo data file."""

@@ -1,0 +1,132 @@
+"""One picture of a source after the other: what it is like (``probe``), and itself (``read``).
+
+An import probes all of them first, by their headers alone, and then reads them one by one: memory holds one at most.
+A message names PNG and its like by their file. It never names a scan (DICOM, NIfTI) so, because hospitals write
+patients' names into file names: it gives the scan's place, a line of a csv or a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from partitions.common.errors import DataError
+from partitions.importing import dicom, nifti
+from partitions.importing.scans import ImageInfo, ReadOptions, fit, fitted
+from partitions.splits import Array
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
+NIFTI = (".nii", ".nii.gz")
+DICOM = (".dcm", ".dicom", ".ima")  # what is called so is never named, be it DICOM or not
+ORIENTATION = 0x0112  # of EXIF
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """One sample before it is read: where it was found, and what is said of it."""
+
+    where: str  # for messages: "table.csv, line 7"
+    labels: tuple[str, ...]  # or none, where there is a mask
+    split: str  # "" = not given
+    patient: str  # "" = not given
+    file: Path | None = None
+    mask: Path | None = None
+    values: tuple[float, ...] = ()
+    text: str = ""
+    part: int | None = None  # which slice of a volume; None: the middle one
+
+
+def kind_of(path: Path) -> str:
+    """``dicom`` by what is in the file (or by its name), ``nifti`` by its name; all else is a ``picture``."""
+    if path.name.lower().endswith(NIFTI):
+        return "nifti"
+    return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
+
+
+def is_dicom(path: Path) -> bool:
+    """Return whether a file begins as DICOM files do: 128 bytes of any kind, then DICM."""
+    try:
+        with path.open("rb") as file:
+            return file.read(132)[128:] == b"DICM"
+    except OSError:  # the code that reads it reports this
+        return False
+
+
+def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
+    assert sample.file is not None
+    kind = kind_of(sample.file)
+    if kind == "dicom":
+        return dicom.probe(sample.file, sample.where, reading, sample.part)
+    if kind == "nifti":
+        return nifti.probe(sample.file, sample.where, reading)
+    with _opened(sample.file, sample.where) as picture:
+        if picture.mode in ("I", "F"):
+            raise DataError(f"its pixels are 32-bit ({picture.mode}); convert it to 8 or 16 bit")
+        width, height = picture.size
+        if picture.getexif().get(ORIENTATION, 1) >= 5:  # turned by a quarter
+            width, height = height, width
+        height, width = fitted(height, width, None, reading)
+        deep = picture.mode.startswith("I;16")
+        return ImageInfo(height, width, 1 if deep or picture.mode in ("1", "L", "LA") else 3, deep)
+
+
+def read(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits.
+
+    Raises DataError, one line, where it cannot be read.
+    """
+    assert sample.file is not None
+    kind = kind_of(sample.file)
+    if kind == "dicom":
+        return dicom.read(sample.file, sample.where, reading, sample.part)
+    if kind == "nifti":
+        return nifti.read(sample.file, sample.where, reading, sample.part)
+    with _opened(sample.file, sample.where) as opened:
+        picture: Image.Image = ImageOps.exif_transpose(opened)
+        if picture.mode.startswith("I;16"):
+            picture = Image.fromarray(np.asarray(picture).astype(np.float32) / 65535)
+        else:
+            picture = picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB")
+        array = np.asarray(fit(picture, None, reading, Image.Resampling.BILINEAR))
+    return array[..., np.newaxis] if array.ndim == 2 else array
+
+
+def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
+    """Read a sample's mask, uint8 (h, w): a grey (or palette) picture, or NIfTI, of classes, 0 the background."""
+    assert sample.file is not None and sample.mask is not None
+    if kind_of(sample.mask) == "nifti":
+        return nifti.read_mask(sample.file, sample.mask, sample.where, reading, sample.part)
+    with _opened(sample.mask, sample.where) as opened:
+        mask: Image.Image = ImageOps.exif_transpose(opened)
+        if mask.mode not in ("1", "L", "P"):
+            raise DataError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")
+        return np.asarray(fit(mask, None, reading, Image.Resampling.NEAREST)).astype(np.uint8)
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name for messages."""
+    return "its file" if kind_of(path) in ("dicom", "nifti") else path.name
+
+
+@contextmanager
+def _opened(path: Path, where: str) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as picture:
+            yield picture
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or str(error)  # without the name of a patient's folder
+        if isinstance(error, FileNotFoundError | UnidentifiedImageError):
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is no picture"
+        raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error
+
+
+# Sizes
+
+
+# What others' libraries say is not passed on

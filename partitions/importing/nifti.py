@@ -1,0 +1,157 @@
+"""NIfTI: volumes and masks as axial slices, in one orientation.
+
+A volume is turned to the nearest canonical orientation (RAS), so that a slice is axial whatever the file's axes are,
+and shown as a viewer shows it and as DICOM has it: the front above, the patient's right on the left. Of a series in
+time the first volume is taken. Values go through the file's own slope and intercept, and then from the 0.5th to the
+99.5th percentile of the whole volume, or by the wished window, onto 0..1. Of the header nothing else is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
+from partitions.importing.scans import (
+    ImageInfo,
+    ReadOptions,
+    ScanError,
+    Unavailable,
+    fit,
+    fitted,
+    parts_of,
+    pseudonym,
+    redacted_errors,
+)
+from partitions.splits import Array
+
+PERCENTILES = (0.5, 99.5)
+LONGEST_HEADER = 540  # bytes, of NIfTI-2
+
+
+def read_stored(path: Path, where: str) -> Array:
+    """A volume's values along the file's own axes, float32 (i, j, k)."""
+    with redacted_errors(where, "NIfTI"):
+        image = _load(path)
+        if len(image.shape) != 3:
+            raise ScanError("its file is a series in time")
+        return np.asarray(image.dataobj, np.float32)
+
+
+def parts(path: Path, where: str, reading: ReadOptions) -> list[int]:
+    """Which axial slices of a volume to take."""
+    with redacted_errors(where, "NIfTI"):
+        return parts_of(_canonical(_load(path))[0][2], reading.slices)
+
+
+def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a slice. The volume is its own patient: no two of its slices may be in two splits."""
+    with redacted_errors(where, "NIfTI"):
+        (width, height, _), (across, along, _) = _canonical(_load(path))
+        sides = fitted(height, width, (along, across), reading)
+        return ImageInfo(*sides, 1, True, pseudonym(str(path.resolve())))
+
+
+def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
+    """A slice, float32 (h, w, 1) in 0..1."""
+    with redacted_errors(where, "NIfTI"):
+        values, spacing, low, high = _volume(path, path.stat().st_mtime_ns, reading.window)
+        scale = high - low
+        shown = np.clip((_slice(values, part) - low) / (scale if scale > 0 else 1), 0, 1)
+        picture = Image.fromarray(np.ascontiguousarray(shown, np.float32))
+        return np.asarray(fit(picture, spacing, reading, Image.Resampling.BILINEAR))[..., np.newaxis]
+
+
+def read_mask(path: Path, mask: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
+    """A slice of the mask of the volume ``path``, uint8 (h, w). It must lie where the volume lies."""
+    with redacted_errors(where, "NIfTI"):
+        ours, theirs = _load(mask), _load(path)
+        same = _canonical(ours)[0] == _canonical(theirs)[0] and np.allclose(ours.affine, theirs.affine, atol=1e-2)
+        if not same:
+            raise ScanError("its mask does not lie on its volume: another shape or another affine")
+        values, spacing = _labels(mask, mask.stat().st_mtime_ns)
+        picture = Image.fromarray(np.ascontiguousarray(_slice(values, part)))
+        return np.asarray(fit(picture, spacing, reading, Image.Resampling.NEAREST))
+
+
+def _nibabel() -> Any:
+    try:
+        import nibabel
+    except ImportError:
+        raise Unavailable("NIfTI", "nibabel") from None
+    return nibabel
+
+
+def _load(path: Path) -> Any:
+    """The header; values are read when they are asked for. Its size is looked at before anything is unpacked."""
+    nibabel = _nibabel()
+    with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+        start = file.read(LONGEST_HEADER)
+    header = (nibabel.Nifti2Header if _length(start) == LONGEST_HEADER else nibabel.Nifti1Header).from_fileobj(
+        io.BytesIO(start), check=False
+    )
+    check_picture(header.get_data_shape()[:3], "its volume")
+    if not 0 <= header.get_data_offset() <= MOST_BEFORE:
+        raise TooLargeError(f"its header says that the voxels begin after {MOST_BEFORE >> 20} MiB or more")
+    image = nibabel.load(path)
+    if len(image.shape) not in (3, 4) or 0 in image.shape or image.get_data_dtype().names:
+        raise ScanError("its file is no volume of grey values")
+    return image
+
+
+def _length(start: bytes) -> int:
+    """Return the length that a header states, in either byte order."""
+    return min(int.from_bytes(start[:4], "little"), int.from_bytes(start[:4], "big"))
+
+
+def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
+    """Shape and mm of a voxel along the patient's axes, left to right, back to front, feet to head."""
+    axes = _nibabel().orientations.io_orientation(image.affine)[:, 0].astype(int).tolist()
+    shape, zooms = [0, 0, 0], [0.0, 0.0, 0.0]
+    for axis, place in enumerate(axes):
+        shape[place], zooms[place] = image.shape[axis], abs(float(image.header.get_zooms()[axis]))
+    if not all(0 < zoom < 1000 for zoom in zooms):
+        raise ScanError("its header does not say how large a voxel is")
+    return (shape[0], shape[1], shape[2]), (zooms[0], zooms[1], zooms[2])
+
+
+def _values(path: Path) -> tuple[Array, tuple[float, float]]:
+    """The first volume in canonical orientation, float32 (x, y, z), and mm from row to row, column to column."""
+    image, turning = _load(path), _nibabel().orientations
+    stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
+    turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))
+    _, (across, along, _) = _canonical(image)
+    return np.nan_to_num(turned), (along, across)
+
+
+@lru_cache(maxsize=1)  # all slices of a volume come one after the other
+def _volume(
+    path: Path, changed: int, window: tuple[float, float] | None
+) -> tuple[Array, tuple[float, float], float, float]:
+    """Values, mm of a pixel, and which values are black and white."""
+    values, spacing = _values(path)
+    if window:
+        return values, spacing, window[0] - window[1] / 2, window[0] + window[1] / 2
+    low, high = np.percentile(values, PERCENTILES)
+    return values, spacing, float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def _labels(path: Path, changed: int) -> tuple[Array, tuple[float, float]]:
+    """Classes, uint8 (x, y, z), and mm of a pixel."""
+    values, spacing = _values(path)
+    classes = np.rint(values)
+    if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
+        raise ScanError("its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count")
+    return classes.astype(np.uint8), spacing
+
+
+def _slice(volume: Array, part: int | None) -> Array:
+    """An axial slice (h, w): rows from the front to the back, columns from the patient's right to the left."""
+    return volume[::-1, ::-1, volume.shape[2] // 2 if part is None else part].T

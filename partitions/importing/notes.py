@@ -1,0 +1,99 @@
+"""Texts in a hospital's csv: made into tokens, alone or beside a table's numbers; and what is said of that.
+
+No text, and no word of one, is in a message: it may name a patient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.importing.images import SampleSource
+from partitions.importing.tables import SEPARATORS
+from partitions.splits import Array, together
+from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
+
+TABLE, TEXT = "columns", "text"  # what the two inputs of a sample are called
+
+
+@dataclass(frozen=True)
+class Take:
+    """Table options.
+
+    ``text``: the column of texts, "" for none; ``columns``: those of numbers (none:
+    all, but beside a text none); ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text;
+    ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
+    patients; ``separator``: between cells, "" as the first line shows; ``decimal``: the sign, a point or a comma.
+    """
+
+    text: str = ""
+    columns: tuple[str, ...] = ()
+    vocabulary: str = f"hashed:{BUCKETS}"
+    length: int = LENGTH
+    patient: str | None = ""
+    separator: str = ""
+    decimal: str = "."
+
+    def __post_init__(self) -> None:
+        if self.decimal not in (".", ","):
+            raise DataError(f"--decimal is {self.decimal[:10]!r}; it is a point or a comma")
+        if self.separator not in ("", *SEPARATORS.values()):
+            raise DataError(f"--separator is {self.separator[:10]!r}; it is ',', ';', '|' or tab")
+        if self.separator == self.decimal:
+            raise DataError("--separator and --decimal are both a comma; save the csv separated by semicolons")
+        if not 1 <= self.length <= MOST_LENGTH:
+            raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {self.length}")
+
+
+ALL_COLUMNS = Take()
+
+
+def read_table(rows: Sequence[SampleSource], take: Take) -> tuple[Array, int, tuple[str, ...]]:
+    """The inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
+
+    Raises DataError for a row without a word, where there is nothing besides.
+    """
+    values = np.array([row.values for row in rows], np.float32)
+    if not take.text:
+        return values, 0, ()
+    vocabulary, said = parse_vocabulary(take.vocabulary)
+    made = encode([row.text for row in rows], vocabulary, take.length)
+    notes = [said]
+    for count, of, what in (
+        (made.cut, len(rows), f"texts are cut at {take.length} tokens (--length)"),
+        (made.unknown, made.words, "words are not in the vocabulary"),
+        (sharing(vocabulary), len(vocabulary.number), "different words share a number with another one")
+        if isinstance(vocabulary, Hashed)
+        else (0, 0, ""),
+    ):
+        if count:
+            notes.append(f"{count} of {of} {what}")
+    missing = (made.x == 0).all(axis=1) | np.array([not row.text for row in rows])
+    made.x[missing] = 0
+    if missing.any() and not take.columns:
+        raise DataError(f"{rows[int(missing.argmax())].where}: {take.text} has no word; fill or drop such rows")
+    if missing.any():
+        notes.append(f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing")
+    if not take.columns:
+        return made.x, vocabulary.size, tuple(notes)
+    return together({TABLE: values, TEXT: made.x}), vocabulary.size, tuple(notes)
+
+
+def sharing(vocabulary: Hashed) -> int:
+    """Count the hashed words that share a token with another word."""
+    tokens = np.array(list(vocabulary.number.values()))
+    counts = np.bincount(tokens) if len(tokens) else np.zeros(1, int)
+    return int(counts[counts > 1].sum())
+
+
+def copies(rows: Sequence[SampleSource], places: Array) -> tuple[str, ...]:
+    """A note where texts of the test part are also elsewhere. ``places``: the part of each row, text (n,)."""
+    elsewhere = {row.text for row, place in zip(rows, places, strict=True) if place != "test"}
+    tested = [row for row, place in zip(rows, places, strict=True) if place == "test"]
+    again = sum(row.text in elsewhere for row in tested if row.text)
+    if not again:
+        return ()
+    return (f"{again} of {len(tested)} test samples have a text that is trained on, too: tests are too easy by that",)

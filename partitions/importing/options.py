@@ -1,0 +1,48 @@
+"""Options of an import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partitions.importing.notes import ALL_COLUMNS, Take
+from partitions.importing.scans import ReadOptions
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of an import: how the source is written, and what is read of it.
+
+    ``size``: pictures are resized to size x size (None: as they are, all alike); ``label``: the label column of a csv,
+    or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names of all
+    classes, in order; ``labels_from``: a csv of labels by study or patient; ``seed``: of the split, where the source
+    has none. ``window``, ``spacing``, ``slices`` and ``series`` are of scans (``scans.ReadOptions``). ``take``: how a
+    csv is written, the column of texts, what they become, which numbers, and the column of patients. ``overwrite``:
+    whether the data file may be there already.
+    """
+
+    size: int | None = None
+    label: str | None = None
+    labels: Sequence[str] = ()
+    labels_from: str | Path | None = None
+    seed: int = 42
+    survival: tuple[str, str] | None = None
+    task: str = "auto"
+    window: tuple[float, float] | None = None
+    spacing: float | None = None
+    slices: int = 1
+    series: str = ""
+    take: Take = ALL_COLUMNS
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.reading  # refused here, before anything is read
+
+    @property
+    def reading(self) -> ReadOptions:
+        """Read options of pictures and scans. Raises DataError for values out of their range."""
+        return ReadOptions(self.size, self.window, self.spacing, self.slices, self.series)
+
+
+DEFAULTS = ImportOptions()

@@ -1,0 +1,155 @@
+"""Images: read options, image info, sizes, redacted errors."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from partitions.common.errors import DataError
+from partitions.common.sizes import TooLargeError
+
+MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
+
+KEY = secrets.token_bytes(32)  # of this process; it is never written
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Read options of pictures and scans.
+
+    ``size``: pixels of a side; ``window``: centre and width, in the scan's own units;
+    ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a pattern for its description.
+    """
+
+    size: int | None = None
+    window: tuple[float, float] | None = None
+    spacing: float | None = None
+    slices: int = 1
+    series: str = ""
+
+    def __post_init__(self) -> None:
+        for name, number in (("size", self.size), ("slices", self.slices)):
+            if number is not None and number < 1:
+                raise DataError(f"{name} is {number}; it must be 1 or more")
+        for name, value in (("the window's width", self.window and self.window[1]), ("spacing", self.spacing)):
+            if value is not None and not 0 < value < np.inf:
+                raise DataError(f"{name} is {value:g}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """Image info: what the header tells of a picture.
+
+    ``deep``: it becomes float32 in 0..1 and not uint8; ``patient``: a pseudonym, "" without a named patient; ``notes``:
+    what a hospital must know of it, each a text that ends the sentence "12 of 340 pictures ...".
+    """
+
+    height: int
+    width: int
+    channels: int
+    deep: bool
+    patient: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+
+def pseudonym(name: str) -> str:
+    """A keyed hash in a patient's name's place, another one in every process; "" stays ""."""
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if name else ""
+
+
+def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions) -> tuple[int, int]:
+    """Height and width of a picture once it is as wished: as :func:`fit` makes it."""
+    sides = square(height, width, spacing, reading.spacing)
+    return (reading.size, reading.size) if reading.size else sides
+
+
+def square(
+    height: int, width: int, spacing: tuple[float, float] | None, wanted: float | None = None
+) -> tuple[int, int]:
+    """Height and width in square pixels of ``wanted`` mm, or of the smaller side of those that there are.
+
+    ``spacing``: mm from row to row and from column to column, or None if unknown.
+    """
+    if spacing is None:
+        if wanted:
+            raise ScanError("it does not say how large its pixels are; leave --spacing out")
+        return height, width
+    pixel = wanted or min(spacing)
+    sides = max(1, round(height * spacing[0] / pixel)), max(1, round(width * spacing[1] / pixel))
+    if max(sides) > MOST_SIDE:
+        raise ScanError(f"it would have {max(sides)} pixels on a side; give another --spacing, in mm")
+    return sides
+
+
+def fit(
+    picture: Image.Image, spacing: tuple[float, float] | None, reading: ReadOptions, resampling: Image.Resampling
+) -> Image.Image:
+    """A picture with square pixels, of the wished size.
+
+    Without a wished spacing it is stretched to the size; with one it is cut, or widened with 0, about its centre, so
+    that a pixel keeps its mm.
+    """
+    height, width = square(picture.height, picture.width, spacing, reading.spacing)
+    if reading.size and reading.spacing is None:
+        height = width = reading.size
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), resampling)
+    if reading.size and (width, height) != (reading.size, reading.size):
+        left, top = (width - reading.size) // 2, (height - reading.size) // 2
+        picture = picture.crop((left, top, left + reading.size, top + reading.size))
+    return picture
+
+
+def parts_of(depth: int, count: int) -> list[int]:
+    """Which of ``depth`` slices to take: the middle ones of ``count`` equal parts, so one is the middle of all."""
+    count = min(count, depth)
+    return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
+
+
+class ScanError(DataError):
+    """Fault of a scan, in a text that holds nothing of its header."""
+
+
+class Unavailable(DataError):
+    """The library that reads a kind of scan is not installed."""
+
+    def __init__(self, kind: str, package: str) -> None:
+        super().__init__(
+            f"{kind} is read with {package}, which is not installed here: pip install {package}, "
+            "or `make install` in a checkout of silofl"
+        )
+
+
+@contextmanager
+def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
+    """Errors, warnings and logs of a library that reads scans may quote what a header says: nothing of them is shown.
+
+    Raises DataError, one line: ``where`` and a text of ours, or the kind of error alone.
+    """
+    loggers = [logging.getLogger(name) for name in ("pydicom", "nibabel", "nibabel.global")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL + 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except FileNotFoundError:
+        raise DataError(f"{where}: there is no such file") from None
+    except Unavailable:
+        raise
+    except (ScanError, TooLargeError) as error:
+        raise DataError(f"{where}: {error}") from None
+    except Exception as error:
+        raise DataError(f"{where}: its file cannot be read as {kind} ({type(error).__name__}){hint}") from None
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

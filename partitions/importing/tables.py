@@ -1,0 +1,160 @@
+"""Lines of a csv, as hospitals' programs write them."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.names import unknown_name
+from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
+
+SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
+SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # as a user names them
+MOST_LISTED = 20  # columns in a message
+
+LONGEST_SHOWN = 40  # characters of a cell that are put into a message
+
+CELLS_UNCHECKED = 1 << 17  # between two looks at how many there are
+
+Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
+Line = tuple[str, dict[str, str]]  # "table.csv, line 7", and its cells by column
+
+
+@contextmanager
+def long_cells() -> Iterator[None]:
+    """Context in which a csv's cells may be long; elsewhere in the process the limit stays."""
+    before = csv.field_size_limit(MOST_LINE)  # the library's own limit is less than some hospital's notes have
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
+    """The lines of a csv. Raises TooLargeError where they have more cells than memory may hold."""
+    count = checked = 0
+    for cells in lines:
+        count += len(cells)
+        if count - checked > CELLS_UNCHECKED:
+            check_size(CELL_BYTES * count, f"{path}, with {count} cells or more,")
+            checked = count
+        yield cells
+
+
+def read_lines(path: Path, separator: str = "") -> tuple[list[str], list[Line]]:
+    """The columns of a csv and its lines. Without a header the columns are named here.
+
+    ``separator``: what stands between cells; "": the one of comma, semicolon and tab that the first line has most of.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as file, long_cells():
+        first = next(bounded_lines(file, path), "")
+        separator = separator or max(",;\t", key=first.count)
+        check_columns(first.count(separator) + 1, path)
+        file.seek(0)
+        reader = csv.reader(bounded_lines(file, path), delimiter=separator)
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in counted(reader, path) if any(cells)]
+    if not lines:
+        raise DataError(f"{path} is empty")
+    header = lines[0][1]
+    if all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header):
+        header = [f"column{i}" for i in range(1, len(header) + 1)]
+    elif any(cell.lower() in ("", "?", "nan", "na") for cell in header):
+        raise DataError(f"{path}: a column has no name in the first line; write a header that names each")
+    else:
+        lines = lines[1:]
+    if not lines:
+        raise DataError(f"{path} has a header but no rows")
+    if twice := sorted(name for name, times in Counter(header).items() if times > 1):
+        raise DataError(f"{path} has two columns named {twice[0]!r}")
+    for number, cells in lines:
+        if len(cells) != len(header):
+            mend = ""
+            if separator == "," and len(cells) > len(header):
+                mend = "; if its numbers have decimal commas, save it separated by semicolons and add --decimal ,"
+            raise DataError(f"{path}, line {number} has {len(cells)} cells, the header {len(header)}{mend}")
+    return header, [(f"{path}, line {number}", dict(zip(header, cells, strict=True))) for number, cells in lines]
+
+
+def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns of the labels: as asked for, or the ``usual`` ones. A column's own name may have commas."""
+    if isinstance(label, str):
+        columns = (label,) if label in header else tuple(filter(None, map(str.strip, label.split(","))))
+    else:
+        columns = label or usual
+    for column in columns:
+        if column not in header:
+            raise unknown_name(f"column of {path}", column, header)
+    return columns
+
+
+def feature_columns(path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]) -> list[str]:
+    """The columns of numbers: the ``chosen`` ones, or else all but the ``others``."""
+    free = [name for name in header if name not in others]
+    for name in chosen:
+        if name not in free:
+            raise unknown_name(f"column of {path} besides {', '.join(others)}:", name, free)
+    return list(dict.fromkeys(chosen)) or free
+
+
+def list_columns(header: Sequence[str]) -> str:
+    """The columns of a csv, for a message."""
+    more = len(header) - MOST_LISTED
+    return ", ".join(header[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def with_point(where: str, name: str, cell: str, decimal: str) -> str:
+    """A cell with a point for its ``decimal`` sign, if it is a number. ValueError where it has another sign."""
+    if len(cell) > LONGEST_SHOWN:
+        return cell
+    if decimal == "," and "." in cell and (is_number(cell) or is_number(cell.replace(".", "").replace(",", "."))):
+        raise DataError(f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5")
+    if not WITH_COMMA.fullmatch(cell):
+        return cell
+    if decimal != ",":
+        raise DataError(
+            f"{where}: {name} is {cell!r}; add --decimal , if that is a decimal comma, or else write 1234 for 1,234"
+        )
+    return cell.replace(",", ".")
+
+
+def labels_of(line: Line, columns: tuple[str, ...], decimal: str = ".") -> tuple[str, ...]:
+    """A line's labels; each must be there. Numbers have a point, whatever their ``decimal`` sign."""
+    where, row = line
+    if missing := [column for column in columns if not row[column]]:
+        raise DataError(f"{where} has no {missing[0] if len(columns) > 1 else 'label'}")
+    return tuple(with_point(where, column, row[column], decimal) for column in columns)
+
+
+def split_of(line: Line) -> str:
+    """train, val or test, as a line's ``split`` says, or "" where it says nothing."""
+    where, row = line
+    split = row.get("split", "")
+    if split and split.lower() not in SPLIT_NAMES:
+        raise DataError(f"{where}: split is {split!r}; it must be train, val or test")
+    return SPLIT_NAMES.get(split.lower(), "")
+
+
+def numbers_of(line: Line, columns: Sequence[str], decimal: str = ".") -> tuple[float, ...]:
+    """A line's values in these columns. A long text is not shown: it may be a patient's."""
+    where, row = line
+    cells = {name: with_point(where, name, row[name], decimal) for name in columns}
+    for name, cell in cells.items():
+        if not is_number(cell):
+            if len(cell) > LONGEST_SHOWN:
+                raise DataError(f"{where}: {name} is a text of {len(cell)} characters; --text {name} takes it as such")
+            raise DataError(f"{where}: {name} is {cell!r}, no number; fill or drop such rows")
+    return tuple(float(cells[name]) for name in columns)
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text is a finite number of float32, as other programs write it: not 1_000, as Python."""
+    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)

@@ -1,0 +1,103 @@
+"""Labels of an import: the task they are for, and what a data file keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.names import unknown_name
+from partitions.importing.images import SampleSource
+from partitions.importing.scans import ReadOptions
+from partitions.importing.streams import probe_masks
+from partitions.importing.tables import LONGEST_SHOWN, is_number
+from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, join_survival, read_count, read_labels, short_numbers
+from partitions.splits import Array
+
+LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
+
+
+def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequence[str], survival: bool) -> str:
+    """Return the task; "auto" is decided by the number of labels and their values."""
+    if task != "auto":
+        return task
+    if survival or samples[0].mask:
+        return "survival" if survival else "segmentation"
+    if len(samples[0].labels) > 1:
+        return (
+            "multilabel" if {text for sample in samples for text in sample.labels} <= {"0", "1", "-1"} else "regression"
+        )
+    texts = {sample.labels[0] for sample in samples}
+    measured = all(map(is_number, texts)) and any(float(text) != int(float(text)) for text in texts)
+    return "regression" if measured and not classes else "multiclass"
+
+
+def read_answers(
+    samples: Sequence[SampleSource], columns: Sequence[str], classes: Sequence[str], task: str, reading: ReadOptions
+) -> tuple[Array, tuple[str, ...], int]:
+    """The labels as a data file keeps them (``labels.py``; masks blank), the names of classes that had to be numbered,
+    of findings or of measurements, and how many there are of them.
+    """
+    wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
+    if len(samples[0].labels) != wanted or bool(samples[0].mask) != (task == "segmentation"):
+        needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
+        raise DataError(f"task = {task} needs {needs}")
+    if task == "segmentation":
+        return probe_masks(samples, reading)
+    if task in ONE_CLASS:
+        y, names = number_labels(samples, classes)
+        return y, names, len(names) or read_count(task, {}, {"all": y})
+    for sample in samples:
+        for column, text in zip(columns, sample.labels, strict=True):
+            if not is_number(text):
+                raise DataError(f"{sample.where}: {column} is {text!r}, no number; fill or drop such rows")
+    values = np.array([[float(text) for text in sample.labels] for sample in samples])
+    try:
+        if task == "survival":
+            return join_survival({"time": values[:, 0], "event": values[:, 1]})["y"], (), 1
+        y = read_labels(task, "the label", values, values)
+    except Fault as fault:
+        raise DataError(f"{', '.join(columns)}: {fault.detail}; {fault.fix}") from None
+    return y, tuple(columns), len(columns)
+
+
+def number_labels(samples: Sequence[SampleSource], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
+    """Labels as int64 (n,), and the names of the classes if they had to be numbered."""
+    found = sorted({sample.labels[0] for sample in samples})
+    for sample in samples:
+        if len(sample.labels[0]) > LONGEST_LABEL:
+            raise DataError(
+                f"{sample.where}: the label is a text of {len(sample.labels[0])} characters; name it with --label"
+            )
+    if labels:
+        if len(set(labels)) != len(labels):
+            raise DataError("labels names a class twice")
+        for sample in samples:
+            if sample.labels[0] not in labels:
+                raise unknown_name(f"label in {sample.where}:", sample.labels[0], labels)
+        names = tuple(labels)
+    elif all(text.isascii() and text.isdigit() for text in found):
+        for sample in samples:
+            if int(sample.labels[0]) >= MOST_CLASSES:
+                raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
+        numbers = sorted({int(text) for text in found})
+        if len(numbers) == 1 or numbers[-1] >= len(numbers):
+            raise unnumbered(samples, short_numbers(numbers))
+        return np.array([int(sample.labels[0]) for sample in samples], np.int64), ()
+    else:
+        names = tuple(found)
+        if len(found) == 1:
+            raise unnumbered(
+                samples, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
+            )
+    number = {name: i for i, name in enumerate(names)}
+    return np.array([number[sample.labels[0]] for sample in samples], np.int64), names
+
+
+def unnumbered(samples: Sequence[SampleSource], found: str) -> DataError:
+    """The error for labels that cannot be all classes there are: one, or numbers with gaps."""
+    return DataError(
+        f"the {len(samples)} labels are {found}: not all classes from 0 on, two at least, are here; "
+        "name every class of the federation, in order, with --labels A,B"
+    )

@@ -1,0 +1,126 @@
+"""Arrays of an ``.npz``: read without unpickling and within the memory that is free, written atomically."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from partitions.common.files import write_atomically
+from partitions.common.sizes import available
+from partitions.labels import Fault
+from partitions.splits import Array
+
+LARGEST_UNPACKED = 1 << 27  # bytes; a file that unpacks to more, and to so many times its own size, is a trap:
+
+MOST_TIMES = 100
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
+    """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
+    is in it.
+
+    ``samples``: what is written in an array's place, one sample after the other; no more than one is in memory.
+    """
+
+    def write(temporary: Path) -> None:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            for name, array in arrays.items():
+                member = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+                with archive.open(member, "w", force_zip64=True) as out:
+                    if samples and name in samples:
+                        write_stream(out, array, samples[name])
+                    else:
+                        np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
+
+    write_atomically(path, write)
+
+
+def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
+    """Write an array with these samples as write_array would; it has the shape and type of ``like``."""
+    np.lib.format.write_array_header_1_0(
+        out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
+    )
+    for sample in samples:
+        out.write(sample.astype(like.dtype, copy=False).tobytes())
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Load every array of an ``.npz`` (nothing is unpickled)."""
+    make = "make one with `silofl import`, or with numpy.savez"
+    try:
+        if not path.exists():
+            raise Fault("there is no such file", "check the path, and in a container that the folder is mounted")
+        if not path.is_file():
+            raise Fault("is no file", f"name the .npz file itself, or {make}")
+        with path.open("rb") as file:
+            start = file.read(6)
+        if not start:
+            raise Fault("the file is empty", make)
+        if start == b"\x93NUMPY":
+            raise Fault("is a single .npy array", "an .npz with inputs and labels is needed; " + make)
+        if not zipfile.is_zipfile(path):
+            raise Fault("is no .npz file, or is cut short", make)
+        with zipfile.ZipFile(path) as archive:
+            check_size(archive, path.stat().st_size)
+            return {member.filename.removesuffix(".npy"): read_array(archive, member) for member in archive.infolist()}
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise Fault(f"is damaged or not readable ({error})", "copy it again, or " + make) from error
+    except (ValueError, OverflowError, struct.error) as error:  # of zipfile's, about its own header
+        if isinstance(error, Fault):
+            raise
+        raise Fault(f"is damaged ({error})", "copy it again, or " + make) from error
+
+
+def check_size(archive: zipfile.ZipFile, size: int) -> None:
+    """Refuse a small file that unpacks to much: before anything is unpacked."""
+    unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > LARGEST_UNPACKED and unpacked > MOST_TIMES * size:
+        raise Fault(
+            f"would unpack to {unpacked / 1e6:.0f} MB, {unpacked / size:.0f} times its size",
+            "if that is what you mean, save it uncompressed, with numpy.savez",
+        )
+    if unpacked > (free := available()):
+        raise Fault(
+            f"would take {unpacked / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB is free here",
+            "use a machine with more, or fewer samples",
+        )
+
+
+def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array, whose header is looked at first: it may not ask for more memory than the file has values for."""
+    name = member.filename.removesuffix(".npy")
+    again = "copy it again, or make it with `silofl import`, or with numpy.savez"
+    with archive.open(member) as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise Fault(f"holds {name!r}, which is no array", again)
+    try:
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = read[version](file)
+    except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise Fault(f"{name} is damaged ({error})", again) from error
+    if dtype.hasobject:
+        raise Fault(
+            f"{name} is an array of Python objects, which are not read: they could run code",
+            "save plain arrays of numbers",
+        )
+    if any(n < 0 for n in shape) or math.prod(shape) * dtype.itemsize > member.file_size:
+        raise Fault(f"{name} is damaged (its header says {dtype} {shape}, more than there is)", again)
+    try:
+        with archive.open(member) as file:
+            array: Array = np.lib.format.read_array(file, allow_pickle=False)
+            return array
+    except ValueError as error:
+        raise Fault(f"{name} is damaged ({error})", again) from error
+    except MemoryError:
+        need = math.prod(shape) * dtype.itemsize / 1e9
+        raise Fault(f"{name} needs {need:.1f} GB of memory, which is not here", "use a machine with more") from None

@@ -1,0 +1,68 @@
+"""A silo's samples brought to the schema that all silos agree on: columns and label numbers, by their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from partitions.labels import ONE_CLASS, VOID
+from partitions.schema import Schema, numbers_of, order_of
+from partitions.splits import Array, SiloData, Split, inputs_of, together
+
+
+def is_table(x: Array) -> bool:
+    """Return whether an input (n, ...) is a table, whose columns have names."""
+    return x.ndim == 2 and x.dtype == np.float32
+
+
+def count_columns(x: Array) -> int:
+    """Count the columns of all tables among the inputs."""
+    return sum(own.shape[1] for own in inputs_of(x).values() if is_table(own))
+
+
+def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
+    """The data with columns and labels in the agreed order, C-contiguous; ``data`` itself where nothing moves.
+
+    Raises ValueError where a name of one side is missing on the other (of labels, where an own one is).
+    """
+    own, one = data.schema, data.task in (*ONE_CLASS, "segmentation")
+    columns = order_of(own.names, agreed.names)
+    numbers = numbers_of(own.labels, agreed.labels) if one else order_of(own.labels, agreed.labels)
+    if not columns and not numbers:
+        return data
+    parts = [
+        Split(reorder_columns(split.x, columns), relabel(split.y, numbers, data.task), split.patient)
+        for split in (data.train, data.val, data.test)
+    ]
+    features = {feature.name: feature for feature in own.features}
+    schema = replace(
+        own,
+        features=tuple(features[name] for name in agreed.names) if columns else own.features,
+        labels=agreed.labels if numbers else own.labels,
+    )
+    classes = max(data.classes, len(agreed.labels)) if one and numbers else data.classes
+    return replace(data, train=parts[0], val=parts[1], test=parts[2], classes=classes, schema=schema)
+
+
+def reorder_columns(x: Array, order: list[int]) -> Array:
+    """Inputs (n, ...) whose j-th column is the ``order[j]``-th of ``x``; of several tables, counted through them."""
+    if not order:
+        return x
+    inputs = inputs_of(x)
+    tables = {name: own for name, own in inputs.items() if is_table(own)}
+    whole = np.hstack(list(tables.values()))[:, order]
+    ends = np.cumsum([own.shape[1] for own in tables.values()])[:-1]
+    moved = dict(zip(tables, map(np.ascontiguousarray, np.split(whole, ends, axis=1)), strict=True))
+    return together({**inputs, **moved}) if x.dtype.names else moved[""]
+
+
+def relabel(y: Array, numbers: list[int], task: str) -> Array:
+    """Labels with these numbers: of classes the k-th becomes ``numbers[k]``, of others column j is ``numbers[j]``."""
+    if not numbers:
+        return y
+    if task not in (*ONE_CLASS, "segmentation"):
+        return np.ascontiguousarray(y[:, numbers])
+    table = np.arange(max(len(numbers), VOID + 1), dtype=y.dtype)
+    table[: len(numbers)] = numbers
+    return table[y]

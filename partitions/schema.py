@@ -1,0 +1,311 @@
+"""The schema of a silo's samples: names, units and ranges of a table's columns, names of the labels, number format.
+
+Hospitals that share a schema may train together; two whose columns or label numbers differ in order only are reconciled
+by name. As TOML, YAML or JSON:
+
+    features = ["sex", {name = "age", unit = "years", range = [0, 120]}]
+    labels = ["well", "ill"]
+    dtype = "float32"
+
+Every part may be left out. ``labels`` names classes in the order of their numbers, findings, or measurements. A range
+is a statement of what a column may hold, never computed from data. The canonical form is JSON with sorted keys and
+without white space; the digest is its SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from partitions.common.errors import DataError
+
+LONGEST_NAME = 200  # characters of a name or a unit
+LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
+SHOWN = 2  # names that a message quotes
+KEYS = ("features", "labels", "dtype")
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A table's column. An empty ``unit`` or a ``range`` of None: not stated."""
+
+    name: str
+    unit: str = ""
+    range: tuple[float, float] | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON has it, without what is not stated."""
+        stated = {"unit": self.unit, "range": list(self.range) if self.range else None}
+        return {"name": self.name} | {key: value for key, value in stated.items() if value}
+
+    def __str__(self) -> str:
+        """``age [years, 0..120]``."""
+        range_ = f"{self.range[0]:g}..{self.range[1]:g}" if self.range else ""
+        stated = ", ".join(filter(None, (self.unit, range_)))
+        return f"{self.name} [{stated}]" if stated else self.name
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Columns and labels in their order, and the number format (``splits.dtype_of``). Empty parts: not stated.
+
+    Raises DataError, one line, where names repeat, or are no printable text of 1 to 200 characters.
+    """
+
+    features: tuple[Feature, ...] = ()
+    labels: tuple[str, ...] = ()
+    dtype: str = ""
+    text: str = field(init=False, repr=False, compare=False, default="")  # the canonical form
+
+    def __post_init__(self) -> None:
+        for kind, names in (("column", self.names), ("label", self.labels)):
+            for name in names:
+                check_name(kind, name)
+            if len(set(names)) < len(names):
+                twice = next(name for name, times in Counter(names).items() if times > 1)
+                raise DataError(f"two {kind}s are called {twice!r}")
+        for feature in self.features:
+            if feature.unit:
+                check_name("unit", feature.unit)
+            check_range(feature)
+        if self.dtype:
+            check_name("dtype", self.dtype)
+        text = json.dumps(self.content, sort_keys=True, separators=(",", ":"))
+        if len(text) > LONGEST_SCHEMA:
+            raise DataError(f"the names come to {len(text)} characters; a schema has at most {LONGEST_SCHEMA}")
+        object.__setattr__(self, "text", text)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns' names."""
+        return tuple(feature.name for feature in self.features)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON has it, without what is not stated."""
+        features = [feature.content for feature in self.features]
+        stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype}
+        return {key: value for key, value in stated.items() if value}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical form, in hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """The parts that are stated, in one line, with the digest."""
+        features = few([str(feature) for feature in self.features], 20, 60)
+        parts = {"columns": features, "labels": few(self.labels, 20, 60), "dtype": self.dtype}
+        return "; ".join([*(f"{key} {value}" for key, value in parts.items() if value), f"SHA-256 {self.digest}"])
+
+
+NO_SCHEMA = Schema()  # nothing is stated
+
+
+def check_name(kind: str, name: object) -> None:
+    """Raise DataError where a column, label or unit cannot be called so."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or tidy(name) != name:
+        raise DataError(
+            f"the {kind} {str(name)[:40]!r} has no usable name: 1 to {LONGEST_NAME} printable characters are wanted"
+        )
+
+
+def check_range(feature: Feature) -> None:
+    """Raise DataError unless the range is two finite numbers, the smaller one first."""
+    if feature.range is not None and not (
+        all(map(math.isfinite, feature.range)) and feature.range[0] < feature.range[1]
+    ):
+        low, high = feature.range
+        raise DataError(f"the range of {feature.name!r} is [{low}, {high}]: two numbers, the smaller one first")
+
+
+def tidy(name: str) -> str:
+    """A name in Unicode's composed form, with single blanks: as two programs may write the same one differently."""
+    return " ".join(unicodedata.normalize("NFC", name).split())
+
+
+def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
+    """The first names, each cut, and how many more there are."""
+    every = list(names)
+    shown = ", ".join(name if len(name) <= longest else f"{name[: longest - 3]}..." for name in every[:most])
+    return f"{shown} and {len(every) - most} more" if len(every) > most else shown
+
+
+# Reading
+
+
+def parse_schema(content: object) -> Schema:
+    """The schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
+    if not isinstance(content, Mapping) or not set(content) <= set(KEYS):
+        raise DataError(f"a schema has the keys {', '.join(KEYS)}")
+    features, labels, dtype = content.get("features", []), content.get("labels", []), content.get("dtype", "")
+    if not isinstance(features, list) or not isinstance(labels, list) or not isinstance(dtype, str):
+        raise DataError("features and labels are lists, dtype is a text")
+    for label in labels:
+        if not isinstance(label, str):
+            raise DataError(f"the label {str(label)[:40]} is no text: write it in quotation marks")
+    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype)
+
+
+def _feature(content: object) -> Feature:
+    """A column: its name, or a mapping of name, unit and range."""
+    content = {"name": content} if isinstance(content, str) else content
+    if not isinstance(content, Mapping) or not {"name"} <= set(content) <= {"name", "unit", "range"}:
+        raise DataError("a feature is a text, or a mapping of name, unit and range")
+    name, unit, range_ = content["name"], content.get("unit", ""), content.get("range")
+    if not isinstance(name, str) or not isinstance(unit, str):
+        raise DataError(f"name and unit of the feature {str(name)[:40]} are texts: write them in quotation marks")
+    if range_ is not None:
+        if not isinstance(range_, list) or len(range_) != 2 or not all(type(n) in (int, float) for n in range_):
+            raise DataError(f"the range of {name[:40]!r} is a list of two numbers")
+        try:
+            range_ = (float(range_[0]), float(range_[1]))
+        except OverflowError:
+            raise DataError(f"the range of {name[:40]!r} is beyond what a number can hold") from None
+    return Feature(tidy(name), tidy(unit), range_)
+
+
+@lru_cache(maxsize=64)
+def read_schema(text: str) -> Schema:
+    """The schema of a JSON text, such as a silo sends. Raises DataError, one line, for anything it cannot be."""
+    if len(text) > LONGEST_SCHEMA:
+        raise DataError(f"a schema has at most {LONGEST_SCHEMA} characters")
+    try:
+        content = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise DataError("a schema is a JSON object") from None
+    return parse_schema(content)
+
+
+def load_schema(path: Path) -> Schema:
+    """The schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
+    readers: dict[str, Callable[[str], object]] = {
+        ".toml": tomllib.loads,
+        ".yaml": yaml.safe_load,
+        ".yml": yaml.safe_load,
+        ".json": json.loads,
+    }
+    if path.suffix not in readers:
+        raise DataError(f"{path} does not end in .toml, .yaml, .yml or .json")
+    try:
+        text = path.read_text("utf-8")
+        if len(text) > LONGEST_SCHEMA:
+            raise DataError(f"a schema has at most {LONGEST_SCHEMA} characters")
+        return parse_schema(readers[path.suffix](text))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DataError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+# Reconciling
+
+
+def majority(schemas: Sequence[Schema]) -> Schema:
+    """Return the majority's schema, part by part; the silos come in the order of their names.
+
+    Of columns and labels the set of names counts first (of a tie the larger set, then the first silo's), then the order
+    among the silos with this set; units and ranges by column.
+    """
+    features, labels = _most([s.names for s in schemas]), _most([s.labels for s in schemas])
+    stated = [{f.name: f for f in s.features} for s in schemas if set(s.names) == set(features)]
+    units = {name: _first([own[name].unit for own in stated]) or "" for name in features}
+    ranges = {name: _first([own[name].range for own in stated]) for name in features}
+    dtype = _first([s.dtype for s in schemas]) or ""
+    return Schema(tuple(Feature(name, units[name], ranges[name]) for name in features), labels, dtype)
+
+
+def _most(orders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    sets = Counter(frozenset(order) for order in orders if order)
+    if not sets:
+        return ()
+    chosen = max(sets, key=lambda names: (sets[names], len(names)))
+    return Counter(order for order in orders if frozenset(order) == chosen).most_common(1)[0][0]
+
+
+def _first(values: Sequence[Any]) -> Any:
+    """The most frequent value that is stated; of a tie the first."""
+    return next((value for value, _ in Counter(value for value in values if value).most_common(1)), None)
+
+
+MEND = "rename them in the data file, or set `schema` in the federation file"
+
+
+def difference(
+    own: Schema, agreed: Schema, source: str, *, required: bool = False, subset: bool = True, mend: str = MEND
+) -> str:
+    """The first thing in which ``own`` does not fit ``agreed`` by name, and how to mend it; empty where all fits.
+
+    ``source``: "most silos have"; ``required``: whether names that ``agreed`` has must be there; ``subset``: whether
+    ``own`` may lack some labels, as a hospital without patients of a class does.
+    """
+    if own.dtype and agreed.dtype and own.dtype != agreed.dtype:
+        return f"samples of {own.dtype}, {source} {agreed.dtype}: save them alike"
+    for what, key, names, known, fewer in (
+        ("columns", "feature_names", own.names, agreed.names, False),
+        ("labels", "label_names", own.labels, agreed.labels, subset),
+    ):
+        if known and not names and required:
+            return f"no names of its {what}, {source} {few(known)}: add `{key}` to the data file (`silofl import` does)"
+        if not (known and names):
+            continue
+        foreign = [name for name in names if name not in set(known)]
+        missing = [name for name in known if name not in set(names)]
+        if foreign:
+            return f"{what} named {few(foreign)}, {source} {few(missing or known)}: {mend}"
+        if missing and not fewer:
+            return f"no {what} named {few(missing)}, {source} them: {mend}"
+    stated = {feature.name: feature for feature in agreed.features}
+    for feature in own.features:
+        other = stated.get(feature.name, feature)
+        if feature.unit and other.unit and feature.unit != other.unit:
+            return f"{few([feature.name])} in {few([feature.unit])}, {source} {few([other.unit])}: convert the column"
+        if feature.range and other.range and feature.range != other.range:
+            own_range, range_ = ("{:g}..{:g}".format(*r) for r in (feature.range, other.range))
+            return f"a range of {own_range} for {few([feature.name])}, {source} {range_}: agree on one range"
+    return ""
+
+
+def moved(own: Schema, agreed: Schema) -> list[str]:
+    """Return what is mapped by name: "columns", "labels"; of two schemas that fit each other."""
+    pairs = {"columns": (own.names, agreed.names), "labels": (own.labels, agreed.labels)}
+    return [what for what, (names, known) in pairs.items() if names and known and names != known[: len(names)]]
+
+
+def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
+    """For each agreed name its place in ``own``. Empty where the order is the same, or one side has no names.
+
+    Raises DataError where a name is missing.
+    """
+    if not own or not agreed or tuple(own) == tuple(agreed):
+        return []
+    place = {name: i for i, name in enumerate(own)}
+    if set(place) != set(agreed):
+        foreign, missing = (few([name for name in a if name not in set(b)]) for a, b in ((own, agreed), (agreed, own)))
+        raise DataError(f"it has {foreign or 'nothing'} where {missing or 'nothing'} is wanted")
+    return [place[name] for name in agreed]
+
+
+def numbers_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
+    """For each own label its number among the agreed ones. Empty where they have these numbers already, or no names.
+
+    Raises DataError where a name is missing there.
+    """
+    if not own or not agreed or tuple(agreed[: len(own)]) == tuple(own):
+        return []
+    number = {name: i for i, name in enumerate(agreed)}
+    if foreign := [name for name in own if name not in number]:
+        raise DataError(f"there is no label {few(foreign)} among {few(agreed)}")
+    return [number[name] for name in own]

@@ -1,0 +1,1 @@
+"""Partitions of a data set over silos, as in the papers: one module per paper."""

@@ -1,0 +1,80 @@
+"""PLayer-FL's partitions (MLSys 2026, arXiv 2502.08829; procedures as in the authors' public code).
+
+Each silo's samples are split at random: 20 % for testing, and 20 % of the rest for validation (64 / 16 / 20).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.schemes.pool import Parts, Pool, gather, hold_out
+from partitions.splits import Array
+
+TEST_SHARE = 0.2
+SHOWN = 6  # silos of a data set that an error names
+PAPER_SAMPLES = {"fashion-mnist": 2000, "emnist": 3000, "cifar10": 10_000}  # per silo, five silos
+
+
+@dataclass(frozen=True)
+class PlayerDirichlet:
+    """Settings of ``player-dirichlet``."""
+
+    beta: float = field(default=0.5, metadata={"symbol": "β", "help": "concentration; small = skewed", "above": 0})
+    samples_per_silo: int = field(
+        default=0,
+        metadata={
+            "help": "mean samples of a silo; 0 = as in the paper, elsewhere all there are",
+            "minimum": 0,
+            "maximum": 10**7,
+        },
+    )
+
+
+def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
+    """Of the first N * samples_per_silo training samples, each class goes to the silos by Dir(beta, ...,
+    beta).
+
+    Counts are rounded down and the last silo takes the remainder of each class; no silo has a minimum size,
+    and no sample is shared. The data set's test file is not used.
+    """
+    most = pool.n_train // pool.silos
+    size = settings.samples_per_silo or min(PAPER_SAMPLES.get(pool.dataset, most), most)
+    if size > most:
+        raise DataError(
+            f"player-dirichlet.samples-per-silo is {size}, but {pool.dataset} has {pool.n_train} training "
+            f"samples: at most {most} for each of {pool.silos} silos"
+        )
+    silos: list[list[Array]] = [[] for _ in range(pool.silos)]
+    first = pool.labels[: size * pool.silos]
+    for label in range(pool.classes):
+        samples = pool.rng.permutation(np.flatnonzero(first == label))
+        counts = (pool.rng.dirichlet(np.full(pool.silos, settings.beta)) * len(samples)).astype(int)
+        for silo, piece in enumerate(np.split(samples, np.cumsum(counts)[:-1])):
+            silos[silo].append(piece)
+    return [hold_out(gather(pieces), TEST_SHARE, pool.rng) for pieces in silos]
+
+
+def natural(pool: Pool, settings: object) -> list[Parts]:
+    """The silos that the data set comes with (heart-disease: four hospitals), each split 64 / 16 / 20.
+
+    One that comes with their test parts, too (tcga-brca), keeps these.
+
+    Raises DataError if it comes with none, or with another number of them than was asked for.
+    """
+    if pool.groups is None:
+        raise DataError(
+            f"natural: {pool.dataset} does not come with silos of its own (heart-disease does); "
+            "take another partition, for example dirichlet"
+        )
+    if pool.silos != len(pool.groups):
+        names = [*pool.groups] if len(pool.groups) <= SHOWN else [*[*pool.groups][:SHOWN], "..."]
+        raise DataError(
+            f"natural: {pool.dataset} comes with {len(pool.groups)} silos ({', '.join(names)}), not "
+            f"{pool.silos}; set silos={len(pool.groups)}"
+        )
+    if pool.own_test:
+        return [(rows[rows < pool.n_train], rows[rows >= pool.n_train]) for rows in pool.groups.values()]
+    return [hold_out(samples, TEST_SHARE, pool.rng) for samples in pool.groups.values()]

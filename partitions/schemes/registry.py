@@ -1,0 +1,217 @@
+"""Partitions: how a data set is divided over silos, by name.
+
+Each procedure lives in the file of the paper it comes from; here are the table of them, the settings they
+take, the validation share, and the checks that every silo can train and be tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.names import silo_name, unknown_name
+from partitions.labels import ONE_CLASS
+from partitions.patients import most_frequent, rows_of_patients
+from partitions.schemes import apple, diversifed, fedala, fedapm, iid, player
+from partitions.schemes.pool import Parts, Pool, gather, hold_out
+from partitions.splits import Array, Dataset, SiloData, take
+
+
+@dataclass(frozen=True)
+class SiloIndices:
+    """One silo's samples, as indices into the data set's training samples followed by its test samples.
+
+    ``origin`` is the name under which a data set's own silo is known (natural partition), else empty.
+    """
+
+    name: str
+    train: Array
+    val: Array
+    test: Array
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Settings of a partition that has none."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One entry of the table: what it is, where it comes from, and the procedure."""
+
+    title: str
+    source: str
+    procedure: Callable[[Pool, Any], list[Parts]]
+    settings: type = NoSettings
+    validation: float = 0.15  # share of a silo's training samples
+    mend: str = "or "  # what may be changed, besides silos and seed, when a silo is left with nothing
+    by_class: bool = True  # whether it looks at the samples' classes
+    shares: bool = False  # whether several silos may hold the same sample
+
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition("equal silos", "none", iid.iid, by_class=False),
+    "apple-pathological": Partition(
+        "two random classes per silo, a random share of each",
+        "APPLE",
+        apple.apple_pathological,
+        apple.ApplePathological,
+    ),
+    "apple-practical": Partition(
+        "per class one silo has 80 %, one 10 %, the others share 10 %",
+        "APPLE",
+        apple.apple_practical,
+        apple.ApplePractical,
+    ),
+    "dirichlet": Partition(
+        "each class over the silos by Dir(beta), with a smallest silo",
+        "FedALA",
+        fedala.dirichlet,
+        fedala.Dirichlet,
+        mend="a larger dirichlet.beta or ",
+    ),
+    "pathological": Partition(
+        "groups of silos share two classes each", "FedALA", fedala.pathological, fedala.Pathological
+    ),
+    "diversifed-pathological": Partition(
+        "two random classes per silo, equal sizes",
+        "DiversiFed",
+        diversifed.diversifed_pathological,
+        diversifed.DiversifedPathological,
+        shares=True,
+    ),
+    "diversifed-dirichlet": Partition(
+        "each silo's class proportions by Dir(alpha), equal sizes",
+        "DiversiFed",
+        diversifed.diversifed_dirichlet,
+        diversifed.DiversifedDirichlet,
+        mend="a larger diversifed-dirichlet.alpha or ",
+        shares=True,
+    ),
+    "diversifed-practical": Partition(
+        "three groups of silos with 80 % of their samples from the group's classes",
+        "DiversiFed",
+        diversifed.diversifed_practical,
+        diversifed.DiversifedPractical,
+        shares=True,
+    ),
+    "fedapm-dirichlet": Partition(
+        "each class over the silos by Dir(beta), silos may share samples",
+        "FedAPM",
+        fedapm.fedapm_dirichlet,
+        fedapm.FedapmDirichlet,
+        mend="a larger fedapm-dirichlet.beta or ",
+        shares=True,
+    ),
+    "fedapm-shards": Partition("two random shards per silo", "FedAPM", fedapm.fedapm_shards, fedapm.FedapmShards),
+    "player-dirichlet": Partition(
+        "each class over the silos by Dir(beta), no smallest silo",
+        "PLayer-FL",
+        player.player_dirichlet,
+        player.PlayerDirichlet,
+        validation=0.2,
+        mend="a larger player-dirichlet.beta or ",
+    ),
+    "natural": Partition("the data set's own silos", "PLayer-FL", player.natural, validation=0.2, by_class=False),
+}
+
+
+def partition(
+    dataset: Dataset, name: str, *, silos: int, seed: int, settings: Any = None, validation: float = -1.0
+) -> list[SiloIndices]:
+    """Divide a data set over ``silos`` silos; the same arguments give the same silos.
+
+    ``settings``: an instance of the partition's own dataclass (``PARTITIONS[name].settings``), None = its defaults;
+    ``validation``: share of each silo's training samples held out for validation, 0 = none, -1 = the partition's own.
+
+    Where the data set names patients, these are divided in place of samples, each with its most frequent class: all
+    samples of a patient are in one silo, and there in one part. Sizes and shares are then of patients.
+
+    Raises DataError for an unknown partition, a silo left without samples, and patients whom the partition would put
+    into several silos.
+    """
+    if name not in PARTITIONS:
+        raise unknown_name("partition", name, PARTITIONS)
+    entry = PARTITIONS[name]
+    check_fits(dataset, name)
+    patients = rows_of_patients(dataset)
+    labels, n_train = labels_to_divide(dataset, patients)
+    pool = Pool(
+        dataset=dataset.name,
+        labels=labels,
+        n_train=n_train,
+        classes=dataset.classes,
+        silos=silos,
+        rng=np.random.default_rng(seed),
+        groups=dataset.groups,
+        own_test=dataset.own_test,
+    )
+    parts = entry.procedure(pool, entry.settings() if settings is None else settings)
+    origins = list(dataset.groups) if name == "natural" and dataset.groups else [""] * silos
+    share = entry.validation if validation == -1.0 else validation
+    result = []
+    for i, (train, test) in enumerate(parts):
+        for samples, kind in ((train, "training"), (test, "test")):
+            if not len(samples):
+                raise DataError(
+                    f"{silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
+                    f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
+                )
+        # A generator per silo: its validation samples do not depend on the silos before it.
+        train, val = hold_out(train, share, np.random.default_rng([seed, i]))
+        if patients:
+            train, val, test = (gather([patients[unit] for unit in units]) for units in (train, val, test))
+        result.append(SiloIndices(silo_name(i), train, val, test, origins[i]))
+    return result
+
+
+def check_fits(dataset: Dataset, name: str) -> None:
+    """ValueError where a partition needs classes that the samples do not have, or would divide patients."""
+    entry = PARTITIONS[name]
+    if entry.by_class and dataset.task not in ONE_CLASS:
+        others = " or ".join(n for n, p in PARTITIONS.items() if not p.by_class)
+        raise DataError(
+            f"partition = {name} divides samples by their class, and those of {dataset.name} have none "
+            f"({dataset.task}): take {others}"
+        )
+    if entry.shares and dataset.train.patient is not None:
+        others = ", ".join(n for n, p in PARTITIONS.items() if not p.shares and n != "natural")
+        raise DataError(
+            f"partition = {name} may give a sample to several silos, and {dataset.name} names patients: "
+            f"take one that keeps each patient in one silo ({others})"
+        )
+
+
+def labels_to_divide(dataset: Dataset, patients: list[Array] | None) -> tuple[Array, int]:
+    """The class of each sample, or patient, int64 (n,), 0 where there are none; how many are for training."""
+    labels = dataset.labels if dataset.task in ONE_CLASS else np.zeros(len(dataset.train) + len(dataset.test), np.int64)
+    if patients is None:
+        return labels, len(dataset.train)
+    return most_frequent(labels, patients), sum(int(rows[0]) < len(dataset.train) for rows in patients)
+
+
+def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
+    """Copy one silo's samples out of the data set."""
+    return SiloData(
+        train=take(dataset, indices.train),
+        val=take(dataset, indices.val),
+        test=take(dataset, indices.test),
+        classes=dataset.classes,
+        task=dataset.task,
+        vocabulary=dataset.vocabulary,
+        schema=dataset.schema,
+    )
+
+
+def partition_settings() -> dict[str, type]:
+    """Per partition, the frozen dataclass of its own settings.
+
+    A field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``; its metadata may hold ``symbol`` (the
+    paper's), ``help``, and the range, which the code that fills it checks (``strategies/base/settings.py``).
+    """
+    return {name: entry.settings for name, entry in PARTITIONS.items()}

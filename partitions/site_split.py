@@ -1,0 +1,86 @@
+"""Division of a hospital's file into train, validation and test: once, by its samples, whatever a run asks for.
+
+Who chooses the division of a table and sees its sums, can solve for every record; so no seed and no share of a run has
+a say in it. Where the file names its parts, these are taken. Where it does not, every sample has a place by the SHA-256
+of its values: the lowest fifth of a file of ``x, y`` is for testing, the lowest fifth of the rest for validation; of a
+file without validation samples, the lowest 15 % of the training samples. Equal samples fall on one side together.
+Another patient in the file moves at most one of the others over each border, so a file may grow without a new draw.
+
+Where the file says which samples are of one patient, patients have places in the same way, by all of their samples, and
+shares are of patients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.patients import patient_digests
+from partitions.schemes.pool import Parts, share_of
+from partitions.splits import Array, SiloData, Split
+
+TEST_SHARE = 0.2  # of a file of ``x, y``
+VAL_SHARE = 0.2  # of the rest of it
+VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file names train and test only
+
+
+def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0) -> SiloData:
+    """The parts of a file: ``splits`` as it names them (``train``, ``test`` and maybe ``val``, or ``all``).
+
+    Raises DataError where it has too few different samples to be divided.
+    """
+    if "val" in splits:
+        return SiloData(splits["train"], splits["val"], splits["test"], classes, task, vocabulary)
+    if "all" not in splits:
+        whole = splits["train"]
+        train, val = lowest(digests_of(whole), np.arange(len(whole)), VAL_SHARE_OF_TRAIN)
+        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes, task, vocabulary)
+    whole = splits["all"]
+    digests = digests_of(whole)
+    different = len(np.unique(digests))
+    if different < 3:
+        what = "different samples" if whole.patient is None else "patients with different samples"
+        raise DataError(f"has only {different} {what}, too few to divide")
+    rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
+    train, val = lowest(digests, rest, VAL_SHARE)
+    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes, task, vocabulary)
+
+
+def lowest(digests: Array, rows: Array, share: float) -> Parts:
+    """(the other rows, the ``share`` of ``rows`` with the lowest digests), in their order; one sample always stays."""
+    different, copies = np.unique(digests[rows], return_inverse=True)
+    count = min(share_of(len(different), share), len(different) - 1)
+    return rows[copies >= count], rows[copies < count]
+
+
+def digests_of(split: Split) -> Array:
+    """Return the digest that decides on each sample's part, uint64 (n,): its own, or its patient's."""
+    digests = sample_digests(split.x)
+    return digests if split.patient is None else patient_digests(digests, split.patient)
+
+
+def sample_digests(x: Array) -> Array:
+    """The first 64 bits of each sample's SHA-256, uint64 (n,)."""
+    samples = np.ascontiguousarray(x)
+    if x.dtype.names:  # several inputs: their bytes, one behind the other
+        samples = samples.view(np.uint8).reshape(len(x), x.dtype.itemsize)
+    digests = b"".join(hashlib.sha256(sample.data).digest()[:8] for sample in samples)
+    return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+def rows_of(split: Split, rows: Array) -> Split:
+    """Copy these rows."""
+    return Split(split.x[rows], split.y[rows], None if split.patient is None else split.patient[rows])
+
+
+def say_division(splits: Mapping[str, Split], data: SiloData) -> str:
+    """Describe the division to the hospital."""
+    sizes = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)}"
+    if "val" in splits:
+        return f"{sizes}, as the file has it; no run can change it"
+    what = "drawn from all samples" if "all" in splits else "val drawn from train"
+    whole = "" if data.train.patient is None else ", patient by patient,"
+    return f"{sizes}, {what}{whole} by the samples themselves; no run can change it"

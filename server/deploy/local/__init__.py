@@ -1,0 +1,46 @@
+"""A local federation: one SuperLink and a SuperNode per silo as processes of this machine, over gRPC with TLS.
+
+    $XDG_STATE_HOME/silofl/NAME/        (~/.local/state/silofl/NAME)
+        credentials/                    CA, certificates, node keys; kept
+        data/                           the demo data, one file per silo; kept, split anew when `demo` changes, and then
+                                        alone: manifest.json says whose each part is, also after others come or go
+        silos/SILO/                     what a silo keeps between rounds and runs; kept
+        logs/PART.log                   kept, the one before as PART.log.1
+        flower/PART/                    FLWR_HOME of each part
+        federation.json  warm.sock ...  while it is up
+
+`up` makes what is asked for true: it starts what does not run, ends what is no longer wanted, and leaves the
+rest alone, so it also mends a federation that lost a part. It returns when every silo is online. Nothing
+supervises the parts afterwards. The Control API listens on the loopback interface only.
+"""
+
+from server.deploy.local.demo_data import split_demo
+from server.deploy.local.parts import PartFailedError, last_lines
+from server.deploy.local.record import (
+    LocalFederation,
+    LocalSilo,
+    find_local,
+    leftover,
+    remote_keys,
+    state_directory,
+    state_root,
+)
+from server.deploy.local.start import up
+from server.deploy.local.stop import clear, down, status
+
+__all__ = [
+    "LocalFederation",
+    "LocalSilo",
+    "PartFailedError",
+    "clear",
+    "down",
+    "find_local",
+    "last_lines",
+    "leftover",
+    "remote_keys",
+    "split_demo",
+    "state_directory",
+    "state_root",
+    "status",
+    "up",
+]

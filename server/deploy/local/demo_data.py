@@ -1,0 +1,73 @@
+"""Demo data of a federation: split once, each part owned by a silo's name."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from partitions.datasets.registry import load_dataset
+from partitions.manifest import write_partition
+from server.deploy.federation import Federation
+
+
+def split_demo(federation: Federation, directory: Path, echo: Callable[[str], None]) -> dict[str, Path]:
+    """Return each silo's data file; split the demo data first where they are not there yet as asked for.
+
+    A part belongs to its silo's name (`owner` in `manifest.json`), whichever silos come and go. A new silo gets a part
+    without an owner, or else one of a silo that is no longer in the file. Raises UserError where there is none.
+    """
+    data = {silo.name: silo.data for silo in federation.silos if silo.data is not None}
+    demo, users = federation.demo, [silo.name for silo in federation.demo_silos]
+    if demo is None or not users:
+        return data
+    folder = directory / "data"
+    wanted = {"dataset": demo.dataset, "partition": demo.partition, "seed": demo.seed}
+    manifest = read_manifest(folder)
+    parts = manifest.get("silos", [])
+    known = any(part.get("owner") for part in parts)  # not in a folder of an earlier version
+    same = wanted.items() <= manifest.items()
+    count = demo.parts or (len(parts) if same and known else len(users))
+    if not same or len(parts) != count:
+        echo(f"splitting {demo.dataset} ({demo.partition}, seed {demo.seed}) over {count} silos")
+        dataset = load_dataset(demo.dataset, os.environ.get("SILOFL_DATA", ""))
+        manifest = write_partition(dataset, demo.partition, folder, silos=count, seed=demo.seed)
+    before = [part.get("owner") for part in manifest["silos"]]
+    owners = assign_parts(federation, before, users, echo)
+    for part, owner in zip(manifest["silos"], owners, strict=True):
+        part["owner"] = owner
+    if owners != before:
+        write_atomically(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    files = {part["owner"]: folder / part["file"] for part in manifest["silos"]}
+    return data | {name: files[name] for name in users}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a partition; empty where there is none."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        return manifest if all(part["file"] for part in manifest["silos"]) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def assign_parts(
+    federation: Federation, owners: Sequence[str | None], users: Sequence[str], echo: Callable[[str], None]
+) -> list[str | None]:
+    """Return each part's silo, None for a part without an owner; every user gets a part, and keeps one that it has."""
+    assigned = list(owners)
+    for name in (user for user in users if user not in owners):
+        free = [i for i, owner in enumerate(assigned) if owner is None]
+        free = free or [i for i, owner in enumerate(assigned) if owner not in users]
+        if not free:
+            raise UserError(
+                f"{federation.path}: silo {name}: the demo data are split into {len(assigned)} parts, and other silos "
+                f"have them: give {name} a file of its own, or write `parts: {len(users)}` into `demo`, which splits "
+                "them anew for every silo"
+            )
+        if assigned[free[0]]:
+            echo(f"{name} gets the demo data of {assigned[free[0]]}, which is no longer in {federation.path}")
+        assigned[free[0]] = name
+    return assigned

@@ -1,0 +1,139 @@
+"""The parts of a local federation: their command lines, environments, logs and processes."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from client.site.node import Site
+from client.site.runtime.launch import (
+    LOOPBACK,
+    THIS_MACHINE,
+    environment,
+    program,
+    silo_environment,
+    superexec_command,
+    superlink_command,
+    supernode_command,
+)
+from client.site.runtime.prefork.sockets import template_pid
+from server.deploy import processes
+from server.deploy.credentials import Credentials
+from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, LocalSilo
+from server.deploy.processes import Process
+from server.deploy.superlink import in_place_of
+
+# In the command line of a part's own process; a SuperNode is first a shell script, then client/site/private.py.
+MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py runtime.supernode")
+
+GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
+
+
+class PartFailedError(RuntimeError):
+    """A part of the federation did not start, or ended by itself."""
+
+
+def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, str]:
+    """Return the environment of a part; `sharing`: how many silos share this machine, if the part is one of them."""
+    flower = directory / "flower" / part
+    flower.mkdir(parents=True, exist_ok=True)
+    made = environment(flower)
+    if sharing:
+        made = silo_environment(
+            flower, scripts=directory / "bin", template_socket=directory / "warm.sock", sharing=sharing
+        )
+    return made | {"SILOFL_WARM_LOG": str(log_file(directory, TEMPLATE))}
+
+
+def superlink_part(local: LocalFederation, credentials: Credentials) -> list[str]:
+    inside = local.address in THIS_MACHINE
+    command = superlink_command(
+        "flower-superlink",
+        ca_certificate=credentials.ca_certificate,
+        certificate=credentials.server_certificate,
+        key=credentials.server_key,
+        fleet=f"{LOOPBACK if inside else '0.0.0.0'}:{local.fleet_port}",
+        host=LOOPBACK,  # Control and Runtime API: never further than this machine
+        port=local.control_port,
+    )
+    return in_place_of(command)
+
+
+def start_superexec(local: LocalFederation, superlink: Process, credentials: Credentials) -> None:
+    """Start a SuperExec for a SuperLink that has lost its own: without one every run waits for ever."""
+    command = superexec_command(
+        program("flower-superexec"),
+        ca_certificate=credentials.ca_certificate,
+        host=LOOPBACK,
+        port=local.control_port,
+        superlink=superlink.pid,
+    )
+    log, inherited = log_file(local.directory, SUPERLINK), part_environment(local.directory, SUPERLINK)
+    processes.start(SUPERLINK, command, directory=local.directory, log=log, environment=inherited)
+
+
+def supernode_part(local: LocalFederation, silo: LocalSilo, credentials: Credentials) -> list[str]:
+    site = Site(
+        name=silo.name,
+        server=f"{LOOPBACK}:{local.fleet_port}",
+        ca_certificate=credentials.ca_certificate,
+        node_key=credentials.node_key(silo.name),
+        data=Path(silo.data),
+        state=Path(silo.state_dir),
+        device=silo.device,
+    )
+    return supernode_command(site, path=str(local.directory / "bin" / "flower-supernode"), port=silo.port)
+
+
+def log_file(directory: Path, part: str) -> Path:
+    return directory / "logs" / f"{part}.log"
+
+
+def start_part(local: LocalFederation, part: str, command: list[str], inherited: Mapping[str, str]) -> Process:
+    log = log_file(local.directory, part)
+    if log.exists():
+        log.rename(log.with_name(log.name + ".1"))
+    return processes.start(part, command, directory=local.directory, log=log, environment=inherited)
+
+
+def start_silo(local: LocalFederation, silo: LocalSilo, credentials: Credentials) -> Process:
+    Path(silo.state_dir).mkdir(parents=True, exist_ok=True)
+    command = supernode_part(local, silo, credentials)
+    environment = part_environment(local.directory, silo.name, len(local.silos)) | {"SILOFL_POLICY": silo.policy}
+    environment |= {"SILOFL_SERVER": f"{LOOPBACK}:{local.fleet_port}"}  # who asks, in the audit log
+    return start_part(local, silo.name, command, environment)
+
+
+def main_processes(directory: Path) -> dict[str, Process]:
+    """Return the main process of each part that runs."""
+    main: dict[str, Process] = {}
+    template = template_pid(directory / "warm.sock")
+    for process in processes.find(directory):
+        if process.pid == template:  # perhaps started by a silo's shim, in place of one that died
+            main[TEMPLATE] = process
+        elif any(name in process.command for name in MAIN_PROCESSES):
+            main.setdefault(process.part, process)
+    return main
+
+
+def starts_runs(found: Sequence[Process]) -> bool:
+    """Return whether the server, of these processes, has a SuperExec: without one it starts no run."""
+    return any(process.part == SUPERLINK and "flower-superexec" in process.command for process in found)
+
+
+def failure(local: LocalFederation, process: Process) -> PartFailedError:
+    """The error for a part that ended by itself, with its exit code and the last lines of its log."""
+    log = log_file(local.directory, process.part)
+    code = processes.exit_code(process)
+    how = "" if code is None else f" with exit code {code}" if code >= 0 else f", killed by signal {-code}"
+    lines = "\n".join(f"  {line}" for line in last_lines(log, 12))
+    return PartFailedError(f"{process.part} ended{how}; the end of {log}:\n{lines}")
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a log that are not empty."""
+    with contextlib.suppress(OSError):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 65536))
+            text = file.read().decode(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+    return []

@@ -1,0 +1,247 @@
+"""Start or repair of a local federation."""
+
+import contextlib
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from client.site.flower import REFUSED
+from client.site.runtime.launch import LOOPBACK, THIS_MACHINE, free_ports
+from client.site.runtime.prefork.install import install_shim, template_command
+from partitions.common.errors import UserError
+from server.deploy import processes
+from server.deploy.control import Connection, Control, write_connection
+from server.deploy.credentials import Credentials, ensure_credentials
+from server.deploy.federation import Federation
+from server.deploy.local.demo_data import split_demo
+from server.deploy.local.parts import (
+    GRACE_SECONDS,
+    PartFailedError,
+    failure,
+    last_lines,
+    log_file,
+    main_processes,
+    part_environment,
+    start_part,
+    start_silo,
+    start_superexec,
+    starts_runs,
+    superlink_part,
+)
+from server.deploy.local.record import (
+    SUPERLINK,
+    TEMPLATE,
+    LocalFederation,
+    LocalSilo,
+    only_one,
+    read_record,
+    remote_keys,
+    state_directory,
+    write_record,
+)
+from server.deploy.local.stop import forget, sweep
+from server.deploy.processes import Process
+
+START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo killed a moment ago has to wait a minute
+
+
+def up(federation: Federation, *, echo: Callable[[str], None] = print) -> LocalFederation:
+    """Bring a federation up, or mend it; returns when every silo is online.
+
+    Raises UserError: the federation file asks for what this machine cannot do (a port in use, no such GPU).
+    Raises PartFailedError: a part ended by itself; says which, with its exit code and its last log lines. What this
+    call had started is ended again.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UserError("`silofl up` needs Linux; use the containers of `silofl compose` elsewhere")
+    check_devices(federation)
+    directory = state_directory(federation.name)
+    with only_one(directory):
+        before = set(processes.find(directory))
+        try:
+            return bring_up(federation, directory, echo)
+        except BaseException:
+            sweep(directory, keep=before)
+            if not before:
+                forget(directory)
+            raise
+
+
+def bring_up(federation: Federation, directory: Path, echo: Callable[[str], None]) -> LocalFederation:
+    running = main_processes(directory)
+    if SUPERLINK not in running:  # a new one knows neither the SuperNodes nor the runs that the old one left behind
+        sweep(directory, keep={process for process in processes.find(directory) if process.part == TEMPLATE})
+        running = {part: process for part, process in running.items() if part == TEMPLATE}
+    old = read_record(directory) if SUPERLINK in running else None
+    data = split_demo(federation, directory, echo)
+    names = [silo.name for silo in federation.silos]
+    hosts = {*THIS_MACHINE, federation.server.address}
+    credentials = ensure_credentials(directory / "credentials", silos=names, hosts=hosts)
+    local = plan(federation, directory, old, data, credentials)
+    write_connection(local.connection)
+    write_record(local)
+
+    install_shim(directory / "bin")
+    if TEMPLATE not in running:
+        command = template_command(directory / "warm.sock")
+        running[TEMPLATE] = start_part(local, TEMPLATE, command, part_environment(directory, TEMPLATE))
+    if SUPERLINK not in running:
+        command = superlink_part(local, credentials)
+        running[SUPERLINK] = start_part(local, SUPERLINK, command, part_environment(directory, SUPERLINK))
+    with Control(local.connection) as control:
+        wait_for_superlink(local, control, running[SUPERLINK])
+        register_keys(local, control, credentials)
+        if old and not starts_runs(processes.find(directory)):
+            start_superexec(local, running[SUPERLINK], credentials)
+        unchanged = {silo.name for silo in set(local.silos) & set(old.silos if old else ())}
+        outdated = running.keys() - unchanged - {SUPERLINK, TEMPLATE}
+        processes.end([running.pop(part) for part in outdated], grace=GRACE_SECONDS)
+        missing = [silo for silo in local.silos if silo.name not in running]
+        echo(f"starting {len(missing)} silos" if missing else "all silos are running")
+        started = {silo.name: time.time() for silo in missing}
+        running |= {silo.name: start_silo(local, silo, credentials) for silo in missing}
+        wait_for_silos(local, control, credentials, running, started, echo)
+    return local
+
+
+def check_devices(federation: Federation) -> None:
+    wanted = [silo for silo in federation.silos if silo.device != "cpu"]
+    if not wanted:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    for silo in wanted:
+        if int(silo.device.removeprefix("cuda:")) >= count:
+            raise UserError(
+                f"{federation.path}: silo {silo.name}: device {silo.device} is not there; "
+                f"this machine has {count} GPUs that PyTorch can use"
+            )
+
+
+def plan(
+    federation: Federation,
+    directory: Path,
+    old: LocalFederation | None,
+    data: Mapping[str, Path],
+    credentials: Credentials,
+) -> LocalFederation:
+    """Ports and paths. A SuperLink that runs keeps its ports, and so does every silo that was there before."""
+    server = federation.server
+    asked = {"fleet-port": server.fleet_port, "control-port": server.control_port}
+    if old is None:
+        for key, port in asked.items():
+            if port and not is_free(port):
+                raise UserError(
+                    f"{federation.path}: server.{key}: port {port} is in use; choose another, or 0 for a free one"
+                )
+    ports = iter(free_ports(2 + len(federation.silos)))
+    fleet_port = old.fleet_port if old else server.fleet_port or next(ports)
+    control_port = old.control_port if old else server.control_port or next(ports)
+    if old and any(port and port != now for port, now in zip(asked.values(), (fleet_port, control_port), strict=True)):
+        raise UserError(f"{federation.path}: server: the federation is up on other ports; `silofl down` first")
+    old_ports = {silo.name: silo.port for silo in old.silos} if old else {}
+    silos = tuple(
+        LocalSilo(
+            name=silo.name,
+            device=silo.device,
+            data=str(data[silo.name]),
+            state_dir=str(directory / "silos" / silo.name),
+            port=old_ports.get(silo.name) or next(ports),
+            policy=silo.policy,
+        )
+        for silo in federation.silos
+    )
+    connection = Connection(federation.name, f"{LOOPBACK}:{control_port}", str(credentials.ca_certificate))
+    return LocalFederation(
+        name=federation.name,
+        file=str(federation.path.absolute()),
+        address=server.address,
+        fleet_port=fleet_port,
+        control_port=control_port,
+        demo=asdict(federation.demo) if federation.demo and federation.demo_silos else None,
+        silos=silos,
+        connection=connection,
+    )
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_for_superlink(local: LocalFederation, control: Control, process: Process) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        with contextlib.suppress(ConnectionError):
+            control.nodes()
+            return
+        if not process.runs():
+            raise failure(local, process)
+        if time.monotonic() > deadline:
+            raise PartFailedError(f"{SUPERLINK} does not answer; see {log_file(local.directory, SUPERLINK)}")
+        time.sleep(0.2)
+
+
+def register_keys(local: LocalFederation, control: Control, credentials: Credentials) -> None:
+    """Register the keys of all silos, and unregister those of silos that are no longer in the file.
+
+    Silos that joined with a bundle (`silofl add-silo`) are in no file: they stay.
+    """
+    registered = {node.public_key.strip(): node for node in control.nodes()}
+    keys = {silo.name: credentials.node_public_pem(silo.name) for silo in local.silos}
+    remote = {path.stem: path.read_bytes() for path in remote_keys(local.directory).glob("*.pem")}
+    for name, key in (remote | keys).items():
+        if registered.pop(key.strip(), None) is None:
+            control.register(name, key)
+    for node in registered.values():
+        control.unregister(node.node_id)
+
+
+def wait_for_silos(
+    local: LocalFederation,
+    control: Control,
+    credentials: Credentials,
+    running: dict[str, Process],
+    started: Mapping[str, float],
+    echo: Callable[[str], None],
+) -> None:
+    """Wait until every silo is online; start those again that were refused because of an old heartbeat.
+
+    `started`: when those silos were started that were not running before, as Unix times. One that was killed
+    still counts as online for a while, so what is waited for is that it was activated since.
+    """
+    keys = {silo.name: credentials.node_public_pem(silo.name).strip() for silo in local.silos}
+    deadline = time.monotonic() + START_SECONDS
+    told: set[str] = set()
+    while True:
+        nodes = {node.public_key.strip(): node for node in control.nodes()}
+        missing = []
+        for silo in local.silos:
+            node = nodes[keys[silo.name]]
+            if node.status != "online" or node.activated < started.get(silo.name, 0.0):
+                missing.append(silo.name)
+            if running[silo.name].runs():
+                continue
+            log = log_file(local.directory, silo.name)
+            if not any(REFUSED in line for line in last_lines(log, 20)):
+                raise failure(local, running[silo.name])
+            if silo.name not in told:
+                echo(f"{silo.name} was killed a moment ago: waiting until the server takes it for gone")
+            told.add(silo.name)
+            time.sleep(2.0)
+            running[silo.name] = start_silo(local, silo, credentials)
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            logs = local.directory / "logs"
+            raise PartFailedError(f"not online after {START_SECONDS:.0f} s: {', '.join(missing)}; see {logs}")
+        time.sleep(0.3)

@@ -1,0 +1,96 @@
+"""Status of a local federation, and its end."""
+
+import contextlib
+import time
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+from server.deploy import processes
+from server.deploy.control import Control, remove_connection
+from server.deploy.federation import NAME
+from server.deploy.local.parts import GRACE_SECONDS, main_processes, starts_runs
+from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, only_one, read_record, state_root
+from server.deploy.processes import Process
+
+
+def sweep(directory: Path, *, keep: Set[Process]) -> list[Process]:
+    """End every process of the federation but `keep`; those that were ended."""
+    ended: list[Process] = []
+    quiet = 0
+    while quiet < 2:  # a process that is being started is not seen for a moment
+        left = [process for process in processes.find(directory) if process not in keep]
+        processes.end(left, grace=GRACE_SECONDS)
+        ended += left
+        quiet = 0 if left else quiet + 1
+        time.sleep(0.05)
+    return ended
+
+
+def forget(directory: Path) -> None:
+    """Remove what says that the federation is up."""
+    with contextlib.suppress(ValueError):
+        remove_connection(read_record(directory).connection)
+    (directory / "federation.json").unlink(missing_ok=True)
+
+
+def status(local: LocalFederation) -> dict[str, Any]:
+    """Return what runs and what is online, as `silofl status --json` prints it."""
+    running = main_processes(local.directory)
+    nodes: dict[str, str] = {}
+    runs: list[dict[str, Any]] = []
+    with contextlib.suppress(ConnectionError), Control(local.connection) as control:
+        nodes = {node.name: node.status for node in control.nodes()}
+        runs = [{"run_id": str(run.run_id), "status": run.status, "details": run.details} for run in control.runs()]
+    silos = []
+    for silo in local.silos:
+        state = nodes.get(silo.name, "unknown") if silo.name in running else "stopped"
+        pid = running[silo.name].pid if silo.name in running else None
+        silos.append({"name": silo.name, "state": state, "device": silo.device, "data": silo.data, "pid": pid})
+    return {
+        "name": local.name,
+        "file": local.file,
+        "connection": local.connection.name,
+        "fleet": f"{local.address}:{local.fleet_port}",
+        "control": local.connection.address,
+        "superlink": {
+            "running": SUPERLINK in running,
+            "pid": running[SUPERLINK].pid if SUPERLINK in running else None,
+            "executor": starts_runs(processes.find(local.directory)),
+        },
+        "warm": {"running": TEMPLATE in running, "pid": running[TEMPLATE].pid if TEMPLATE in running else None},
+        "silos": silos,
+        "runs": runs,
+        "logs": str(local.directory / "logs"),
+    }
+
+
+def down(name: str) -> int:
+    """End every process of the federation, whatever is left of it; the number of processes ended.
+
+    Silo state, keys, data and logs stay. The `flwr` connection goes. Raises UserError for a name that this machine
+    has never known.
+    """
+    if not (NAME.fullmatch(name) and (state_root() / name).is_dir()):
+        known = sorted(p.name for p in state_root().glob("*") if p.is_dir())
+        raise UserError(f"there is no federation {name!r} on this machine; there are: {', '.join(known) or 'none'}")
+    return clear(name)
+
+
+def clear(name: str) -> int:
+    """As :func:`down`, and finds nothing to do, without complaint, where there is no such federation."""
+    directory = state_root() / name
+    if not directory.is_dir():
+        return 0
+    with only_one(directory):
+        everything = processes.find(directory)
+        # Silos first: while the SuperLink is there they can say goodbye and need not try again and again.
+        silos = [process for part, process in main_processes(directory).items() if part not in (SUPERLINK, TEMPLATE)]
+        processes.end(silos, grace=GRACE_SECONDS)
+        everything += [process for process in sweep(directory, keep=set()) if process not in everything]
+        for leftover in directory.glob("warm.sock*"):  # the parent's, its lock, and those of processes that stay
+            if not leftover.name.endswith(".log"):
+                leftover.unlink(missing_ok=True)
+        forget(directory)
+    return len(everything)

@@ -1,0 +1,214 @@
+"""Draw a chart with matplotlib as an ``<svg>`` element of the page: canvas, colours, axes, names of lines.
+
+The page's CSS defines the colours, so that a chart follows the reader's light or dark setting.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from server.report.methods import baselines
+from server.report.study import Study
+
+# Okabe and Ito's colour-blind safe palette; the page has a lighter set for dark.
+VARIABLES = {
+    "#111111": "ink",
+    "#666666": "muted",
+    "#dddddd": "grid",
+    "#fefefe": "card",
+    "#0072b2": "blue",
+    "#e69f00": "orange",
+    "#009e73": "green",
+    "#d55e00": "vermillion",
+    "#cc79a7": "purple",
+    "#56b4e9": "sky",
+}
+LOWEST = -1.0  # a score may be far below 0 (R2); the axes end here
+INK, MUTED, GRID, CARD, BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY = VARIABLES
+OTHERS = [(GREEN, "^"), (PURPLE, "v"), (VERMILLION, "P"), (SKY, "X"), (INK, "*")]
+DASHES: list[Any] = ["-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))]
+
+SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "font.size": 12.0,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.titlesize": 12.0,
+    "axes.labelsize": 12.0,
+    "xtick.labelsize": 11.0,
+    "ytick.labelsize": 12.0,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "axes.linewidth": 1.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "grid.color": GRID,
+    "grid.linewidth": 1.0,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    "xtick.major.pad": 6.0,
+    "ytick.major.pad": 6.0,
+    "axes.axisbelow": True,
+    "path.simplify_threshold": 0.2,
+    "legend.frameon": False,
+    "legend.fontsize": 12.0,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "lines.solid_capstyle": "round",
+    "axes.labelpad": 6.0,
+    "text.parse_math": False,
+    "text.usetex": False,
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """The colour, marker and line of one method in all charts."""
+
+    colour: str
+    marker: str
+    dash: Any = "-"
+    filled: bool = True
+
+    @property
+    def face(self) -> str:
+        return self.colour if self.filled else CARD
+
+
+def styles(study: Study) -> dict[str, Style]:
+    """Return the methods' styles: blue for the headline's, grey and orange for the baselines, then the palette."""
+    plain = (Style(MUTED, "o", filled=False), Style(ORANGE, "s"))
+    chosen = dict(zip(baselines(), plain, strict=False))
+    if study.best:
+        chosen[study.best] = Style(BLUE, "D")
+    rest = [m for m in study.methods if m not in chosen]
+    looks = itertools.cycle([(c, m, d) for d in DASHES for c, m in OTHERS])
+    return chosen | {m: Style(*look) for m, look in zip(rest, looks, strict=False)}
+
+
+class Canvas:
+    """A figure of ``width`` x ``height`` pixels with one axes inside the margins (left, right, top, bottom)."""
+
+    def __init__(self, width: float, height: float, margins: tuple[float, float, float, float]) -> None:
+        left, right, top, bottom = margins
+        self.width, self.height = width, height
+        self.inner = width - left - right, height - top - bottom
+        self.figure = Figure(figsize=(width / 72, height / 72))
+        FigureCanvasSVG(self.figure)
+        self.axes: Any = self.figure.add_axes(
+            (left / width, bottom / height, self.inner[0] / width, self.inner[1] / height)
+        )
+
+    def svg(self, key: str, label: str) -> str:
+        """Return the figure as an ``<svg>`` element; ``key`` begins its ids, ``label`` is for screen readers."""
+        buffer = io.StringIO()
+        with matplotlib.rc_context({"svg.hashsalt": key, "svg.fonttype": "none"}):
+            self.figure.savefig(
+                buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+            )
+        return inline(buffer.getvalue(), key, label, self.width, self.height)
+
+
+def inline(text: str, key: str, label: str, width: float, height: float) -> str:
+    """Return matplotlib's document as an element of the page: no prologue, ids of its own, the page's colours."""
+    body = text[text.index("<svg") :]
+    body = body[body.index(">") + 1 : body.rindex("</svg>")]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    used = set(re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', body))
+    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{key}-{m[1]}"' if m[1] in used else "", body)
+    body = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{key}-", body).replace("xlink:href", "href")
+    body = re.sub(r"font: (?:\w+ )*([\d.]+)px [^;\"]+", r"font-size: \1px", body)
+    body = re.sub("|".join(VARIABLES), lambda m: f"var(--{VARIABLES[m[0]]})", body)
+    body = re.sub(r"\n\s*", "\n", body)
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" style="max-width: {width * 1.3:g}px" role="img" '
+        f'aria-label="{escape(label)}">{body}</svg>'
+    )
+
+
+def drawn(width: float, height: float, margins: tuple[float, float, float, float]) -> Canvas:
+    return Canvas(width, height, margins)
+
+
+def percent_axis(axis: Any) -> None:
+    """Format an axis in per cent, with as few digits as neighbours need to differ."""
+    axis.set_major_formatter(lambda value, _: f"{round(100 * value, 6) + 0.0:g}".replace("-", "−"))
+
+
+def short_names(names: Sequence[str]) -> tuple[list[str], str]:
+    """Return names without their common prefix up to a hyphen, and it: ``(["01", "02"], "hospital-")``."""
+    prefixes = {name.rpartition("-")[0] + "-" for name in names if "-" in name}
+    if len(prefixes) == 1 and all("-" in name for name in names):
+        prefix = prefixes.pop()
+        return [name.removeprefix(prefix) for name in names], prefix
+    return list(names), ""
+
+
+def clipped(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def thinned(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
+    step = math.ceil(len(names) / most)
+    return list(range(0, len(names), step)), list(names[::step])
+
+
+def apart(positions: Sequence[float], least: float, low: float, high: float) -> list[float]:
+    """Return positions moved until neighbours are ``least`` apart, within low..high where they fit."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    moved = list(positions)
+    for before, after in itertools.pairwise(order):
+        moved[after] = max(moved[after], moved[before] + least)
+    if order and moved[order[-1]] > high:
+        moved[order[-1]] = high
+        for after, before in itertools.pairwise(reversed(order)):
+            moved[before] = max(min(moved[before], moved[after] - least), low)
+    return moved
+
+
+def end_labels(canvas: Canvas, entries: Sequence[tuple[float, str, Style | None]]) -> None:
+    """Name the lines where they end, each behind its marker: (y in data units, text, how the line looks)."""
+    axes = canvas.axes
+    low, high = axes.get_ylim()
+    pixel = (high - low) / canvas.inner[1]
+    for (y, text, look), at in zip(entries, apart([e[0] for e in entries], 16 * pixel, low, high), strict=True):
+        right = 8.0
+        if look is not None:
+            x = 1 + right / canvas.inner[0]
+            axes.plot(
+                [x],
+                [at],
+                look.marker,
+                color=look.colour,
+                markerfacecolor=look.face,
+                markersize=6,
+                markeredgewidth=1.4,
+                transform=axes.get_yaxis_transform(),
+                clip_on=False,
+            )
+            right = 16.0
+        axes.annotate(
+            text,
+            (1, y),
+            (right, (at - y) / pixel),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+        )

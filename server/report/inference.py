@@ -1,0 +1,125 @@
+"""Two-level bootstrap of the gain of one method over another: hospitals, the test patients within them, and seeds.
+
+Each hospital gives one :class:`Difference` per seed: the difference of two scores on its test patients, with its 95 %
+interval (:func:`server.report.uncertainty.from_intervals`). Which patients a model classified correctly never leaves a
+hospital. The patients are therefore resampled from that interval, which takes the two tests as independent. Two models
+are usually right on the same patients, so the interval is wider than a paired one.
+
+* Hospitals: drawn with replacement.
+* Patients: one draw per drawn hospital, from a normal distribution whose two halves end at the two ends of the
+  hospital's interval. It is not divided by the number of seeds, for seeds may share their test patients.
+* Seeds: drawn with replacement, the same for all hospitals, from ``SEEDS_NEEDED`` seeds on. With fewer, the interval
+  holds for these seeds only.
+
+A bootstrap of few units is too narrow. The deviations of ``n`` units from their mean are therefore multiplied by
+``t(0.975, n - 1) / z(0.975) * sqrt(n / (n - 1))``, as the expanded percentile interval does with its quantiles
+(Hesterberg, The American Statistician 2015). Measured coverage: docs/researcher.md,
+``benchmarks/coverage.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from server.report.uncertainty import UNKNOWN, Interval
+
+HOSPITALS_NEEDED = 6  # with fewer, gains of one sign everywhere have a probability of 2 / 2^n > 5 % by chance alone
+SEEDS_NEEDED = 3
+DRAWS = 4000
+Z = float(stats.norm.ppf(0.975))
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of two scores in one hospital with one seed, and its 95 % interval for the sampling of patients."""
+
+    value: float
+    interval: Interval
+
+
+Seeds = Mapping[int, Difference]  # of one hospital: seed -> difference
+
+
+def silo_interval(seeds: Seeds) -> Interval:
+    """Return the 95 % interval of one hospital's mean difference over seeds; ``nan`` twice where one is unknown."""
+    if not seeds or _incomplete([seeds]):
+        return UNKNOWN
+    if len(seeds) == 1:
+        return next(iter(seeds.values())).interval
+    below, above = _patients([seeds])
+    mean = float(np.mean([d.value for d in seeds.values()]))
+    if len(seeds) < SEEDS_NEEDED:
+        return mean - Z * float(below[0]), mean + Z * float(above[0])
+    rng = np.random.default_rng(0)
+    drawn = _seeds(_table([seeds]), rng) + _split_normal(rng, below, above, (DRAWS, 1))
+    return _percentile(mean + drawn[:, 0])
+
+
+def mean_interval(silos: Sequence[Seeds]) -> Interval:
+    """Return the 95 % interval of the mean difference over hospitals like these, with equal weights.
+
+    ``nan`` twice with fewer than ``HOSPITALS_NEEDED`` hospitals, or where one of the differences' intervals is unknown.
+    The same differences always give the same interval: the generator's seed is fixed.
+    """
+    silos = [seeds for seeds in silos if seeds]
+    if len(silos) < HOSPITALS_NEEDED or _incomplete(silos):
+        return UNKNOWN
+    rng, n = np.random.default_rng(0), len(silos)
+    table = _table(silos)
+    means = np.nanmean(table, axis=1)
+    each = means.mean() + _expansion(n) * (means - means.mean())
+    drawn = rng.integers(0, n, (DRAWS, n))
+    values = each[drawn] + np.take_along_axis(_seeds(table, rng), drawn, axis=1)
+    below, above = _patients(silos)
+    values += _split_normal(rng, below[drawn], above[drawn], drawn.shape)
+    return _percentile(values.mean(axis=1))
+
+
+def _incomplete(silos: Sequence[Seeds]) -> bool:
+    return any(math.isnan(end) for seeds in silos for d in seeds.values() for end in d.interval)
+
+
+def _table(silos: Sequence[Seeds]) -> Array:
+    """Return the differences (silos, seeds); ``nan`` where a hospital has none with a seed."""
+    seeds = sorted({seed for found in silos for seed in found})
+    return np.array([[found[s].value if s in found else math.nan for s in seeds] for found in silos])
+
+
+def _seeds(table: Array, rng: np.random.Generator) -> Array:
+    """Return draws of the deviation of each hospital's mean over seeds (DRAWS, silos); zeros with too few seeds."""
+    silos, seeds = table.shape
+    if seeds < SEEDS_NEEDED:
+        return np.zeros((DRAWS, silos))
+    deviations = np.nan_to_num(table - np.nanmean(table, axis=1, keepdims=True))  # a missing one counts as the mean
+    weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), DRAWS) / seeds
+    return np.asarray(_expansion(seeds) * weights @ deviations.T)
+
+
+def _patients(silos: Sequence[Seeds]) -> tuple[Array, Array]:
+    """Return standard errors (silos,) downwards and upwards: means over seeds, which may share test patients."""
+    below = [np.mean([d.value - d.interval[0] for d in seeds.values()]) / Z for seeds in silos]
+    above = [np.mean([d.interval[1] - d.value for d in seeds.values()]) / Z for seeds in silos]
+    return np.array(below), np.array(above)
+
+
+def _split_normal(rng: np.random.Generator, below: Array, above: Array, shape: tuple[int, ...]) -> Array:
+    drawn = rng.standard_normal(shape)
+    return np.asarray(np.where(drawn < 0, drawn * below, drawn * above))
+
+
+def _expansion(n: int) -> float:
+    """Return the factor for the deviations of ``n`` units."""
+    return float(stats.t.ppf(0.975, n - 1)) / Z * math.sqrt(n / (n - 1))
+
+
+def _percentile(values: Array) -> Interval:
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)

@@ -1,0 +1,54 @@
+"""The values that the report compares: a method's score in a silo, and the gain of one method over another."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.report.uncertainty import Interval
+
+NAN = math.nan
+EXACT = 1e-9  # two scores nearer than this are equal
+
+
+@dataclass(frozen=True)
+class Score:
+    """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
+
+    ``interval`` is of one seed; with several the spread over seeds says more. ``nan`` where withheld.
+    """
+
+    mean: float
+    spread: float
+    interval: Interval
+    n_test: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Difference of two methods in one silo: mean over seeds and 95 % interval."""
+
+    mean: float
+    interval: Interval
+
+    @property
+    def sign(self) -> int:
+        """The sign of the mean: 1 for a gain, 0 for equal scores, -1 for a loss."""
+        return 0 if math.isnan(self.mean) or abs(self.mean) < EXACT else (1 if self.mean > 0 else -1)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.interval[0] > 0 or self.interval[1] < 0
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the standard deviation over seeds (n - 1); ``nan`` for fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else NAN
+
+
+def known(value: float | None) -> float:
+    """Return the value, ``nan`` for None."""
+    return NAN if value is None else value

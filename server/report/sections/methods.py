@@ -1,0 +1,158 @@
+"""The section that compares the methods: one row each, what the columns mean, and all methods per silo."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from markupsafe import Markup
+
+from server.report.charts.scores import compared
+from server.report.html import lines, markup, mean_of, number, percent, points, with_spread
+from server.report.inference import HOSPITALS_NEEDED
+from server.report.methods import baseline_name, baselines, reports, spelled
+from server.report.participation import MARK, rounds_missed, seldom, without, worst_silos
+from server.report.study import Study
+from server.report.templates import render
+from server.results.summary import round_name
+
+SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; all others are in per cent
+COMPANIONS = {
+    "multiclass": "Accuracy's companions that do not let common classes hide rare ones; mean over silos.",
+    "ordinal": "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos.",
+    "multilabel": "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is "
+    "very accurate.",
+    "regression": "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos.",
+}
+
+
+def methods_section(study: Study) -> Markup:
+    """Render the section; empty without results."""
+    if not study.runs:
+        return Markup()
+    rare = seldom(study, study.methods)
+    several = study.base and len([m for m in study.methods if m != study.base]) > 1
+    return render(
+        "methods",
+        seeds=len(study.seeds),
+        head=[
+            "Method",
+            final_heading(study),
+            lines("weighted by|test samples"),
+            lines("Worst|silo"),
+            *study.task.secondary_metrics.values(),
+            lines("Fairness|variance"),
+            lines("Incentivised|rate"),
+            lines("Mean|rank"),
+            Markup("<b>BMCTA</b><br>best on test"),
+        ],
+        rows=[method_row(study, method) for method in study.methods],
+        terms=terms(study),
+        rare_text=rounds_missed(rare) if rare else "",
+        mark=MARK,
+        compared=[Markup(compared(study, width)) for width in (820, 350)] if several else None,
+        base=spelled(study.base) if study.base else "",
+        needed=HOSPITALS_NEEDED,
+        word=study.task.score_label,
+        every=every_method(study),
+        every_head=["Silo", *map(spelled, study.methods)],
+    )
+
+
+def final_heading(study: Study) -> Markup:
+    """Return the heading of the final scores, with the rule that chose their round."""
+    return markup("<b>Final</b><br>{}", "by validation" if study.chosen_on == "val" else "last round")
+
+
+def method_row(study: Study, method: str) -> dict[str, Any]:
+    """Return the values of one method's row."""
+    rare = seldom(study, [method])
+    final = with_spread(*study.final(method, mean_of(study)), "%")
+    if rare:
+        final += markup("<small>without {} {}</small>", MARK, percent(without(study, method, rare)[0]))
+    mark = MARK if worst_silos(study, method) & rare.keys() else ""
+    rate = math.nan if method in baselines() else study.final(method, "incentivized_rate")[0]
+    score = study.task.score
+    return {
+        "name": spelled(method),
+        "key": method,
+        "snapshot": "model before" if reports(method) == "received" else "model after",
+        "cells": [
+            final + rounds_text(study, method, "final"),
+            with_spread(*study.final(method, f"{score}_weighted"), "%"),
+            mark + with_spread(*study.final(method, f"{score}_worst"), "%"),
+            *(
+                with_spread(*study.final(method, f"{m}_mean"), SHOWN_AS.get(m, "%"))
+                for m in study.task.secondary_metrics
+            ),
+            with_spread(*study.final(method, "fairness_variance"), "4"),
+            "–" if math.isnan(rate) else markup("{}&#8239;%", f"{100 * rate:.0f}"),
+            number(study.ranks.get(method, math.nan), 2),
+            with_spread(*study.final(method, "bmcta"), "%") + rounds_text(study, method, "bmcta"),
+        ],
+    }
+
+
+def terms(study: Study) -> list[tuple[str, str]]:
+    """Return the meanings of the columns."""
+    word = study.task.score_label
+    final = "Mean over silos at the last round, because no silo has validation data."
+    if study.chosen_on == "val":
+        final = f"Mean over silos at the round where the mean validation {word} was best. This is the number to expect."
+    found = [
+        ("Final", final),
+        (
+            "BMCTA",
+            f"Best mean test {word} over all rounds: the statistic that papers report. It picks the round by looking "
+            "at the test data, so it is never below what a user would get and usually above.",
+        ),
+        (
+            "Fairness variance",
+            f"How much {word} differs between silos. Smaller is more even; 0 means that every silo has the same.",
+        ),
+        (
+            "Incentivised rate",
+            f"Share of silos whose score is above that of {' and that of '.join(map(baseline_name, baselines()))}. "
+            "Single silos' scores are uncertain, and so is this share.",
+        ),
+        (
+            "Mean rank",
+            "Place of the method among those of the study, averaged over silos; 1 would be first everywhere.",
+        ),
+    ]
+    if study.task.secondary_metrics:
+        found.append((", ".join(study.task.secondary_metrics.values()), COMPANIONS[study.task.name]))
+    return found
+
+
+def rounds_text(study: Study, method: str, which: str) -> Markup:
+    """Return the rounds that a method's ``final`` or ``bmcta`` scores are of, over its seeds."""
+    runs = study.of(method)
+    found = [(r["final"]["round"] if which == "final" else r["bmcta_round"], r["rounds"]) for r in runs]
+    known = sorted({(number, rounds) for number, rounds in found if number is not None})
+    if not known:
+        return Markup()
+    first, last = known[0], known[-1]
+    if first == last or last[0] > last[1]:
+        text = " to ".join(dict.fromkeys([round_name(*first), round_name(*last)]))
+    else:
+        text = f"rounds {first[0]}–{last[0]}"
+    return markup("<small>{}</small>", text)
+
+
+def every_method(study: Study) -> list[tuple[str, list[tuple[str, Markup]]]]:
+    """Return all methods' scores and gains per silo, where the silos' own table shows only some of them."""
+    if len(study.methods) <= len(study.columns) and len(study.methods) < 4:
+        return []
+    rows = []
+    for silo in study.silos:
+        means = {m: study.score(m, silo) for m in study.methods}
+        top = max((c.mean for c in means.values() if not math.isnan(c.mean)), default=math.nan)
+        cells = []
+        for m, score in means.items():
+            text = with_spread(score.mean, score.spread, "%")
+            if study.base and m != study.base:
+                text += markup("<small>{}</small>", points(study.gain(m, study.base, silo).mean))
+            cells.append(("best" if score.mean >= top - 1e-9 else "", text))
+        rows.append((silo, cells))
+    return rows

@@ -1,0 +1,90 @@
+"""The section with the commands that repeat a study and export its models."""
+
+from __future__ import annotations
+
+import shlex
+
+from markupsafe import Markup
+
+from server.report.methods import alone, ends_with_one_model, reports
+from server.report.study import Study
+from server.report.templates import render
+from strategies.base.run_settings import defaults
+
+
+def repeat_section(study: Study) -> Markup:
+    """Render the commands and the settings."""
+    return render("repeat", commands=commands(study), settings=[f"{k} = {v!r}" for k, v in study.config.items()])
+
+
+def commands(study: Study) -> list[str]:
+    """Return the commands that repeat this study, write its report and export its models."""
+    run = shlex.quote(str(study.path))
+    c, standard = study.config, defaults()
+    changed = {k: v for k, v in c.items() if k not in ("strategy", "seed", "rounds") and standard.get(k) != v}
+    named = {k: changed.pop(k) for k in ("dataset", "partition", "silos") if k in changed}
+    pairs = [shlex.quote(f"{k}={plain(v)}") for k, v in changed.items()]
+    main = f"--strategy {shlex.quote(str(c['strategy']))} --rounds {c.get('rounds')} --seed {c.get('seed')}"
+    sets = f" --set {' '.join(pairs)}" if pairs else ""
+    silo = study.silos[0] if study.silos else "hospital-01"
+    if study.simulated:
+        data = "".join(
+            f" --{k} {shlex.quote(str(v))}" for k, v in named.items() if k != "dataset" or not str(v).endswith(".npz")
+        )
+        if str(named.get("dataset", "")).endswith(".npz"):
+            data += f" --data {shlex.quote(str(named['dataset']))}"
+        method = study.best or alone()
+        return [
+            "# from the settings of this directory",
+            f"silofl simulate --config {run}/config.toml --out runs/again",
+            "# the same, in full",
+            f"silofl simulate {main}{data}{sets}",
+            "# this page again; the model of one silo, and of all, whose score it shows",
+            f"silofl report {run}",
+            *exports(study, method, run, silo),
+        ]
+    if study.manifest is not None and not (study.path / "study").exists():
+        n = c.get("silos")
+        first = {"strategy": c["strategy"], "seed": c["seed"], "rounds": c.get("rounds"), "silos": n}
+        pairs = [
+            f"{k}={toml(v)}" for k, v in (first | {k: v for k, v in named.items() if k != "silos"} | changed).items()
+        ]
+        return [
+            "# Flower's simulation",
+            f"flwr run . local --federation-config 'num-supernodes={n}' --run-config {shlex.quote(' '.join(pairs))}",
+            f"silofl report {run}",
+        ]
+    note = study.path / "study"
+    file = note.read_text() if note.exists() else ""
+    return [
+        f"silofl up {shlex.quote(file)}" if file else "# with the federation up",
+        f"silofl run --config {run}/config.toml --out runs/again",
+        "# the same, in full",
+        f"silofl run {main}{sets}",
+        "# this page again; the model whose score it shows, of all silos or, at its hospital, of one",
+        f"silofl report {run}",
+        *exports(study, study.best or alone(), f"STATE/{shlex.quote(study.path.resolve().name)}", silo),
+    ]
+
+
+def exports(study: Study, method: str, source: str, silo: str) -> list[str]:
+    """Return the commands that export the reported models: of one silo below ``source``, and the shared one."""
+    run = next((r for r in study.of(method) if silo in r["per_silo"]), None)
+    if run is None:
+        return []
+    seed = f" --seed {run['seed']}" if len(study.seeds) > 1 else ""
+    which, file = f"--strategy {shlex.quote(method)}{seed}", f"--out {shlex.quote(silo)}.safetensors"
+    number = run["per_silo"][silo].get("round")
+    of_round = "" if number is None or study.simulated else f" --round {number}"
+    lines = [f"silofl export {source} --silo {shlex.quote(silo)} {which} --which reported{of_round} {file}"]
+    if ends_with_one_model(method) and reports(method) == "received":
+        lines.append(f"silofl export {shlex.quote(str(study.path))} {which} --which shared --out shared.safetensors")
+    return lines
+
+
+def plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else plain(value)

@@ -1,0 +1,61 @@
+"""The sections on the rounds, the data of the silos, and the relationships between them."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from server.report.charts.counts import label_circles, relationship_map
+from server.report.charts.rounds import before_after, by_round, trajectories
+from server.report.html import capital
+from server.report.methods import reports, spelled
+from server.report.study import Study
+from server.report.templates import render
+
+PANELS = 6  # methods that are shown before and after local training
+
+
+def rounds_section(study: Study) -> Markup:
+    """Render the scores by round; empty without any."""
+    methods = [m for m in study.methods if study.curve(m, reports(m))]
+    if not methods:
+        return Markup()
+    shown = methods if len(methods) <= PANELS else list(dict.fromkeys([*study.columns, *methods]))[:PANELS]
+    return render(
+        "rounds",
+        capital=capital(study),
+        word=study.task.score_label,
+        by_round=[Markup(by_round(study, width)) for width in (820, 350)],
+        panels=[(spelled(m), Markup(before_after(study, m))) for m in shown],
+        methods=len(methods),
+    )
+
+
+def data_section(study: Study) -> Markup:
+    """Render the samples per silo and class; empty where they are not known here."""
+    m = study.manifest
+    if m is None or not study.task.single_label:
+        return Markup()
+    return render(
+        "data",
+        circles=[Markup(label_circles(m, width)) for width in (820, 350)],
+        dataset=m["dataset"],
+        partition=m["partition"],
+        seeds=len(study.seeds),
+        seed=m["seed"],
+    )
+
+
+def relationships_section(study: Study) -> Markup:
+    """Render how much silos take from each other; empty for a method without such weights."""
+    found = study.relationships
+    if found is None:
+        return Markup()
+    return render(
+        "relationships",
+        related_by=study.related_by,
+        map=[Markup(relationship_map(found, width)) for width in (600, 350)],
+        last=found.rounds[-1],
+        first=found.names[0],
+        to_all=Markup(trajectories(found, False)),
+        to_itself=Markup(trajectories(found, True)),
+    )

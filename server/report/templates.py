@@ -1,0 +1,126 @@
+"""Jinja2 templates of the report's page; every value is escaped unless it is markup that a template has made.
+
+They are strings in a .py file because a Flower app bundle carries no other assets.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+TEMPLATES = {
+    "page": """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{{ title }}</title>
+<style>{{ css }}</style>
+</head>
+<body>
+<main>
+<header>
+<p class="where">{{ where }}</p>
+<h1>{{ sentence }}</h1>
+<p class="lead">{{ lead }}</p>
+{{ faults }}
+{{ tiles }}
+<nav>{% for key, name, _ in sections %}<a href="#{{ key }}">{{ name }}</a>{% endfor %}</nav>
+</header>
+{% for key, _, body in sections %}
+<section id="{{ key }}">{{ body }}</section>
+{% endfor %}
+<footer>{{ footer }}</footer>
+</main>
+</body>
+</html>
+""",
+    "macros": """
+{% macro table(head, kind="") %}
+{% if head|length - (2 if kind == "silos" else 0) > 5 or kind in ("wordy", "reasons") %}<p class="swipe note" aria-hidden="true">more columns →</p>{% endif %}
+<div class="scroll" tabindex="0"><table class="{{ kind }}"><thead><tr><th>{{ head[0] }}</th>{% for name in head[1:] %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>{{ caller() }}</table></div>
+{% endmacro %}
+{% macro cells(values) %}{% for value in values %}<td>{{ value }}</td>{% endfor %}{% endmacro %}
+{% macro widths(pair) %}<div class="wide">{{ pair[0] }}</div><div class="narrow">{{ pair[1] }}</div>{% endmacro %}
+{% macro explained() %}<details class="note"><summary>What is this?</summary>{{ caller() }}</details>{% endmacro %}
+{% macro rare(text, mark) %}{% if text %}<p class="note">{{ mark }} {{ text }}. Scores are those of the last round that a silo took part in.</p>{% endif %}{% endmacro %}
+""",
+    "faults": """{% if faults or notes %}<div class="fault">{% for fault in faults %}<p>{{ fault }}.</p>{% endfor %}
+{% if notes %}<p>From the run's log:</p>{% for when, message, times in notes %}<p><span class="note">{{ when }}</span> {{ message }}.{% if times != 1 %} ({{ times }} times){% endif %}</p>{% endfor %}{% endif %}
+</div>{% endif %}""",
+    "tiles": """<dl class="tiles"{% if tiles|length < 4 %} style="grid-template-columns: repeat({{ tiles|length }}, 1fr)"{% endif %}>
+{% for name, value, below in tiles %}<div><dt>{{ name }}</dt><dd>{{ value }}</dd><dd>{{ below }}</dd></div>{% endfor %}</dl>""",
+    "silos": """{% from "macros" import table, cells, widths, rare with context %}
+<h2>What each silo gained</h2><p class='lead'>{{ lead }}</p>
+<figure>{% if figure %}{{ widths(figure) }}{% endif %}</figure>
+{% call table(head, "silos") %}<tbody>
+{% for row in rows %}<tr><th scope="row">{{ row.silo }}{{ row.mark }}<small class="phone">{{ row.train }} + {{ row.test }}</small></th><td class="desk">{{ row.train }}</td><td class="desk">{{ row.test }}{% if row.small %}<small>small</small>{% endif %}</td>
+{%- for kind, text in row.cells %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}
+</tbody><tfoot>{% for name, values in means %}<tr><th scope="row">{{ name }}</th><td class="desk"></td><td class="desk"></td>{{ cells(values) }}</tr>{% endfor %}</tfoot>{% endcall %}
+<p class='note' style='margin-top:12px'>{{ intervals }}</p>
+{% if withheld %}<p class="note">Withheld by the silo because too few test samples stand behind them: {{ withheld|join(", ") }}.</p>{% endif %}
+{{ rare(rare_text, mark) }}
+{% for title, found in absences if found %}<h3>{{ title }}</h3>
+{% call table(["Silo", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
+{% endfor %}""",
+    "methods": """{% from "macros" import table, cells, widths, explained, rare with context %}
+<h2>How the methods compare</h2><p class='lead'>Each silo counts alike, however large it is.
+{%- if seeds > 1 %} Means over {{ seeds }} seeds, ± standard deviation; each seed splits the data anew.{% endif %}</p>
+{% call table(head, "methods") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}<small>{{ row.key }}<span class="desk">, {{ row.snapshot }} local training</span></small></th>{{ cells(row.cells) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<dl class='terms'>{% for term, meaning in terms %}<dt>{{ term }}</dt><dd>{{ meaning }}</dd>{% endfor %}</dl>{% endcall %}
+{{ rare(rare_text, mark) }}
+{% if compared %}<figure>{{ widths(compared) }}<figcaption>Gain over {{ base }}: mean over silos with its 95&#8239;% interval (two-level bootstrap over silos and test samples, from {{ needed }} silos on; no correction for the number of methods); each tick below is one silo.</figcaption></figure>{% endif %}
+{% if every %}<h3>All methods per silo</h3><p class='note'>Test {{ word }} in per cent{% if base %}, and the paired difference to {{ base }}{% endif %}; the best of each silo in bold.</p>
+{% call table(every_head) %}<tbody>{% for silo, found in every %}<tr><th scope="row">{{ silo }}</th>{% for kind, text in found %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}""",
+    "rounds": """{% from "macros" import widths %}
+<h2>{{ capital }} by round</h2><p class='lead'>How fast the silos' mean test {{ word }} rises.</p>
+<figure>{{ widths(by_round) }}</figure>
+<h3>Before and after local training</h3>
+<p class='note'>In every round a silo tests the model it <b>received</b> (dashed, squares) and, after training on its own data, its <b>personal</b> one (solid, circles); the thin lines are single silos.
+{%- if panels|length < methods %} Shown are {{ panels|length }} of {{ methods }} methods; history.csv has all.{% endif %}</p>
+<div class='panels'>{% for name, chart in panels %}<figure><h3>{{ name }}</h3>{{ chart }}</figure>{% endfor %}</div>""",
+    "data": """{% from "macros" import widths %}
+<h2>Who holds what</h2><p class='lead'>One circle per silo and class; its area is the number of training samples.</p>
+<figure>{{ widths(circles) }}<figcaption>{{ dataset }} split by {{ partition }}.
+{%- if seeds > 1 %} The circles are of seed {{ seed }}; every seed splits anew.{% endif %} Shown because these data are public or all on this machine: a hospital's label counts never leave it.</figcaption></figure>""",
+    "relationships": """{% from "macros" import widths, explained with context %}
+<h2>Who learns from whom</h2><p class='lead'>Each row is a silo: how much its model takes from each column's.</p>
+{% call explained() %}<p>{{ related_by }}.</p>{% endcall %}
+<div class='side'><figure>{{ widths(map) }}<figcaption>After round {{ last }}. Stronger is darker or larger; orange with a minus sign is negative. A silo's vector stays in the silo: it is shown because all silos of this run were on this machine.</figcaption></figure>
+<div class='panels'><figure><h3>{{ first }} to all silos, by round</h3>{{ to_all }}</figure>
+<figure><h3>Every silo to itself, by round</h3>{{ to_itself }}<figcaption>The strongest six are named.</figcaption></figure></div></div>""",
+    "cost": """{% from "macros" import table, cells with context %}
+<h2>What it cost</h2><p class='lead'>Bytes of model vectors over all silos, and wall time{% if seeds > 1 %} of one run, mean over seeds{% endif %}.</p>
+{% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+<div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ bytes }}</figure><figure><h3>Seconds per round</h3>{{ seconds }}</figure></div>""",
+    "left": """{% from "macros" import table, cells with context %}
+<h2>What left each silo</h2><p class='lead'>Everything that leaves a silo passes one gate, is on its list, and is logged there.</p><ul>
+<li><b>Once, the data card</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all silos agree on one standardisation (<code>normalization = "agreed"</code>).</li>
+<li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
+<li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of samples; seconds; sample counts.</li>
+<li><b>Never</b>: samples, labels, label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>
+{% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
+<h3>Per silo</h3>
+{% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}""",
+    "repeat": """<h2>Repeat it</h2><p class='lead'>The same settings and seed give the same numbers on the same machine and number of threads.</p>
+<pre>{{ commands|join("\n") }}</pre>
+<p class='note'><code>config.toml</code> beside this file holds every setting, <code>history.csv</code> every value, <code>summary.json</code> the final ones.</p>
+<details><summary>All settings</summary><pre>{{ settings|join("\n") }}</pre></details>""",
+}
+
+
+@cache
+def environment() -> Environment:
+    """Return the environment of the templates: values are escaped, and a value that is missing is an error."""
+    return Environment(
+        loader=DictLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def render(name: str, **values: object) -> Markup:
+    """Return a template with these values."""
+    return Markup(environment().get_template(name).render(**values))

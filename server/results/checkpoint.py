@@ -1,0 +1,58 @@
+"""The server's checkpoints of a run: the newest, and the one before it in case the newest is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from partitions.common.errors import DataError
+from partitions.common.files import sync
+from strategies.base.state import State
+
+NEWEST, BEFORE = "server.safetensors", "server-before.safetensors"
+
+
+def save_checkpoint(folder: Path, state: State) -> None:
+    """Write the newest checkpoint; the previous one stays as the one before."""
+    state.save(folder / NEWEST, keep=folder / BEFORE)
+
+
+def load_checkpoint(folder: Path) -> tuple[State | None, str]:
+    """Return the newest readable checkpoint (None: there is none) and the fault of a newer one.
+
+    Raises DataError where there is one, but none can be read.
+    """
+    fault = ""
+    for file in (folder / NEWEST, folder / BEFORE):
+        if file.exists():
+            try:
+                return State.load(file), fault
+            except DataError as error:
+                fault = fault or str(error)
+    if fault:
+        raise DataError(f"{fault}; there is no other checkpoint: start the run again, with another --out")
+    return None, ""
+
+
+def readable_checkpoints(folder: Path) -> list[tuple[Path, State]]:
+    """Return the readable checkpoints with their files, newest first."""
+    found = []
+    for file in (folder / NEWEST, folder / BEFORE):
+        with contextlib.suppress(DataError):
+            found += [(file, State.load(file))] if file.exists() else []
+    return found
+
+
+def go_back_to(folder: Path, file: Path | None) -> None:
+    """Remove the checkpoints that are newer than that of ``file``, all of them for None.
+
+    A crash leaves a checkpoint that can be resumed at any time: the one before takes the newest one's place at once.
+    """
+    if file is None:
+        (folder / BEFORE).unlink(missing_ok=True)
+        (folder / NEWEST).unlink(missing_ok=True)
+    elif file.name == BEFORE:
+        os.replace(file, folder / NEWEST)
+    if folder.exists():
+        sync(folder)

@@ -1,0 +1,171 @@
+"""The history of a study, ``history.csv``: one row per strategy, seed, round, silo, split, snapshot and metric."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import DataError
+from partitions.common.files import append, write_atomically
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of the history, empty where withheld. Rows of a whole round have no silo, split, snapshot and n."""
+
+    strategy: str
+    seed: int
+    round: int
+    silo: str
+    split: str
+    snapshot: str
+    metric: str
+    value: float
+    n: int | None
+
+    def cells(self) -> list[str]:
+        texts = (self.strategy, self.seed, self.round, self.silo, self.split, self.snapshot, self.metric)
+        value = "" if math.isnan(self.value) else repr(float(self.value))
+        return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
+
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
+
+
+def guarded(cell: str) -> str:
+    """Return text that no spreadsheet takes for a formula: behind an apostrophe, which :func:`unguarded` removes."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def unguarded(cell: str) -> str:
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+
+
+HEADER = [f.name for f in fields(Row)]
+
+
+def _read(text: str, path: Path) -> list[Row]:
+    rows, reader = list[Row](), csv.reader(io.StringIO(text))
+    try:
+        next(reader, None)  # the header
+        for strategy, seed, round, silo, split, snapshot, metric, value, n in reader:
+            number = float(value) if value else math.nan
+            name, of, kind, what = map(unguarded, (silo, split, snapshot, metric))
+            count = int(n) if n else None
+            rows.append(Row(unguarded(strategy), int(seed), int(round), name, of, kind, what, number, count))
+    except (ValueError, csv.Error):
+        raise DataError(f"{path}, line {reader.line_num}: no row of a history") from None
+    return rows
+
+
+def _text(rows: Iterable[Row]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(row.cells() for row in rows)
+    return buffer.getvalue()
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is damaged: it is not all text") from None
+
+
+def write_history(path: Path, rows: Iterable[Row]) -> None:
+    """Write the whole file."""
+    write_atomically(path, ",".join(HEADER) + "\n" + _text(rows))
+
+
+class History:
+    """Rows in memory and, where there is a path, in its file, which grows by one write per round."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        self._sums: dict[tuple[str, int], Any] = {}  # of the rows of a run, once they have been asked for
+        if path is not None and path.exists():
+            text = _text_of(path)
+            self.rows = _read(text[: text.rfind("\n") + 1], path)  # a last line cut off by a crash is left out
+        elif path is not None:
+            self._write()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add rows of one run; they are on the disk when this returns, because a checkpoint counts on them."""
+        new = list(rows)
+        self.rows += new
+        text = _text(new)
+        if new and (own := self._sums.get((new[0].strategy, new[0].seed))):
+            own.update(text.encode())
+        if self.path is not None:
+            append(self.path, text)
+
+    def forget(self, strategy: str, seed: int, after: int) -> None:
+        """Drop the rows of one run from rounds later than ``after``: they are about to be repeated.
+
+        The others go to the end, where the new ones will follow: a run's rows stand together, in the order of rounds,
+        and the runs in the order in which a study goes through them, however often it was interrupted.
+        """
+        kept = [r for r in self.of(strategy, seed) if r.round <= after]
+        self.rows = [r for r in self.rows if (r.strategy, r.seed) != (strategy, seed)] + kept
+        self._write()
+
+    def drop(self, silo: str) -> bool:
+        """Drop all rows of a silo, and return whether there were any."""
+        before = len(self.rows)
+        self.rows = [r for r in self.rows if r.silo != silo]
+        if len(self.rows) < before:
+            self._write()
+        return len(self.rows) < before
+
+    def missing(self, strategy: str, seed: int, rounds: int) -> list[int]:
+        """Return the rounds from 1 to ``rounds`` without rows."""
+        here = {r.round for r in self.of(strategy, seed)}
+        return [number for number in range(1, rounds + 1) if number not in here]
+
+    def digest(self, strategy: str, seed: int) -> str:
+        """Return the SHA-256 of a run's rows, as they are written."""
+        key = (strategy, seed)
+        if key not in self._sums:
+            self._sums[key] = hashlib.sha256(_text(self.of(*key)).encode())
+        return str(self._sums[key].hexdigest())
+
+    def _write(self) -> None:
+        self._sums.clear()
+        if self.path is not None:
+            write_history(self.path, self.rows)
+
+    def of(self, strategy: str, seed: int) -> list[Row]:
+        return [r for r in self.rows if r.strategy == strategy and r.seed == seed]
+
+
+def metric_rows(
+    strategy: str,
+    seed: int,
+    round: int,
+    silo: str,
+    metrics: Mapping[str, float],
+    counts: Mapping[str, int],
+    withheld_below: int,
+    score: str = "accuracy",
+) -> list[Row]:
+    """Return the rows of one silo's reply; a split with too few samples has one empty row per snapshot."""
+    rows = []
+    for key, value in sorted(metrics.items()):
+        snapshot, _, rest = key.partition(".")
+        split, _, metric = rest.partition(".")
+        if snapshot in ("received", "personal"):
+            rows.append(Row(strategy, seed, round, silo, split, snapshot, metric, value, counts[split]))
+    snapshots = sorted({r.snapshot for r in rows}) or ["received"]
+    shown = {r.split for r in rows} - {"train"}
+    for split, n in sorted(counts.items()):
+        withheld = bool(shown) and split not in shown  # by the silo's own policy
+        if split != "train" and n > 0 and (n < withheld_below or withheld):
+            rows += [Row(strategy, seed, round, silo, split, s, score, math.nan, n) for s in snapshots]
+    return rows

@@ -1,0 +1,185 @@
+"""A run directory: ``config.toml``, ``history.csv``, ``progress.jsonl``, ``summary.json``, ``checkpoint/``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+from partitions.common.files import append, locked, write_atomically
+from server.results.checkpoint import load_checkpoint
+from strategies.base.run_settings import toml_text
+from strategies.base.settings import Value
+
+LOCK = ".lock"  # held by the process that trains
+LINGER_SECONDS = 10.0  # for which the process of a run that was just stopped may still hold it
+WORKERS = "workers"  # holds the directories of runs in parallel (worker_directories.py)
+# These may differ between a run and its continuation; everything else makes it another run.
+FREE_ON_RESUME = (
+    "rounds",
+    "resume",
+    "out",
+    "threads",
+    "vectorize",
+    "device",
+    "data-dir",
+    "init-weights",  # wherever it lies: the checkpoint knows its SHA-256
+    "round-timeout",
+    "min-silos",
+    "agreed",
+    "checkpoint-every",
+)
+
+
+def default_out(strategy: str) -> Path:
+    """Return ``runs/TIME-STRATEGY``, with a number where another run started in the same second."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{strategy.replace(',', '+')}"
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(path for path in (Path("runs") / name for name in names) if not path.exists())
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Return nested TOML tables as flat keys with dots."""
+    flat: dict[str, Value] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def read_toml(path: Path) -> dict[str, Value]:
+    """Return a configuration file as flat keys. Raises UserError where it cannot be read."""
+    try:
+        return flatten(tomllib.loads(path.read_text()))
+    except FileNotFoundError:
+        raise UserError(f"there is no configuration file {path}") from None
+    except (OSError, ValueError) as error:  # also of a number of thousands of digits
+        raise UserError(f"the configuration file {path} cannot be read: {error}") from None
+    except RecursionError:
+        raise UserError(f"the configuration file {path} cannot be read: it is nested too deep") from None
+
+
+class RunDirectory:
+    """One study's directory. ``config`` are all its settings; strategies and seeds may be comma-separated lists.
+
+    ``part``: as one of its runs sees it that goes on beside others. History, progress, summary and lock are its own
+    then, in ``workers/PART``; all else is the study's.
+    """
+
+    def __init__(self, path: Path, part: str = "") -> None:
+        self.path = path
+        self.own = path / WORKERS / part if part else path
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls, path: Path, config: Mapping[str, Value], *, resume: bool, member: bool = False
+    ) -> Iterator[RunDirectory]:
+        """Create or reopen the directory, and lock it against other processes until the block ends.
+
+        ``member`` is one run of a study whose directory already stands. Raises UserError where the directory holds
+        another run, or something that is no run, ValueError where another process is at it, and does not end at once
+        as that of a stopped run does, which may be resumed; nothing is changed then.
+        """
+        directory = cls(path.expanduser())
+        directory._check_place(resume, member)
+        directory.path.mkdir(parents=True, exist_ok=True)
+        with directory.held(LINGER_SECONDS if resume else 0.0):
+            found = directory._check_place(resume, member)  # no other process has come in between
+            if not (found and member):
+                kept = {k: v for k, v in config.items() if k not in ("resume", "out")}
+                if found:
+                    directory._check_same(kept)
+                write_atomically(directory.path / "config.toml", toml_text(kept))
+            yield directory
+
+    def _check_place(self, resume: bool, member: bool) -> bool:
+        """Return whether a run is there already. Raises UserError where the directory cannot be used."""
+        path, found = self.path, (self.path / "config.toml").exists()
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: give --out a directory")
+        if found and not (resume or member):
+            raise UserError(
+                f"{path} holds another run: give --out a new directory, or continue it with --set resume=true"
+            )
+        if not found and path.exists() and any(entry.name != LOCK for entry in path.iterdir()):
+            raise UserError(f"{path} is not empty and holds no run: give --out a new directory")
+        if not found and resume:
+            raise UserError(f"{path} holds no run to resume")
+        return found
+
+    @contextlib.contextmanager
+    def held(self, patience: float = 0.0) -> Iterator[None]:
+        """Lock the directory. Raises UserError where another process holds it for this many seconds."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(PermissionError):  # another user's: no lock is better than no run
+                busy = f"{self.path}: another run is writing to it; silofl stop ends it"
+                stack.enter_context(locked(self.own / LOCK, busy, patience))
+            yield
+
+    def check_free(self) -> None:
+        """Raise UserError where another process holds this directory."""
+        if (self.path / LOCK).exists():
+            with self.held():
+                pass
+
+    def _check_same(self, config: Mapping[str, Value]) -> None:
+        before = read_toml(self.path / "config.toml")
+        for key, value in config.items():
+            if key not in FREE_ON_RESUME and key in before and before[key] != value:
+                raise UserError(
+                    f"{self.path} was run with {key} = {before[key]!r}, not {value!r}: "
+                    f"resume with the settings of its config.toml, or give --out a new directory"
+                )
+        for folder in sorted(self.path.glob("checkpoint/*")):
+            state, _ = load_checkpoint(folder)
+            done = state.numbers["round"] if state else 0
+            if done > int(config["rounds"]):
+                raise UserError(
+                    f"{folder.name} in {self.path} has {done} rounds behind it, more than "
+                    f"rounds = {config['rounds']}: resume with at least as many"
+                )
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def history(self) -> Path:
+        return self.own / "history.csv"
+
+    @property
+    def summary(self) -> Path:
+        return self.own / "summary.json"
+
+    @property
+    def progress_file(self) -> Path:
+        return self.own / "progress.jsonl"
+
+    def checkpoint(self, run_key: str) -> Path:
+        return self.path / "checkpoint" / run_key
+
+    def progress(self, event: str, **values: Any) -> None:
+        """Add a JSON line to ``progress.jsonl``, which ``silofl run`` and dashboards follow."""
+        append(self.progress_file, json.dumps({"event": event, **values}) + "\n", durable=False)
+
+    def sample_counts(self) -> dict[str, int]:
+        """Return each silo's training samples, as last reported to a run of this directory."""
+        counts: dict[str, int] = {}
+        file = self.progress_file
+        for line in file.read_text().splitlines() if file.exists() else []:
+            with contextlib.suppress(ValueError):  # a line that a crash cut off
+                event = json.loads(line)
+                counts |= event["samples"] if event.get("event") == "silos" else {}
+        return counts
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.own / name, json.dumps(value, indent=1, allow_nan=False) + "\n")

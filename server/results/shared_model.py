@@ -1,0 +1,140 @@
+"""Export the model that all silos of a run share from the server's checkpoint: ``export --which shared``.
+
+The checkpoint holds the newest aggregate. Of a method whose report shows the received model it also holds the one that
+the silos received in the round that the report would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from client.export import when, write_model
+from models.initialisation import flat_model
+from models.shapes import columns, kind_of, read_shape, written
+from models.trainable import WHOLE
+from partitions.common.errors import UserError
+from server.results.checkpoint import load_checkpoint
+from server.results.reported_round import NAMES, REPORTED, shared_arrays
+from server.results.run_directory import RunDirectory, read_toml
+from server.results.study import study_runs
+from server.results.summary import entries
+from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.run_settings import RunSettings
+from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
+
+
+def export_shared(
+    source: Path, out: Path, strategy: str | None = None, seed: int | None = None, round: int | None = None
+) -> dict[str, Any]:
+    """Save the model that the silos share, and return its card.
+
+    It is the one whose score the report shows, where that is the shared one, else the newest; ``round`` asks for the
+    one that was received in that round. Raises UserError where there is none, or more than one.
+    """
+    run = find_run(source, strategy, seed)
+    state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
+    if state is None or "facts" not in state.numbers:
+        raise UserError(f"{source} has no checkpoint of {run.run_key}: the server's run directory is wanted here")
+    facts, c = state.numbers["facts"], run.common
+    name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
+    part = run.part()
+    size = flat_model(name, shape, facts["classes"], options, "cpu", run.strategy.head, part).layout.size
+    newest = shared_arrays(state.arrays, run.strategy, size)
+    if not newest:
+        raise UserError(f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME")
+    kept = {state.numbers["round"] + 1: newest}
+    if REPORTED + GLOBAL in state.arrays:
+        kept[state.numbers["reported"]] = {n: state.arrays[REPORTED + n] for n in NAMES if REPORTED + n in state.arrays}
+    final = final_of(source, run)
+    shown = (final.get("round") or state.numbers.get("reported")) if reports_shared(run.strategy) else None
+    wanted = round or shown or state.numbers["round"] + 1
+    if wanted not in kept:
+        known = " and ".join(map(str, sorted(kept)))
+        raise UserError(f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round")
+    metrics = {f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown}
+    card = model_card(run, state, wanted, metrics)
+    write_model(out, card, kept[wanted][GLOBAL], kept[wanted].get(BUFFERS))
+    return card
+
+
+def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean score of a run's result, by its key; empty where it is not known."""
+    key = f"{final.get('score', '')}_mean"
+    return {key: final[key]} if final.get(key) is not None else {}
+
+
+def model_card(run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is written beside the shared model of a round."""
+    facts, c, part = state.numbers["facts"], run.common, run.part()
+    name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
+    mean, std, labels = statistics(run, state, shape)
+    more: dict[str, Any] = {"head": c.strategy} if run.strategy.head else {}
+    more |= {} if part == WHOLE else {"part": asdict(part)}
+    return {
+        "method": c.strategy,
+        "paper": run.strategy.info.paper,
+        "seed": c.seed,
+        "silo": None,
+        "run": state.numbers["run_id"],
+        "which": "shared",
+        "snapshot": "received",
+        "round": server_round,
+        "when": when("received", server_round, c.rounds),
+        "metrics": dict(metrics),
+        "samples": {
+            p: sum(card[f"n_{p}"] for card in state.numbers["cards"].values()) for p in ("train", "val", "test")
+        },
+        "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
+        "input": {"shape": written(shape), "dtype": "float32" if kind_of(shape) == "table" else None},
+        "task": facts["task"],
+        "classes": facts["classes"],
+        "normalisation": {"mean": mean, "std": std} if mean else None,
+        "labels": labels,
+        "silofl": version("silofl"),
+    }
+
+
+def reports_shared(method: type[PersonalizedStrategy]) -> bool:
+    """Return whether the report shows the score of the shared model."""
+    return method.info.one_model and method.info.reports == "received"
+
+
+def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
+    """Return the requested run of a directory. Raises UserError where there is none, or more than one."""
+    if not (source / "config.toml").is_file():
+        raise UserError(f"{source} holds no run: the shared model lies in the server's run directory")
+    runs = study_runs(read_toml(source / "config.toml"))
+    found = [r for r in runs if strategy in (None, r.common.strategy) and seed in (None, r.common.seed)]
+    names = ", ".join(run.run_key for run in (found or runs))
+    if not found:
+        raise UserError(f"{source} holds no such run; there are: {names}")
+    if len(found) > 1:
+        raise UserError(f"{source} holds several shared models: {names}; choose with --strategy and --seed")
+    return found[0]
+
+
+def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
+    """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
+    directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
+    found = entries(directory) if directory.summary.exists() else []
+    return next(({**e["final"], "score": e["score"]} for e in found if (e["strategy"], e["seed"]) == which), {})
+
+
+def statistics(run: RunSettings, state: State, shape: tuple[Any, ...]) -> tuple[Any, Any, dict[str, Any] | None]:
+    """Return mean and standard deviation of the inputs' columns, and those of labels that are measurements.
+
+    Raises UserError where every silo has its own: a shared model has none to be used with.
+    """
+    measured, d = state.numbers["facts"]["task"] == "regression", columns(shape)
+    if run.common.normalization == "silo" and (d or measured):
+        raise UserError(
+            "normalization = silo: every silo standardises by its own statistics, which the shared model is used with; "
+            "export it at a silo, with --silo NAME --which reported"
+        )
+    mean, std = (list(state.numbers["statistics"].get(key, ())) for key in ("mean", "std"))
+    return mean[:d], std[:d], {"mean": mean[d:], "std": std[d:]} if mean[d:] else None

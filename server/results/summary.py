@@ -1,0 +1,224 @@
+"""The results of a study, ``summary.json``, computed from its history.
+
+``score`` names the metric of the ``task`` that all of it is about: ``accuracy`` of classes. ``bmcta`` is the papers'
+statistic: the best round's unweighted mean over silos of the score on test data (APPLE, section 4), which selects on
+test data. ``final`` and ``per_silo`` are taken at the round with the best mean score on validation data. Both are of
+the snapshot that the method's paper reports. A silo that misses a round counts with what it had before: a round is not
+better for a weak silo's absence.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from models.metrics import fairness_variance, incentivised_rate
+from models.tasks import ENDS, MULTICLASS, Task
+from server.results.history import History, Row
+from server.results.run_directory import RunDirectory
+from strategies import strategies
+from strategies.base.schema.data_summary import sample_weights
+
+Values = dict[int, dict[str, float]]  # round -> silo -> value
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The values of a finished run that its history does not hold.
+
+    ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
+    ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why.
+    """
+
+    strategy: str
+    seed: int
+    rounds: int
+    cards: Mapping[str, Mapping[str, Any]]
+    total_bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+    weight_cap: float = 0.0
+    task: Task = MULTICLASS
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -> dict[str, Any]:
+    """Add one finished run to ``summary.json``."""
+    return add_to_summary(directory, [{**run_summary(history, run), "left_out": dict(run.left_out)}])
+
+
+def add_to_summary(
+    directory: RunDirectory, new: Sequence[Mapping[str, Any]], order: Sequence[tuple[str, int]] = ()
+) -> dict[str, Any]:
+    """Add these runs' entries, and compare all runs of the study again.
+
+    They stand in this order of (strategy, seed), or else at the end.
+    """
+    runs = entries(directory) if directory.summary.exists() else []
+    here = {(r["strategy"], r["seed"]) for r in new}
+    runs = [r for r in runs if (r["strategy"], r["seed"]) not in here] + [dict(r) for r in new]
+    places = {which: place for place, which in enumerate(order)}
+    runs.sort(key=lambda r: places.get((r["strategy"], r["seed"]), len(places)))
+    summary = {"runs": compare(runs)}
+    directory.write_json("summary.json", summary)
+    return summary
+
+
+def entries(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Return the entries of ``summary.json``."""
+    found: list[dict[str, Any]] = json.loads(directory.summary.read_text())["runs"]
+    return found
+
+
+def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
+    """Return one run's entry, still without its gains over other runs."""
+    rows, task = history.of(run.strategy, run.seed), run.task
+    snapshot = strategies()[run.strategy].info.reports
+    test, val = (values_by_round(rows, split, snapshot, task.score) for split in ("test", "val"))
+    names = sorted(run.cards)
+    best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
+    chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
+    score = test.get(chosen or 0, {})
+    evaluated = rounds_by_round(rows, snapshot, task.score).get(chosen or 0, {})
+    others = {
+        metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
+        for metric in (*task.secondary_metrics, *(metric for metric in ENDS if metric in task.metrics))
+    }
+    return {
+        "strategy": run.strategy,
+        "seed": run.seed,
+        "rounds": run.rounds,
+        "silos": names,
+        "reports": snapshot,
+        "task": task.name,
+        "score": task.score,
+        # The data summary in an older run's checkpoint has none.
+        "threads": {"server": torch.get_num_threads(), **{n: run.cards[n].get("threads") for n in names}},
+        "bmcta": _number(_mean(test[best])) if best is not None else None,
+        "bmcta_round": best,
+        "final": {"round": chosen, **_over_silos(run, score, others)},
+        "per_silo": {
+            n: {
+                "n_train": run.cards[n]["n_train"],
+                "n_test": run.cards[n]["n_test"],
+                task.score: _number(score.get(n, math.nan)),
+                **{metric: _number(values.get(n, math.nan)) for metric, values in others.items()},
+                "round": evaluated.get(n),  # that these are of
+                "gain_over_local": None,
+                "gain_over_fedavg": None,
+            }
+            for n in names
+        },
+        "incentivized_rate": None,
+        "bytes_down": run.total_bytes["down"],
+        "bytes_up": run.total_bytes["up"],
+        "seconds": dict(run.seconds),
+    }
+
+
+def _over_silos(
+    run: FinishedRun, score: Mapping[str, float], others: Mapping[str, Mapping[str, float]]
+) -> dict[str, float | None]:
+    """Return the means over silos of the reported round, and the spread of the score."""
+    tested = sample_weights({n: card["n_test"] for n, card in sorted(run.cards.items())}, run.weight_cap)
+    name = run.task.score
+    return {
+        f"{name}_mean": _number(_mean(score)),
+        f"{name}_weighted": _number(_weighted(score, tested)),
+        f"{name}_worst": _number(min(score.values(), default=math.nan)),
+        **{f"{metric}_mean": _number(_mean(others[metric])) for metric in run.task.secondary_metrics},
+        "fairness_variance": _number(fairness_variance(list(score.values()))) if score else None,
+    }
+
+
+def round_name(number: int, rounds: int) -> str:
+    """Return ``round 17``; ``after round 25`` for the closing exchange of 25 rounds."""
+    return f"round {number}" if number <= rounds else f"after round {rounds}"
+
+
+def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the runs with their gains over ``local`` and ``fedavg`` of the same seed, where the study has those."""
+    result = []
+    for run in runs:
+        others = {r["strategy"]: r["per_silo"] for r in runs if r["seed"] == run["seed"]}
+        score = run.get("score", "accuracy")
+        local, fedavg = others.get("local"), others.get("fedavg")
+        silos = {
+            name: {
+                **values,
+                "gain_over_local": _gain(score, values, (local or {}).get(name)),
+                "gain_over_fedavg": _gain(score, values, (fedavg or {}).get(name)),
+            }
+            for name, values in run["per_silo"].items()
+        }
+        rate = None
+        if (
+            local
+            and fedavg
+            and all(v["gain_over_local"] is not None and v["gain_over_fedavg"] is not None for v in silos.values())
+        ):
+            rate = incentivised_rate(
+                *([side[n][score] for n in run["per_silo"]] for side in (run["per_silo"], local, fedavg))
+            )
+        result.append({**run, "per_silo": silos, "incentivized_rate": rate})
+    return result
+
+
+def _gain(score: str, mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> float | None:
+    if other is None or mine[score] is None or other.get(score) is None:
+        return None
+    return float(mine[score] - other[score])
+
+
+def values_by_round(
+    rows: Sequence[Row], split: str, snapshot: str, score: str = "accuracy", metric: str = ""
+) -> Values:
+    """Return the score in one run's rows, or another ``metric``, without withheld and unknown values.
+
+    A silo that misses a round has the values of its last one before, or else of its first.
+    """
+    found = {
+        (r.round, r.silo): r.value
+        for r in rows
+        if (r.split, r.snapshot, r.metric) == (split, snapshot, metric or score) and not math.isnan(r.value)
+    }
+    values = Values()
+    for number, at in rounds_by_round(rows, snapshot, score).items():
+        here = {silo: found[last, silo] for silo, last in at.items() if (last, silo) in found}
+        if here:
+            values[number] = here
+    return values
+
+
+def rounds_by_round(rows: Sequence[Row], snapshot: str, score: str) -> dict[int, dict[str, int]]:
+    """Return for each round the round that each silo's values are of, in the order of their names."""
+    evaluated: dict[int, set[str]] = defaultdict(set)
+    for r in rows:
+        scored = r.snapshot == snapshot and r.metric == score and r.split in ("val", "test")
+        if scored and not math.isnan(r.value):
+            evaluated[r.round].add(r.silo)
+    rounds = sorted(evaluated)
+    first = {silo: number for number in reversed(rounds) for silo in evaluated[number]}
+    at, result = {silo: first[silo] for silo in sorted(first)}, {}
+    for number in rounds:
+        at |= dict.fromkeys(evaluated[number], number)
+        result[number] = dict(at)
+    return result
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values) if values else math.nan
+
+
+def _weighted(values: Mapping[str, float], counts: Mapping[str, int]) -> float:
+    total = sum(counts[n] for n in values)
+    return sum(v * counts[n] for n, v in values.items()) / total if total else math.nan
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,165 @@
+"""Checkpoint and resume: what the server keeps of a run beside the history, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from logging import INFO
+from pathlib import Path
+from typing import Any, cast
+
+from flwr.common import log
+from torch import Tensor
+
+from partitions.common.errors import UserError
+from server.results.checkpoint import BEFORE, go_back_to, load_checkpoint, save_checkpoint
+from server.results.history import History
+from server.results.reported_round import NAMES, REPORTED
+from server.results.run_directory import RunDirectory
+from server.run.recovery import Start
+from server.run.registration import Registration
+from server.run.reporter import Reporter
+from strategies.base.run_settings import RunSettings
+from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import model_of
+
+FORMAT = 2  # of the server's checkpoint
+
+
+def no_seconds() -> dict[str, float]:
+    """Return zero seconds for each part of a round."""
+    return {"total": 0.0, "train": 0.0, "communicate": 0.0, "aggregate": 0.0}
+
+
+@dataclass
+class RunState:
+    """The state of a run beside the strategy's own."""
+
+    run_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    statistics: dict[str, Any] = field(default_factory=dict)  # by which tables are standardised, and by whose own
+    weights: str = ""  # SHA-256 of the file with the network's initial weights
+    seconds: dict[str, float] = field(default_factory=no_seconds)
+    total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
+    lost: dict[str, int] = field(default_factory=dict)  # silos whose state is lost, and the last round it may be of
+    shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, where one is
+
+    @classmethod
+    def begin(cls, saved: State | None) -> RunState:
+        """Return the state to begin with, holding what a checkpoint fixes for the whole run."""
+        numbers = saved.numbers if saved else {}
+        return cls(statistics=dict(numbers.get("statistics", {})), weights=str(numbers.get("weights", "")))
+
+    def add(self, total: float, train: float, communicate: float, aggregate: float) -> None:
+        """Add the seconds of a round."""
+        parts = {"total": total, "train": train, "communicate": communicate, "aggregate": aggregate}
+        self.seconds |= {part: self.seconds[part] + seconds for part, seconds in parts.items()}
+
+    def apply(self, strategy: PersonalizedStrategy, saved: State | None) -> int:
+        """Set this state and the strategy's to a checkpoint's, or to those before round 1; return the last round."""
+        if saved is None:
+            if strategy.round:
+                strategy.initialise(list(strategy.silos.values()), strategy.initial)
+            self.seconds, self.total_bytes, self.lost = no_seconds(), {"down": 0, "up": 0}, {}
+            self.shared = {}
+            return 0
+        arrays = by_key(saved)
+        self.shared = {name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays}
+        strategy.state = strategy.state_type(arrays, saved.numbers["strategy"])
+        self.seconds, self.total_bytes = saved.numbers["seconds"], saved.numbers["bytes"]
+        self.lost = dict(saved.numbers.get("lost", {}))
+        return cast(int, saved.numbers["round"])
+
+
+class Checkpoints:
+    """Save and load the checkpoints of one run."""
+
+    def __init__(
+        self, settings: RunSettings, directory: RunDirectory | None, history: History, reporter: Reporter
+    ) -> None:
+        self.settings, self.history, self.reporter = settings, history, reporter
+        self.folder: Path | None = directory.checkpoint(settings.run_key) if directory else None
+        self.fallen_back = False  # whether the newest checkpoint is damaged, and the one before it is resumed
+
+    def load(self) -> State | None:
+        """Return the checkpoint to resume, if there is one."""
+        if self.folder is None or not self.settings.common.resume:
+            return None
+        note, state, fault = self.reporter.note, *load_checkpoint(self.folder)
+        if state is None:
+            if self.history.of(self.settings.common.strategy, self.settings.common.seed):
+                key = self.settings.run_key
+                note(f"{key} has no checkpoint, though history.csv has rounds of it: it begins again at round 1")
+            return None
+        if withdrawn := state.numbers.get("withdrawn"):
+            names = ", ".join(withdrawn)
+            raise UserError(f"{self.folder}: {names} withdrew from this run, which cannot go on: start a new one")
+        if fault:
+            self.fallen_back = True
+            note(f"the run goes on from the checkpoint before the newest, of round {state.numbers['round']}: {fault}")
+        return state
+
+    def restore(
+        self, run_state: RunState, strategy: PersonalizedStrategy, saved: State | None, registration: Registration
+    ) -> int:
+        """Return the last round that is done: 0, or that of the checkpoint, whose state the strategy then has."""
+        if saved is not None:
+            if sorted(strategy.silos) != saved.numbers["silos"]:
+                raise UserError(
+                    f"{self.folder} is of the silos {', '.join(saved.numbers['silos'])}; here are "
+                    f"{', '.join(sorted({*strategy.silos, *registration.strangers}))} "
+                    "(min-silos lets a run go on without some)"
+                )
+            if self.fallen_back and self.folder:  # or the damaged one would take its place
+                go_back_to(self.folder, self.folder / BEFORE)
+            run_state.run_id = saved.numbers["run_id"]
+            log(INFO, "resumes after round %d", saved.numbers["round"])
+        strategy.extra |= {"run_id": run_state.run_id, "state_lost": 0}
+        return run_state.apply(strategy, saved)
+
+    def go_back(self, start: Start) -> None:
+        """Remove the checkpoints after the one that a run starts from again."""
+        if self.folder is not None:
+            go_back_to(self.folder, start.file)
+
+    def check_history(self, saved: State, done: int) -> None:
+        """Report rows of the history that the checkpoint counts on and that are missing or changed."""
+        key, which = self.settings.run_key, (self.settings.common.strategy, self.settings.common.seed)
+        note, digest = self.reporter.note, self.history.digest(*which)
+        if missing := self.history.missing(*which, done):
+            numbers = ", ".join(map(str, missing))
+            note(f"history.csv has nothing of {key} in rounds {numbers}, of {done} that are done: it was damaged")
+        elif saved.numbers.get("history", digest) != digest:
+            note(f"history.csv has other rows of {key} than when round {done} was saved: it was damaged or edited")
+
+    def save(
+        self, run_state: RunState, strategy: PersonalizedStrategy, registration: Registration, reported: int
+    ) -> None:
+        """Save the checkpoint of the strategy's round; ``reported``: the round that the report shows so far."""
+        if self.folder is None:
+            return
+        numbers = {
+            "format": FORMAT,
+            "round": strategy.round,
+            "run_id": run_state.run_id,
+            "silos": sorted(strategy.silos),
+            "cards": registration.cards,
+            "facts": registration.facts.saved(),
+            "statistics": run_state.statistics,
+            "keys": registration.keys,
+            "lost": run_state.lost,
+            "weights": run_state.weights,
+            "strategy": strategy.state.numbers,
+            "seconds": run_state.seconds,
+            "bytes": run_state.total_bytes,
+            "history": self.history.digest(self.settings.common.strategy, self.settings.common.seed),
+            "reported": reported,
+        }
+        kept = {REPORTED + name: array for name, array in run_state.shared.items()}
+        save_checkpoint(self.folder, State({**strategy.state.arrays, **kept}, numbers))
+
+
+def by_key(state: State) -> dict[str, Tensor]:
+    """Return a checkpoint's arrays; before format 2 a silo's model had the silo's bare name."""
+    silos = () if state.numbers.get("format", 1) >= FORMAT else state.numbers["silos"]
+    return {model_of(name) if name in silos else name: array for name, array in state.arrays.items()}

@@ -1,0 +1,172 @@
+"""Send a round's messages and collect the replies; report silos that disconnect, are late, or have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, Error, Message, MessageType
+from flwr.serverapp import Grid
+
+from partitions.common.errors import DataError, RunFailedError, UserError
+from server.run.clock import ClockWatch
+from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
+from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
+from server.run.registration import Registration
+from server.run.reporter import Reporter
+from strategies.base.schema.reporting import SECONDS, reason_of
+from strategies.base.settings import Common
+from strategies.base.strategy import PersonalizedStrategy
+
+
+class Collector:
+    """The exchanges of one run with its registered silos."""
+
+    def __init__(self, grid: Grid, common: Common, registration: Registration, reporter: Reporter) -> None:
+        self.grid, self.common, self.registration, self.reporter = grid, common, registration, reporter
+        self.clock = ClockWatch(reporter.note)
+        self.disconnected: set[int] = set()  # nodes that disconnected in a round and have not answered since
+        self.answered: set[int] = set()  # nodes of which the last exchange has a reply
+        self.limit = common.round_timeout  # seconds that the silos of the last exchange had
+        self.samples: dict[str, Any] = {}  # the last numbers of samples that silos reported, where they have changed
+
+    def exchange(
+        self, messages: Sequence[Message], strategy: PersonalizedStrategy, lost: Mapping[str, int]
+    ) -> list[Message]:
+        """Send messages and collect the replies; silent silos are rejected later.
+
+        ``lost``: by silo whose state is lost, the last round that it may be of. A reply beyond the method's size limit,
+        or with records that were not asked for, becomes an error.
+        """
+        for message in messages:
+            if (name := self.registration.name_of(message.metadata.dst_node_id)) in lost:
+                cast(ConfigRecord, message.content["config"])["state_lost"] = lost[name]
+        most = size_limit(strategy)
+        exchange = Exchange(
+            self.grid,
+            self._timeout_policy(),
+            self._note_disconnected,
+            self.clock.check,
+            self.answered,
+            self._report_transfer,
+            most,
+        )
+        asked = {message.metadata.dst_node_id: message for message in messages}
+        replies = [
+            checked(reply, message, expected_records(message, strategy), most(message))
+            for reply in exchange.run(messages)
+            for message in [asked[reply.metadata.src_node_id]]
+        ]
+        for reply in replies:
+            if reply.has_error():
+                name = self.registration.name_of(reply.metadata.src_node_id)
+                self.reporter.silo_fault(name, reason_of(reply.error.reason))
+        self.limit = exchange.limit
+        back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
+        for node in sorted(self.disconnected & back):
+            self.reporter.note(f"{self.registration.name_of(node)} is back")
+        self.disconnected -= back
+        self.answered = back
+        return replies
+
+    def _timeout_policy(self) -> TimeoutPolicy:
+        """Return the limits of an exchange; a simulation's results do not depend on its time, so it has no stragglers.
+
+        The silos of an in-process grid (it has ``seconds``) compute while their replies are pulled.
+        """
+        c = self.common
+        deployed = not any(card["simulated"] for card in self.registration.cards.values())
+        return TimeoutPolicy(
+            c.round_timeout,
+            c.straggler_factor if deployed else 0.0,
+            c.straggler_floor,
+            c.min_silos,
+            c.lost_silo == "resend",
+            watches=deployed and not hasattr(self.grid, "seconds"),
+        )
+
+    def compute_seconds(self, metrics: Iterable[Mapping[str, float]]) -> float:
+        """Return the seconds that the silos computed: the slowest's, or the sum where they share one process."""
+        of_all: float | None = getattr(self.grid, "seconds", None)
+        if of_all is not None:
+            return of_all
+        return max((sum(m.get(name, 0.0) for name in SECONDS) for m in metrics), default=0.0)
+
+    def _report_transfer(self, line: str, nodes: Collection[int]) -> None:
+        names = sorted(map(self.registration.name_of, nodes))
+        self.reporter.transfer(f"{line}; waits for {', '.join(names)}" if names else line)
+
+    def _note_disconnected(self, node: int) -> None:
+        """Report a silo that disconnects in the middle of a round, once."""
+        if node in self.disconnected:
+            return
+        self.disconnected.add(node)
+        then = "waits for it" if self.common.lost_silo == "resend" else "the round goes on without it"
+        self.reporter.note(f"{self.registration.name_of(node)} is gone; {then}")
+
+    def reject_silent(
+        self, strategy: PersonalizedStrategy, messages: Sequence[Message], replies: Iterable[Message]
+    ) -> None:
+        """Reject silos whose reply did not come in time."""
+        answered = {r.metadata.src_node_id for r in replies}
+        asked = {m.metadata.dst_node_id for m in messages}
+        for name, info in strategy.silos.items():
+            if info.node_id in asked - answered:
+                shorter = " (straggler-factor, straggler-floor)" if self.limit < self.common.round_timeout else ""
+                strategy.reject(name, f"no reply within {self.limit:g} s{shorter}")
+
+    def note_changed_counts(self, strategy: PersonalizedStrategy, replies: Iterable[Message]) -> None:
+        """Report silos that train on another number of samples than in their data summary, once for each number."""
+        infos = {info.node_id: info for info in strategy.silos.values()}
+        for reply in replies:
+            info = infos.get(reply.metadata.src_node_id)
+            if info is None or strategy.info.pooled or reply.metadata.message_type != MessageType.TRAIN:
+                continue
+            config = None if reply.has_error() else reply.content.get("config")
+            count = config.get("samples") if isinstance(config, ConfigRecord) else None
+            if count is not None and self.samples.get(info.name, info.n_train) != count:
+                self.samples[info.name] = count
+                self.reporter.note(
+                    f"{info.name} says in round {strategy.round} that it has {count!r} training samples; it said "
+                    f"{info.n_train}, and counts as {strategy.samples[info.name]}"
+                )
+
+    def check_quorum(self, strategy: PersonalizedStrategy, messages: Sequence[Message]) -> None:
+        """Raise RunFailedError where fewer than ``min-silos`` updates are usable."""
+        trained = {m.metadata.dst_node_id for m in messages if m.metadata.message_type == MessageType.TRAIN}
+        names = [name for name, info in strategy.silos.items() if info.node_id in trained]
+        usable = len([name for name in names if name not in strategy.rejected])
+        if usable < self.common.min_silos:
+            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
+            raise RunFailedError(
+                f"round {strategy.round}: {usable} usable updates, min-silos = {self.common.min_silos} ({reasons})"
+            )
+
+
+def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
+    """Return a function that gives the largest size of the reply to a message, in bytes."""
+    silos = {info.node_id: name for name, info in strategy.silos.items()}
+
+    def most(message: Message) -> int:
+        if message.metadata.message_type != MessageType.TRAIN:
+            return OTHER_BYTES
+        return OTHER_BYTES + NUMBER_BYTES * strategy.upload_numbers(silos[message.metadata.dst_node_id])
+
+    return most
+
+
+def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[str]:
+    """Return the records that the reply to a message may have."""
+    trains = message.metadata.message_type == MessageType.TRAIN
+    return {"config", "metrics", *(f"model.{name}" for name in strategy.upload_names() if trains)}
+
+
+def checked(reply: Message, asked: Message, records: Collection[str], most: int) -> Message:
+    """Return the reply, or an error of one line where it is too large or holds records that were not asked for."""
+    if not reply.has_error():
+        try:
+            check_reply(reply.content, records, most)
+        except (UserError, DataError) as error:
+            refused = Message(Error(CODES.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=asked)
+            return answers(refused, {refused.metadata.reply_to_message_id: asked})
+    return reply

@@ -1,0 +1,49 @@
+"""Prepare a run: make the strategy, and the settings that every silo receives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models.initialisation import flat_model, initial_model
+from models.standardisation import agreed_statistics
+from partitions.common.errors import UserError
+from server.run.checkpoints import RunState
+from server.run.registration import Registration
+from server.run.registration_notes import note_weights, without_sums
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import SCHEMA
+from strategies.base.strategy import PersonalizedStrategy, SiloInfo, check_task
+
+
+def prepare(
+    settings: RunSettings, registration: Registration, run_state: RunState, silos: Sequence[SiloInfo], run: str
+) -> PersonalizedStrategy:
+    """Return the strategy in its state before round 1; ``run``: the name of the run directory."""
+    c, facts, task = settings.common, registration.facts, registration.task
+    check_task(settings.strategy, task, facts.classes, c)
+    settings.augmentation_for(facts.shape)
+    name, options = settings.model_for(facts.shape, task.name)
+    head, part = settings.strategy.head, settings.part()
+    sha256 = part.weights.sha256 if part.weights else ""
+    if run_state.weights not in ("", sha256):
+        raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")
+    run_state.weights = sha256
+    layout = flat_model(name, facts.shape, facts.classes, options, "cpu", head, part).layout
+    strategy = settings.strategy(c, settings.method, layout)
+    strategy.initialise(list(silos), initial_model(name, facts.shape, facts.classes, options, c.seed, head, part))
+    note_weights(strategy, c, registration.reporter)
+    if not run_state.statistics:
+        run_state.statistics = {**agreed_statistics(list(registration.cards.values()), strategy.samples)}
+        if own := without_sums(registration.cards, c):
+            run_state.statistics["own_statistics"] = own
+    strategy.extra = {
+        "classes": facts.classes,
+        "task": task.name,
+        "run": run,
+        "min_metric_samples": c.min_metric_samples or (10 if facts.own_file else 1),
+        **run_state.statistics,
+    }
+    strategy.extra |= {"weights": sha256} if sha256 else {}
+    if facts.schema.features or facts.schema.labels:
+        strategy.extra[SCHEMA] = facts.schema.text
+    return strategy

@@ -1,0 +1,73 @@
+"""Record the rounds of a run: rows of the history, seconds and bytes, and the round that the report shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import cast
+
+from flwr.app import Message
+
+from models.tasks import Task
+from server.results.history import History, Row, metric_rows
+from server.results.reported_round import Chosen
+from strategies.base.schema.reporting import read_metrics
+from strategies.base.settings import Common
+from strategies.base.strategy import PersonalizedStrategy
+
+
+class Recorder:
+    """Write the history of one run, and follow which of its rounds the report would show."""
+
+    def __init__(self, common: Common, history: History) -> None:
+        self.common, self.history = common, history
+        self.chosen = Chosen("", "")
+
+    def rewind(self, strategy: PersonalizedStrategy, task: Task, done: int) -> None:
+        """Drop the rows after round ``done``, and find the reported round in those that are left."""
+        which = self.common.strategy, self.common.seed
+        self.history.forget(*which, after=done)
+        self.chosen = Chosen(strategy.info.reports, task.score)
+        for _, rows in groupby(self.history.of(*which), key=lambda row: row.round):
+            self.chosen.add(rows)
+
+    def rows(
+        self,
+        strategy: PersonalizedStrategy,
+        server_round: int,
+        metrics: Mapping[str, Mapping[str, float]],
+        task: Task,
+        state_lost: Mapping[str, int],
+    ) -> list[Row]:
+        """Return a round's rows: metrics by silo, then rejected silos, lost states and bounded updates."""
+        rows: list[Row] = []
+        smallest = cast(int, strategy.extra["min_metric_samples"])
+        for name, measured in metrics.items():
+            info = strategy.silos[name]
+            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+            which = self.common.strategy, self.common.seed, server_round, name
+            rows += metric_rows(*which, measured, counts, smallest, task.score)
+        rows.sort(key=lambda r: (r.silo, r.split, r.snapshot, r.metric))
+        rows += [self._row(server_round, "rejected", 1.0, silo) for silo in sorted(strategy.rejected)]
+        rows += [self._row(server_round, "state_lost", of, silo) for silo, of in sorted(state_lost.items())]
+        bounded = sorted(strategy.bounded.items())
+        rows += [self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded]
+        return rows
+
+    def totals(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
+        """Return the rows of a round as a whole."""
+        values = {"round_seconds": seconds, "bytes_down": float(down), "bytes_up": float(up)}
+        return [self._row(server_round, metric, value) for metric, value in values.items()]
+
+    def _row(self, server_round: int, metric: str, value: float, silo: str = "") -> Row:
+        return Row(self.common.strategy, self.common.seed, server_round, silo, "", "", metric, value, None)
+
+
+def metrics_of(strategy: PersonalizedStrategy, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
+    """Return the metrics of the silos that are not rejected, by name."""
+    names = {i.node_id: i.name for i in strategy.silos.values() if i.name not in strategy.rejected}
+    return {
+        names[r.metadata.src_node_id]: read_metrics(r.content.get("metrics"))
+        for r in replies
+        if r.metadata.src_node_id in names
+    }

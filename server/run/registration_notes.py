@@ -1,0 +1,80 @@
+"""Report what an operator has to know about the silos of a run: columns, labels, sample counts and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from partitions.schema import few, moved, read_schema
+from server.run.reporter import Reporter
+from strategies.base.aggregation.screening import COUNT_SLACK, tolerated
+from strategies.base.schema.data_summary import Facts, read_agreed, sample_weights
+from strategies.base.schema.reporting import SCHEMA, WITHHELD, columns_of
+from strategies.base.settings import Common
+from strategies.base.strategy import PersonalizedStrategy
+
+Cards = Mapping[str, Mapping[str, Any]]  # data summaries by silo
+
+
+def without_sums(cards: Cards, common: Common) -> list[str]:
+    """Return the silos with columns that give no sums of them: their own statistics standardise their data."""
+    if common.normalization != "agreed":
+        return []
+    return [name for name, card in cards.items() if columns_of(card) and "sum" not in card]
+
+
+def note_silos(cards: Cards, facts: Facts, common: Common, reporter: Reporter) -> None:
+    """Report what differs between the silos, or from an earlier run of this directory."""
+    _note_withheld(cards, common, reporter)
+    _note_mapped(cards, facts, reporter)
+    if facts.own_file:  # a simulation draws its samples anew with every seed
+        _note_changed_counts(cards, reporter)
+
+
+def _note_withheld(cards: Cards, common: Common, reporter: Reporter) -> None:
+    alone = without_sums(cards, common)
+    for name in alone:
+        reason = cards[name].get(WITHHELD) or "its card has none"
+        own = f"it is standardised by its own statistics, the others by those of {len(cards) - len(alone)} silos"
+        reporter.note(f"{name} gives no sums of its columns: {reason}; {own}")
+
+
+def _note_mapped(cards: Cards, facts: Facts, reporter: Reporter) -> None:
+    """Report silos that map their columns or labels to the agreed order, and silos that name none."""
+    agreed = facts.schema
+    own = {name: read_schema(card.get(SCHEMA, "")) for name, card in cards.items()}
+    for name, schema in own.items():
+        if moves := moved(schema, agreed):
+            reporter.note(f"{name} has its {' and '.join(moves)} in another order: it maps them by name")
+    for what in ("features", "labels"):
+        silent = [name for name, schema in own.items() if getattr(agreed, what) and not getattr(schema, what)]
+        if silent:
+            verb = "names" if len(silent) == 1 else "name"
+            reporter.note(f"{few(silent, 8)} {verb} no {what}: they are taken to be in the order of the other silos")
+
+
+def _note_changed_counts(cards: Cards, reporter: Reporter) -> None:
+    if reporter.directory is None:
+        return
+    counts = {name: card["n_train"] for name, card in cards.items()}
+    for name, before in reporter.directory.sample_counts().items():
+        if counts.get(name, before) != before:
+            reporter.note(f"{name} has {counts[name]} training samples now, and said {before} before")
+    reporter.event("silos", samples=counts)
+
+
+def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Reporter) -> None:
+    """Report silos whose weight is not their number of training samples."""
+    agreed = read_agreed(common.agreed).get("samples", {})
+    for name, info in strategy.silos.items():
+        if info.n_train != (weight := strategy.samples[name]):
+            why = "as agreed" if name in agreed else _bound_of_count(strategy, common, name)
+            reporter.note(f"{name} says that it has {info.n_train} training samples; it counts as {weight}, {why}")
+
+
+def _bound_of_count(strategy: PersonalizedStrategy, common: Common, silo: str) -> str:
+    cap, agreed = common.weight_cap, read_agreed(common.agreed).get("samples", {})
+    counts = {name: info.n_train for name, info in strategy.silos.items()}
+    if sample_weights(counts, cap, agreed)[silo] == strategy.samples[silo]:
+        return f"{cap:g} times the median (weight-cap)"
+    return f"{COUNT_SLACK:g} times the largest but {tolerated(len(counts))} (robust = screen)"

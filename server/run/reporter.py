@@ -1,0 +1,103 @@
+"""Report the events of a run: to the log, to ``progress.jsonl`` and to a caller's ``watch``."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from logging import ERROR, INFO, WARNING
+
+from flwr.common import log
+
+from client.faults import FAULT
+from models.tasks import Task
+from server.results.history import Row
+from server.results.run_directory import RunDirectory
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import printable
+from strategies.base.strategy import PersonalizedStrategy
+
+
+@dataclass
+class Progress:
+    """The outcome of a round."""
+
+    round: int
+    rounds: int
+    silos: int
+    score: float  # unweighted mean over silos of the task's score on test data, of the snapshot that the method reports
+    seconds: float
+    bytes: int
+    rejected: dict[str, str] = field(default_factory=dict)
+    bounded: dict[str, str] = field(default_factory=dict)  # silos whose step counted in part only, and why
+
+
+REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # as client.faults.report writes it
+
+
+class Reporter:
+    """Report one run; without a directory nothing is written to ``progress.jsonl``."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        directory: RunDirectory | None = None,
+        watch: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.common, self.directory, self.watch = settings.common, directory, watch
+
+    def event(self, kind: str, **values: object) -> None:
+        """Add an event of this run to ``progress.jsonl``."""
+        if self.directory is not None:
+            self.directory.progress(kind, strategy=self.common.strategy, seed=self.common.seed, **values)
+
+    def note(self, line: str, **details: str) -> None:
+        """Log a warning about a silo or the server, and add it to ``progress.jsonl``."""
+        line = printable(line)
+        log(WARNING, "%s", line)
+        self.event("note", time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), message=line, **details)
+
+    def refused(self, reason: str) -> None:
+        """Log that a node is refused."""
+        log(WARNING, "refused: %s", reason)
+        if self.directory is not None:
+            self.directory.progress("refused", message=reason)
+
+    def silo_fault(self, name: str, reason: str) -> None:
+        """Log an exception that a silo reports."""
+        if REPORTED_FAULT.match(reason):
+            log(ERROR, "%s reports an exception: %s", name, reason)
+
+    def transfer(self, line: str) -> None:
+        """Log the progress of a long transfer."""
+        log(INFO, "%s", line)
+        self.event("transfer", message=line)
+
+    def round_done(self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task) -> None:
+        """Report the round that the strategy has just finished, with its rows of the history."""
+        number, rounds = strategy.round, self.common.rounds
+        metric = ("test", strategy.info.reports, task.score)
+        values = [r.value for r in rows if (r.split, r.snapshot, r.metric) == metric and not math.isnan(r.value)]
+        score = sum(values) / len(values) if values else math.nan
+        silos = len({r.silo for r in rows if r.silo and r.split}) or len(strategy.silos) - len(strategy.rejected)
+        total = strategy.bytes_down + strategy.bytes_up
+        rejected, bounded = dict(strategy.rejected), {silo: why for silo, (_, why) in strategy.bounded.items()}
+        result = f"{task.score_label} {score:.4f}" if values else "not evaluated"
+        log(INFO, "round %d/%d: %d silos, %s, %.1f s, %d bytes", number, rounds, silos, result, seconds, total)
+        self.event(
+            "round",
+            round=number,
+            rounds=rounds,
+            silos=silos,
+            task=task.name,
+            score=task.score,
+            seconds=seconds,
+            bytes=total,
+            rejected=rejected,
+            bounded=bounded,
+            **{task.score: None if math.isnan(score) else score},
+        )
+        if self.watch is not None:
+            self.watch(Progress(number, rounds, silos, score, seconds, total, rejected, bounded))

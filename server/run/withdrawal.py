@@ -1,0 +1,177 @@
+"""Delete what runs keep of a hospital that withdraws: ``silofl withdraw``.
+
+Its models, data card, key and numbers leave the server's checkpoints, its state and others' copies of its model the
+silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
+``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. What was
+averaged stays averaged. Such a run cannot be resumed, for its other silos' states are of a federation with this one;
+the checkpoint keeps the name, and nothing else, to say so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from models.tasks import task_of
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import write_atomically
+from server.results.checkpoint import load_checkpoint
+from server.results.history import History
+from server.results.run_directory import WORKERS, RunDirectory, read_toml
+from server.results.study import study_runs
+from server.results.summary import FinishedRun, compare, run_summary
+from server.results.worker_directories import WorkerDirectories
+from server.run.checkpoints import FORMAT
+from strategies.base.state import State
+
+LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: named, not searched
+
+
+def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
+    """Delete what these runs, or all below ``runs/``, keep of a hospital; return a line for each run.
+
+    Raises UserError, before anything is changed, where a folder holds no run or one is going on, and where none of
+    them knows the hospital.
+    """
+    for folder in folders:
+        if not (folder / "config.toml").is_file():
+            raise UserError(f"{folder} holds no run: there is no config.toml in it")
+    runs = list(folders) or sorted(file.parent for file in Path("runs").rglob("config.toml"))
+    for run in runs:
+        RunDirectory(run).check_free()
+    lines = []
+    for run in runs:
+        with RunDirectory(run).held():
+            done = _withdraw(name, run)
+        if done:
+            left = [log for log in LOGS if (run / log).exists()]
+            note = f"; look through {', '.join(left)} yourself" if left else ""
+            lines.append(f"{run}: {', '.join(done)}{note}")
+    if not lines:
+        raise UserError(f"no run in {', '.join(map(str, folders)) or 'runs/'} keeps anything of {name}")
+    return lines
+
+
+def _withdraw(name: str, run: Path) -> list[str]:
+    """Delete what one run keeps of a hospital, and return it in words."""
+    done = []
+    if (run / WORKERS).is_dir():  # a study that was killed with several runs at work
+        WorkerDirectories(RunDirectory(run), study_runs(read_toml(run / "config.toml"))).take_back_all()
+    for checkpoint in sorted((run / "checkpoint").glob("*")):
+        known = _names(checkpoint)
+        count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))
+        own = checkpoint / "silos" / name
+        if own.is_dir():
+            shutil.rmtree(own)
+            count += 1
+        done += [f"{checkpoint.name} ({count} states)"] if count else []
+    history = run / "history.csv"
+    if history.is_file():
+        rows = History(history)
+        if rows.drop(name):
+            done.append("history.csv")
+    for file, clean in (("summary.json", _clean_summary), ("manifest.json", _clean_manifest)):
+        if (run / file).is_file() and clean(run, name):
+            done.append(file)
+    if (run / "progress.jsonl").is_file() and _clean_progress(run / "progress.jsonl", name):
+        done.append("progress.jsonl")
+    if done:
+        (run / "report.html").unlink(missing_ok=True)
+    return done
+
+
+def _names(checkpoint: Path) -> list[str]:
+    try:
+        state, _ = load_checkpoint(checkpoint)
+    except DataError:
+        return []
+    return list(state.numbers.get("silos", [])) if state else []
+
+
+def _states(checkpoint: Path, name: str) -> list[Path]:
+    """Return the files of the server's state and of every other silo's."""
+    files = sorted(checkpoint.rglob("*.safetensors"))
+    return [file for file in files if name not in file.relative_to(checkpoint).parts]
+
+
+def of_silo(key: str, name: str, known: Iterable[str]) -> bool:
+    """Return whether a key is this silo's: ``NAME`` or ``model.NAME``; of names with dots the longest one counts."""
+    fitting = [n for n in {*known, name} if key == n or key.endswith(f".{n}")]
+    return bool(fitting) and max(fitting, key=len) == name
+
+
+def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
+    try:
+        state = State.load(file)
+    except DataError:  # the hospital's part in it is unknown, and the file is of no use
+        file.unlink()
+        return True
+    # Arrays are called MODEL.NAME; a bare name is a method's own (`global`), but in checkpoints of before format 2.
+    bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
+    ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
+    arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
+    gone = state.numbers.pop("withdrawn", [])
+    numbers = {key: without(value, name, known) for key, value in state.numbers.items()}
+    if len(arrays) == len(state.arrays) and numbers == state.numbers:
+        return False
+    State(arrays, {**numbers, "withdrawn": sorted({*gone, name})}).save(file)
+    return True
+
+
+def without(value: Any, name: str, known: Sequence[str]) -> Any:
+    """Return a JSON value without this silo's: keys and list items of its name, records with its name."""
+    if isinstance(value, dict):
+        return {k: without(v, name, known) for k, v in value.items() if not of_silo(k, name, known)}
+    if isinstance(value, list):
+        kept = [v for v in value if v != name and not (isinstance(v, dict) and v.get("name") == name)]
+        return [without(v, name, known) for v in kept]
+    return value
+
+
+def _clean_manifest(run: Path, name: str) -> bool:
+    before = json.loads((run / "manifest.json").read_text())
+    after = without(before, name, [s["name"] for s in before.get("silos", [])])
+    if after != before:
+        RunDirectory(run).write_json("manifest.json", after)
+    return bool(after != before)
+
+
+def _clean_summary(run: Path, name: str) -> bool:
+    """Compute the entries of the others anew: the old means would reveal the silo's own values."""
+    before = json.loads((run / "summary.json").read_text())["runs"]
+    named = _named(name)
+    if not any(name in entry["silos"] or named.search(json.dumps(entry.get("left_out", {}))) for entry in before):
+        return False
+    history, after = History(run / "history.csv"), []
+    cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
+    for entry in before:
+        cards = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
+        which = entry["strategy"], entry["seed"], entry["rounds"]
+        totals = {direction: entry[f"bytes_{direction}"] for direction in ("down", "up")}
+        task = task_of(entry.get("task", "multiclass"))
+        new = run_summary(history, FinishedRun(*which, cards, totals, entry["seconds"], cap, task))
+        threads = {key: value for key, value in entry["threads"].items() if key != name}
+        left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
+        after.append({**new, "threads": threads, "left_out": left_out})
+    RunDirectory(run).write_json("summary.json", {"runs": compare(after)})
+    return True
+
+
+def _named(name: str) -> re.Pattern[str]:
+    """Return a pattern that finds the name in a sentence."""
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
+
+
+def _clean_progress(file: Path, name: str) -> bool:
+    """Delete the lines that name the silo."""
+    lines = file.read_text().splitlines()
+    kept = [json.dumps(without(json.loads(line), name, [])) for line in lines if line]
+    kept = [line for line in kept if not _named(name).search(line)]
+    if kept == lines:
+        return False
+    write_atomically(file, "".join(f"{line}\n" for line in kept))
+    return True

@@ -1,0 +1,109 @@
+"""The in-process engine: a Flower ``Grid`` that calls the ClientApp directly, without serialisation.
+
+Silos compute one after the other, or together with ``vectorize = true`` (``vectorized.py``).
+
+The ServerApp and the ClientApp are the same functions as in a deployment; tensors travel as they are (see
+``strategies.base.transport.payload.TensorArray``), on a GPU they stay there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from client.site.flower import internal
+from server.simulation.vectorized import VectorizedEngine
+from strategies.base.settings import Value
+
+
+class InProcessGrid(Grid):
+    """Grid of N silos in this process. ``state_path``: the folder of their states (None: memory only).
+
+    ``seconds``: how long the silos took to compute the replies to what was pushed last.
+    """
+
+    def __init__(
+        self, app: ClientApp, silos: int, run_config: Mapping[str, Value], state_path: Path | None = None
+    ) -> None:
+        self.app = app
+        self.contexts: dict[int, Context] = {}
+        for index in range(silos):
+            node_config: dict[str, Value] = {"partition-id": index, "num-partitions": silos}
+            if state_path is not None:
+                node_config["state-path"] = str(state_path)
+            self.contexts[index + 1] = Context(
+                run_id=1, node_id=index + 1, node_config=node_config, state=RecordDict(), run_config=dict(run_config)
+            )
+        self.sent: dict[str, Message] = {}
+        self.numbers = itertools.count(1)
+        self.seconds = 0.0
+        self.vectorized = VectorizedEngine() if run_config.get("vectorize") else None
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        self.seconds = 0.0
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message-{next(self.numbers)}"
+            self.sent[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages: the silos compute now."""
+        asked = [
+            self.sent.pop(i) for i in sorted(message_ids, key=lambda i: int(i.rpartition("-")[2])) if i in self.sent
+        ]
+        started = time.perf_counter()
+        calls, joined = {}, set()
+        for message in asked:
+            node, kind = message.metadata.dst_node_id, message.metadata.message_type
+            calls[node] = partial(self.app, message, self.contexts[node])
+            if kind in (MessageType.TRAIN, MessageType.EVALUATE):
+                joined.add(node)
+        replies: dict[int, Message] = {}
+        if joined and self.vectorized is not None:
+            replies = self.vectorized.run({node: call for node, call in calls.items() if node in joined})
+        replies |= {node: call() for node, call in calls.items() if node not in replies}
+        self.seconds += time.perf_counter() - started
+        return [replies[node] for node in calls]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    # Flower's interface asks for these; nothing here needs them.
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        raise RuntimeError("an in-process federation is no Flower run")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id=dst_node_id, message_type=message_type, group_id=group_id, ttl=ttl)
+
+
+@contextmanager
+def flower_identity() -> Any:
+    """Give this process an identity, which Flower's ``Message`` asks for, outside of any Flower run."""
+    identity = internal("TaskIdentity")
+    before = identity._task_id, identity._run_id, identity._node_id
+    identity._task_id, identity._run_id, identity._node_id = 1, 1, 1
+    try:
+        yield
+    finally:
+        identity._task_id, identity._run_id, identity._node_id = before

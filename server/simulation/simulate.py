@@ -1,0 +1,158 @@
+"""``silofl simulate``: one run, or a study of several methods and seeds, in this process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from client.app import app as client_app
+from partitions.common.errors import UserError
+from partitions.common.files import is_full
+from server.report.study import Study
+from server.report.write import silo_table, try_report, write_manifest
+from server.results.history import History
+from server.results.run_directory import RunDirectory, default_out
+from server.results.study import check_run, study_config, study_runs
+from server.results.summary import write_summary
+from server.results.tracking import Tracker, open_trackers, round_values
+from server.results.worker_directories import WorkerDirectories
+from server.run.loop import Progress, RoundLoop
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.run_settings import RunSettings
+
+
+class Executor(Protocol):
+    """Executor of a study's runs: in turns, :func:`run_all`, or by ``server.simulation.workers``."""
+
+    def __call__(
+        self, runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool
+    ) -> None: ...
+
+
+def simulate(
+    values: Mapping[str, object], *, quiet: bool = False, log: Sequence[str] = (), executor: Executor | None = None
+) -> Path:
+    """Run the study in this process, or by another executor, and return its directory.
+
+    The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
+    that record the study too (see ``server.results.tracking``). Raises UserError, or RuntimeError where a run fails.
+    """
+    trackers = open_trackers(log)
+    runs = study_runs(values)
+    for run in runs:
+        check_run(run)
+    first = runs[0].common
+    config = study_config(runs)
+    out = Path(first.out) if first.out else default_out(str(config["strategy"]))
+    with RunDirectory.open(out, config, resume=first.resume) as directory:
+        WorkerDirectories(directory, runs).take_back_all()
+        (executor or run_all)(runs, directory, trackers, quiet=quiet)
+    if not quiet:
+        print(silo_table(Study(directory.path)), file=sys.stderr)
+    return directory.path
+
+
+def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool) -> None:
+    """Execute the runs one after the other, below a progress bar; the report is written in any case."""
+    # A progress bar says it better than one log line per silo and round.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    total = sum(r.common.rounds for r in runs)
+    bar: tqdm[Any]
+    try:
+        with tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar:
+            for run in runs:
+                run_one(run, directory, bar, trackers)
+    except BaseException as error:
+        if is_full(error):  # nor is there room for a report
+            raise UserError(
+                f"{error.filename}: {error.strerror}; free some, then {how_to_continue(directory)}"
+            ) from None
+        try_report(directory.path)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(how_to_continue(directory)) from None
+        raise
+    try_report(directory.path)
+
+
+def how_to_continue(directory: RunDirectory) -> str:
+    config_file = directory.path / "config.toml"
+    return f"continue with silofl simulate --config {config_file} --out {directory.path} --set resume=true"
+
+
+def run_one(
+    run: RunSettings, directory: RunDirectory, bar: tqdm[Any] | None = None, trackers: Sequence[Tracker] = ()
+) -> None:
+    """Execute one method with one seed, and add it to the study's history and summary."""
+    done: int | None = None
+
+    def watch(progress: Progress) -> None:
+        nonlocal done
+        if bar is not None:
+            if done is None:
+                skip(bar, progress.round - 1)
+            bar.set_description(run.run_key, refresh=False)
+            if not math.isnan(progress.score):  # the last evaluated round's stays
+                bar.set_postfix_str(f"{federation.registration.task.score_label} {progress.score:.4f}", refresh=False)
+            bar.update()
+        done = progress.round
+        record(progress.round)
+
+    def record(server_round: int) -> None:
+        if trackers:
+            values = round_values(federation.history, run.common.strategy, run.common.seed, server_round)
+            for tracker in trackers:
+                tracker.record(server_round, values)
+
+    state_path = directory.checkpoint(run.run_key) / "silos"
+    grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
+    which = {"strategy": run.common.strategy, "seed": run.common.seed}
+    finished = False
+    write_manifest(directory, run)
+    for tracker in trackers:
+        tracker.start(run, directory.path)
+    try:
+        with flower_identity(), frozen():
+            federation = RoundLoop(grid, run, directory, watch)
+            federation.run()
+        record(run.common.rounds + 1)  # the closing evaluation
+        write_summary(directory, History(directory.history), federation.finished())
+        finished = True
+    except Exception as error:
+        if not is_full(error):
+            directory.progress("error", **which, message=str(error))
+        raise
+    finally:
+        for tracker in trackers:
+            tracker.end(failed=not finished)
+    if bar is not None and done is None:
+        skip(bar, run.common.rounds)  # all of it was done before
+    directory.progress("done", **which, out=str(directory.path.resolve()))
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Limit garbage collection to new objects; some hundred thousand objects of the libraries stay anyway.
+
+    To search those again and again takes a tenth of the time of small rounds.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def skip(bar: tqdm[Any], rounds: int) -> None:
+    """Advance the bar by rounds that an earlier start of the study has done, without counting them for the pace."""
+    if not bar.disable:  # a disabled one has none of these
+        bar.initial += rounds
+        bar.last_print_n += rounds
+        bar.n += rounds

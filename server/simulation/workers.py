@@ -1,0 +1,297 @@
+"""Execute a study's runs in parallel, each in a process of its own: ``silofl simulate --workers N`` or ``ray``.
+
+The process of the study hands out the runs, shows how far they are, and puts what they come to where a study in turns
+has it (``server.results.worker_directories``). A run's process gets the run directory and the run's name, and
+reads all else from ``config.toml``. This is the same on this machine and, where machines share a file system, on a
+cluster. Every run has the number of threads that it has in turns, so the numbers are the same bit for bit. A run that
+fails, or whose process is killed, is named at the end, and the others finish.
+
+    python -m server.simulation.workers RUN STRATEGY-SEED new|resume
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.common import log
+from tqdm import tqdm
+
+from client.local_data import device_of
+from models.threads import threads_for
+from partitions.common.errors import UserError
+from partitions.common.files import private
+from server.report.write import try_report, write_manifest
+from server.results.history import History
+from server.results.run_directory import RunDirectory, read_toml
+from server.results.study import server_context, study_runs
+from server.results.tracking import Tracker, round_values
+from server.results.worker_directories import WorkerDirectories
+from server.run.errors import is_fault, is_users
+from server.simulation.simulate import Executor, how_to_continue, run_all, run_one, skip
+from strategies.base.run_settings import RunSettings
+
+Process = subprocess.Popen[bytes]
+PAUSE = 0.2  # seconds between looks at what the runs have come to
+Ends = Mapping[str, int]  # how a run ended, by its key: as `silofl` exits, 0, 1 or 2, or minus a signal's number
+# Yields, a few times a second, what has ended since the last time; when it is closed it ends what still goes on.
+Engine = Callable[[RunDirectory, Sequence[RunSettings]], Generator[Ends, None, None]]
+
+
+def executor_of(workers: str) -> Executor:
+    """Return the executor for ``--workers N`` or ``--workers ray``. Raises UserError for anything else."""
+    if workers == "ray":
+        return partial(side_by_side, engine=on_ray(), workers=workers)
+    if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
+        raise UserError(f"--workers {workers}: a number of processes, or ray, is wanted here")
+    if int(workers) == 1:
+        return run_all
+    return partial(side_by_side, engine=partial(in_processes, int(workers)), workers=workers)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The study
+
+
+def side_by_side(
+    runs: Sequence[RunSettings],
+    directory: RunDirectory,
+    trackers: Sequence[Tracker],
+    *,
+    quiet: bool,
+    engine: Engine,
+    workers: str,
+) -> None:
+    """Execute all runs in parallel, below one progress bar; the report is written in any case.
+
+    Raises, once all have ended, RuntimeError that names the runs that failed; UserError where all of these are to be
+    mended by the user.
+    """
+    write_manifest(directory, runs[0])
+    directories = WorkerDirectories(directory, runs)
+    directories.hand_out()
+    study = Going(runs, directories, trackers, quiet=quiet)
+    try:
+        with study.bar, contextlib.closing(engine(directory, runs)) as ends:
+            for ended in ends:
+                study.look(ended)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
+    finally:
+        with contextlib.suppress(UserError):  # a process far away may end a little later: the next one takes it back
+            directories.take_back_all()
+        try_report(directory.path)
+    if study.failed:
+        reasons = "; ".join(f"{key}: {why}" for key, (_, why) in study.failed.items())
+        users = all(code == 2 for code, _ in study.failed.values())
+        raise (UserError if users else RuntimeError)(reasons)
+
+
+class Going:
+    """A study in progress: its bar, and the results of its runs."""
+
+    def __init__(
+        self, runs: Sequence[RunSettings], directories: WorkerDirectories, trackers: Sequence[Tracker], *, quiet: bool
+    ) -> None:
+        self.runs, self.directories, self.trackers = {run.run_key: run for run in runs}, directories, trackers
+        self.going = dict(self.runs)
+        self.failed: dict[str, tuple[int, str]] = {}
+        self.said: dict[str, str] = {}  # why a run failed, in its own words
+        self.seen: set[str] = set()  # runs of which a round has been shown
+        history = History(directories.directory.history)
+        self.known = {r.run_key: {row.round for row in history.of(*_which(r))} for r in runs}
+        total = sum(run.common.rounds for run in runs)
+        self.bar: tqdm[Any] = tqdm(
+            total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
+        )
+        self.describe()
+
+    def look(self, ended: Ends) -> None:
+        """Show the progress of the runs, and collect those that have ended."""
+        for key, run in self.going.items():
+            self.show(key, self.directories.follow(run))
+        for key, code in ended.items():
+            run = self.going.pop(key)
+            rows = History(self.directories.of(run).history) if self.trackers else History()
+            self.show(key, self.directories.take_back(run))
+            if code:
+                self.fail(key, code)
+            elif key not in self.seen:
+                skip(self.bar, run.common.rounds)  # all of it was done before
+            self.track(run, rows, failed=bool(code))
+            self.describe()
+
+    def show(self, key: str, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event["event"] == "error":
+                self.said[key] = event["message"]
+            if event["event"] == "round":
+                if key not in self.seen:
+                    skip(self.bar, event["round"] - 1)
+                self.seen.add(key)
+                if (score := event[name := event["score"]]) is not None:
+                    self.bar.set_postfix_str(f"{key} {name} {score:.4f}", refresh=False)
+                self.bar.update()
+
+    def describe(self) -> None:
+        done = len(self.runs) - len(self.going) - len(self.failed)
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        self.bar.set_description(f"{done} of {len(self.runs)} runs{failed}")
+
+    def fail(self, key: str, code: int) -> None:
+        why = self.said.get(key)
+        if why is None:
+            why = f"its process was killed (signal {-code})" if code < 0 else f"its process ended with exit code {code}"
+            strategy, seed = _which(self.runs[key])
+            self.directories.directory.progress("error", strategy=strategy, seed=seed, message=why)
+        self.failed[key] = code, " ".join(why.split())
+
+    def track(self, run: RunSettings, rows: History, *, failed: bool) -> None:
+        """Record the run's new rounds with the trackers, once it is over: only one process writes their files."""
+        rounds: dict[int, History] = {}
+        for row in rows.rows:
+            if row.round not in self.known[run.run_key]:
+                rounds.setdefault(row.round, History()).rows.append(row)
+        for tracker in self.trackers:
+            tracker.start(run, self.directories.directory.path)
+            for number, of_round in rounds.items():
+                tracker.record(number, round_values(of_round, *_which(run), number))
+            tracker.end(failed=failed)
+
+
+def _which(run: RunSettings) -> tuple[str, int]:
+    return run.common.strategy, run.common.seed
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Processes of this machine
+
+
+def in_processes(count: int, directory: RunDirectory, runs: Sequence[RunSettings]) -> Generator[Ends, None, None]:
+    """Execute at most ``count`` processes at a time; they end with this one."""
+    count, threads, cores = min(count, len(runs)), threads_for(runs[0].common.threads), os.cpu_count() or 1
+    if count * threads > cores:
+        log(
+            logging.WARNING,
+            "%d processes with %d threads each on %d cores hinder one another: threads=%d uses these cores better",
+            *(count, threads, cores, max(cores // count, 1)),
+        )
+    waiting = list(runs)
+    going: dict[str, Process] = {}
+    try:
+        while waiting or going:
+            for run in waiting[: count - len(going)]:
+                going[run.run_key] = start(directory, run)
+                waiting.remove(run)
+            time.sleep(PAUSE)
+            ended = {key: code for key, process in going.items() if (code := process.poll()) is not None}
+            going = {key: process for key, process in going.items() if key not in ended}
+            yield ended
+    finally:
+        for process in going.values():
+            process.kill()
+            process.wait()
+
+
+def start(
+    directory: RunDirectory, run: RunSettings, program: Sequence[str] = ("-m", "server.simulation.workers")
+) -> Process:
+    """Start a process for this run, apart from the terminal's signals. Its standard input ends with this process."""
+    how = "resume" if run.common.resume else "new"
+    # What is imported there is what is imported here, whatever lies in the working directory.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(
+        [sys.executable, "-P", *program, str(directory.path), run.run_key, how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def work(path: str, key: str, resume: bool) -> int:
+    """Execute one run of the study in ``path``, and return an exit code; the reason is in its progress."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    runs = study_runs({**read_toml(Path(path) / "config.toml"), "resume": resume})
+    run = next(run for run in runs if run.run_key == key)
+    part = RunDirectory(Path(path), key)
+    try:
+        with private(), part.held():
+            run_one(run, part)
+    except Exception as error:
+        if is_fault(error) or os.environ.get("SILOFL_TRACEBACK"):
+            traceback.print_exc()
+        return 2 if is_users(error) else 1
+    return 0
+
+
+def end_with_parent() -> None:
+    """End this process when its standard input ends, as it does with the process of the study."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Ray
+
+
+def on_ray() -> Engine:
+    """Execute the runs as tasks of the Ray cluster that RAY_ADDRESS names, that runs here, or that is started here.
+
+    Raises UserError where there is no Ray.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'") from None
+
+    def engine(directory: RunDirectory, runs: Sequence[RunSettings]) -> Generator[Ends, None, None]:
+        ours = not ray.is_initialized()
+        if ours:
+            ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        threads = threads_for(runs[0].common.threads)
+        gpus = int(any(device_of(run, server_context(run)).type == "cuda" for run in runs))
+        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+        largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
+        # A process for each run: its threads, and what it holds on a GPU, end with it.
+        task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
+        path = str(directory.path.resolve())
+        going = {task.remote(path, run.run_key, run.common.resume, threads): run.run_key for run in runs}
+        try:
+            while going:
+                ready, _ = ray.wait(list(going), num_returns=len(going), timeout=PAUSE)
+                yield {going.pop(done): _code_of(ray, done) for done in ready}
+        finally:
+            for left in going:
+                ray.cancel(left, force=True)
+            if ours:
+                ray.shutdown()
+
+    return engine
+
+
+def work_on_ray(path: str, key: str, resume: bool, threads: int) -> int:
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for threads = 0; Ray has set a number of its own
+    return work(path, key, resume)
+
+
+def _code_of(ray: Any, task: Any) -> int:
+    try:
+        return int(ray.get(task))
+    except ray.exceptions.RayError:  # the process, or its machine, died
+        return 1
+
+
+if __name__ == "__main__":
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.exit(work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume"))

@@ -1,0 +1,66 @@
+"""State of a silo whose changes the server adds up: control variates, duals. A round counts once, in both places.
+
+A reply may be lost on its way, or be left out by the server. Had the silo moved its control variate on all the same,
+the server's sum and the silos' vectors would never agree again. So a silo only *proposes* its new vectors; the server
+says in its next message which round of this silo it counted last, and only then does the silo take them over.
+
+Sent beside a method's own: one number down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from strategies.base.client import SiloClient
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Payload
+from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Arrays, ClientState, Item, ServerState
+
+PROPOSED = "proposed."
+
+
+class ConfirmedClientState(ClientState):
+    """Vectors that are the silo's once the server has counted the round in which they were proposed."""
+
+    proposals = Arrays(PROPOSED)
+    proposed = Item[int | None](lambda: None)  # the round
+
+
+class ConfirmedClient(SiloClient):
+    state_type: ClassVar[type[ConfirmedClientState]] = ConfirmedClientState
+    state: ConfirmedClientState
+
+    def propose(self, **arrays: Tensor) -> None:
+        """Vectors that are the silo's from its next round on, if the server counts this one."""
+        self.state.proposals.update(arrays)
+        self.state.proposed = self.round
+
+    def _begin(self, config: Mapping[str, Any]) -> Tensor:
+        state, counted = self.state, self.state.proposed == config["numbers"].get("counted")
+        proposals = dict(state.proposals)
+        state.proposals.clear()
+        state.proposed = None
+        if counted:
+            state.arrays.update(proposals)
+        return super()._begin(config)
+
+
+class ConfirmedServerState(ServerState):
+    counted = Item[dict[str, int]](dict)  # the last round of each silo that is in the sums
+
+
+class ConfirmedStrategy(PersonalizedStrategy):
+    state_type: ClassVar[type[ConfirmedServerState]] = ConfirmedServerState
+    state: ConfirmedServerState
+
+    def payload(self, silo: str) -> Payload:
+        payload, counted = super().payload(silo), self.state.counted
+        return Payload(payload.models, {**payload.numbers, "counted": counted.get(silo, 0)})
+
+    def count(self, updates: Sequence[Update]) -> None:
+        """These silos' replies are in the sums: they are told so in their next message."""
+        self.state.counted = self.state.counted | {u.silo: self.round for u in updates}

@@ -1,0 +1,1 @@
+"""Aggregation: robust rules, clipping, and one mixture per client."""

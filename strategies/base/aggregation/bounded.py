@@ -1,0 +1,208 @@
+"""The server's half of every method, as far as it bounds what one silo can do: ``robust`` and its two settings.
+
+What the rules are: ``robust.py`` and ``screening.py`` beside this file. A method says, where it is not what its silos
+were sent, what a vector is a step from (:meth:`BoundedStrategy.centre`); its means are
+:meth:`PersonalizedStrategy.mean`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from logging import WARNING
+from typing import ClassVar
+
+import torch
+from flwr.common import log
+from torch import Tensor
+
+from partitions.common.errors import UserError
+from strategies.base.aggregation.robust import (
+    beyond,
+    breakdown_point,
+    chosen,
+    clipped,
+    estimate,
+    exploding,
+    told,
+    units,
+)
+from strategies.base.aggregation.screening import (
+    excludable,
+    gram_of,
+    length_limits,
+    opposing,
+    plausible_counts,
+    tolerated,
+)
+from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.info import MethodInfo
+from strategies.base.schema.data_summary import read_agreed
+from strategies.base.settings import KRUM, RULES, Common
+from strategies.base.state import State
+from strategies.base.transport.payload import Model, model_of
+from strategies.base.transport.replies import Update
+
+
+class BoundedStrategy:
+    """Part of :class:`PersonalizedStrategy`."""
+
+    info: ClassVar[MethodInfo]
+    common: Common
+    state: State
+    round: int
+    rejected: dict[str, str]
+    initial: Callable[[str], Tensor]  # purpose -> a seeded initial model (Σ,)
+    sent: dict[str, Mapping[str, Model]]  # what each silo of the round trains from
+    bounded: dict[str, tuple[float, str]]  # silo -> the share of its step that counts in this round, and why
+    upload_size: Callable[..., int]
+    reject: Callable[[str, str], None]
+
+    @classmethod
+    def check_robust(cls, common: Common) -> None:
+        """Raises UserError for a rule that this method has no mean for, or that cannot bear so many attackers."""
+        rule, f, n = common.robust, common.robust_attackers, common.silos
+        if rule not in RULES or cls.info.receives == "nothing":
+            return
+        if rule not in cls.info.robust:
+            known = ", ".join(("none", "clip", "screen", *cls.info.robust))
+            raise UserError(
+                f"robust = {rule}: {cls.info.name} takes no mean for which it could stand, or declares none: "
+                f"{known} are for it"
+            )
+        if rule in ("trimmed-mean", *KRUM) and breakdown_point(rule, n, f) < f:
+            least = 2 * f + (3 if rule in KRUM else 1)
+            raise UserError(
+                f"robust-attackers = {f}: {rule} needs at least {least} silos to bear so many, here are {n}"
+            )
+
+    @classmethod
+    def comparable(cls) -> bool:
+        """Whether honest steps have a common direction and length: where they have not, screen is clip.
+
+        Layers of different silos have none, for which there is no Krum either; nor have duals.
+        """
+        return cls.info.receives == "mean" and set(KRUM) <= set(cls.info.robust) and not cls.info.sends_duals
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        """What a silo's vector of this name is a step from; None where it is a step already, or one from 0.
+
+        By default what the silo was sent under this name, else the model that it was sent, else its own last model.
+        """
+        sent = self.sent.get(update.silo, {})
+        if name in sent or name == BUFFERS:
+            found = sent.get(name)
+        else:
+            found = sent.get(GLOBAL)
+            if found is None:
+                own = self.state.arrays.get(model_of(update.silo))
+                found = Model(self.initial("") if own is None else own)
+        fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
+        return found.vector if found is not None and fits else None
+
+    def rule(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
+        """What stands for a mean of vectors (Σ,); None: the mean, of those that Krum took where it is asked for."""
+        rule, f = self.common.robust, self.common.robust_attackers
+        if rule not in RULES or rule in KRUM or (rule == "trimmed-mean" and not f):
+            return None
+        return lambda vectors: estimate(rule, vectors, f)
+
+    def within_bounds(self, updates: list[Update]) -> list[Update]:
+        """What is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
+        if not updates or not (names := [n for n in updates[0].vectors if n not in self.info.unclipped]):
+            return updates
+        rule = self.common.robust
+        norms = self._norms(names, updates)
+        agreed = read_agreed(self.common.agreed).get("samples", {})
+        counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)  # a lie must not widen the bound
+        batches = {silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()}
+        measures = units(norms, self._lengths(names, updates), batches)
+        for silo, reason in exploding(norms, measures).items():
+            self.reject(silo, reason)
+        updates = [u for u in updates if u.silo not in self.rejected]
+        if rule == "screen" and self.comparable() and (f := tolerated(len(updates))):
+            ratios = beyond(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
+            return self._clip(self._facing(names[0], updates), ratios, to=1.0)
+        if rule in ("clip", "screen"):
+            return self._clip(updates, beyond(norms, measures, self.common.robust_clip))
+        if rule in KRUM and updates:
+            updates = self._choose(names, updates)
+        return [replace(u, samples=1) for u in updates] if rule in RULES else updates
+
+    def _step(self, name: str, update: Update) -> Tensor:
+        vector, centre = update.vectors[name], self.centre(name, update)
+        return vector if centre is None else vector - centre.to(vector.device)
+
+    def _norms(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, dict[str, float]]:
+        """The length of each silo's step, per vector."""
+        silos = [u.silo for u in updates]
+        lengths = {name: torch.stack([self._step(name, u).norm() for u in updates]).tolist() for name in names}
+        return {name: dict(zip(silos, of, strict=True)) for name, of in lengths.items()}
+
+    def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
+        """The (lower) median over silos of the length of what they were sent, per vector."""
+        known: dict[int, float] = {}  # by the id of a vector that was sent: most silos were sent the same
+        found: dict[str, list[float]] = {}
+        for name, update in itertools.product(names, updates):
+            sent = self.sent.get(update.silo, {})
+            if model := sent.get(name, sent.get(GLOBAL)):
+                key = id(model.vector)
+                known[key] = known[key] if key in known else float(model.vector.norm())
+                found.setdefault(name, []).append(known[key])
+            elif (centre := self.centre(name, update)) is not None:  # perhaps made for this, its id another's next
+                found.setdefault(name, []).append(float(centre.norm()))
+        return {name: statistics.median_low(lengths) for name, lengths in found.items()}
+
+    def _facing(self, name: str, updates: list[Update]) -> list[Update]:
+        """The updates without up to f whose vector of this name steps against the others'."""
+        if not (f := excludable(len(updates))):
+            return updates
+        against = opposing(gram_of([self._step(name, u) for u in updates]), f)
+        for i, cosine in against.items():
+            self._bound(updates[i].silo, 0.0, f"excluded: its step opposes the others' (cosine {cosine:.2f})")
+        return [update for i, update in enumerate(updates) if i not in against]
+
+    def _clip(
+        self, updates: list[Update], ratios: Mapping[str, Mapping[str, float]], to: float | None = None
+    ) -> list[Update]:
+        """Steps beyond the bound are cut, to ``to`` or else to ``robust-clip`` times their measure.
+
+        Where no mean would dilute them, their silo is left out.
+        """
+        factor, result = self.common.robust_clip if to is None else to, []
+        bound = f"robust-clip = {factor:g}" if to is None else "robust = screen"
+        for update in updates:
+            of = ratios.get(update.silo, {})
+            if of and self.info.receives != "mean":
+                self.reject(update.silo, told(of, bound))
+                continue
+            if of:
+                self._bound(update.silo, factor / max(of.values()), f"cut: {told(of, bound)}")
+                update = replace(update, vectors={**update.vectors, **self._cut(update, of, factor)})
+            result.append(update)
+        return result
+
+    def _cut(self, update: Update, ratios: Mapping[str, float], factor: float) -> dict[str, Tensor]:
+        cut = {}
+        for name, ratio in ratios.items():
+            vector, centre = update.vectors[name], self.centre(name, update)
+            centre = None if centre is None else centre.to(vector.device)
+            cut[name] = clipped(vector, centre, factor / ratio)
+        return cut
+
+    def _choose(self, names: Sequence[str], updates: list[Update]) -> list[Update]:
+        """Those that Krum or Multi-Krum takes."""
+        rule = self.common.robust
+        f = breakdown_point(rule, len(updates), self.common.robust_attackers)
+        taken = chosen(rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f)
+        for i, update in enumerate(updates):
+            if i not in taken:
+                self._bound(update.silo, 0.0, f"not taken by {rule}")
+        return [updates[i] for i in taken]
+
+    def _bound(self, silo: str, share: float, reason: str) -> None:
+        log(WARNING, "round %d bounds %s: %s", self.round, silo, reason)
+        self.bounded[silo] = share, reason

@@ -1,0 +1,400 @@
+"""The silo's half of every method: :class:`SiloClient`, which is FedAvg's.
+
+A method subclasses it and states only its difference. Names follow the papers: w received model, g gradient, Σ number
+of parameters. The reply of a round carries the update, the metrics of the *received* model (before local training) and
+of the *personal* model (after it), because papers differ in which of the two they report.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor
+
+from models.augmentation import Augmentation
+from models.flat import FlatModel, gather, is_finite, write
+from models.optimizers import Optimizer, make_optimizer
+from models.samples import Samples
+from models.tasks import MULTICLASS, Task
+from models.training import batches, generator, loss_gradient, seed_dropout
+from partitions.common.errors import UserError
+from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.settings import Common, values_of
+from strategies.base.state import State
+from strategies.base.transport.codecs import Coded
+from strategies.base.transport.error_feedback import CodedClient
+from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Number
+from strategies.base.typed_state import ClientState
+
+
+def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object] | None:
+    """A correction for :meth:`SiloClient.train`: the gradient of (weight / 2) ||w - centre||²; None for weight 0."""
+    return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
+
+
+class MeanLoss:
+    """Mean loss of the steps of a training; nothing is read from the device before the end."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.steps = 0
+
+    def add(self, loss: Tensor) -> None:
+        self.total, self.steps = self.total + loss, self.steps + 1
+
+
+@dataclass(frozen=True)
+class Silo:
+    """What a method may touch of a silo: its data on its device, one model to work with, seeded initial models."""
+
+    name: str
+    train: Samples
+    val: Samples
+    test: Samples
+    model: FlatModel
+    initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
+    task: Task = MULTICLASS
+    # What the personal model that was evaluated last on these data in this process came to, by run, round and splits.
+    known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
+    augment: Augmentation | None = None  # how its training pictures are changed
+    min_batch_size: int = 1  # its own rule: batches of fewer samples are not trained with
+    max_decay: float = math.inf  # its own rule: the most of a model that one step may replace
+
+
+class SiloClient(CodedClient, NumPyClient):
+    """The silo's half of FedAvg; the base of every other method's.
+
+    A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
+    into ``self.state.arrays`` and ``self.state.numbers`` (replace an array, never write into it: a state that failed
+    half-way is thrown away whole). Received vectors are shared with other silos and must not be written to either.
+    """
+
+    state_type: ClassVar[type[ClientState]] = ClientState  # what the method remembers here, in typed fields
+    state: ClientState
+    networks: int = 1  # that the personal model is made of; a file holds one
+
+    def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
+        self.silo, self.common, self.settings, self.info = silo, common, settings, info
+        self.state = self.state_type(state.arrays, state.numbers)
+        self.model = silo.model
+        self.loss = silo.task.loss(common.loss, common.focal_gamma)
+        self.round = 0
+        self.run_id, self.measured_round = "", 0  # of the state that the personal model belongs to, as it is evaluated
+        self.models: Mapping[str, Model] = {}
+        self.numbers: Mapping[str, Number] = {}
+        self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
+        self.coded: dict[str, Coded] = {}  # those of its vectors that travel otherwise than as they are
+        self.train_loss = float("nan")
+        # What this round started from: model (Σ,) and running statistics; not to be written to.
+        self.received = self.received_buffers = torch.empty(0)
+
+    # -- what a method overrides ----------------------------------------------------------------------------------
+
+    def receive(self) -> Tensor:
+        """The model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
+        return self.models[GLOBAL].vector
+
+    def received_blocks(self) -> list[str]:
+        """The layer blocks that come from the server, input to output."""
+        return [b.name for b in self.model.layout.blocks]
+
+    def local_update(self) -> list[Tensor]:
+        """Train from the received model, which ``self.model`` holds; returns the vectors named in ``info.uploads``."""
+        self.train()
+        return [self.model.vector.clone()]
+
+    def personal(self) -> Tensor:
+        """The silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
+        return self.model.vector
+
+    # -- what a method uses ---------------------------------------------------------------------------------------
+
+    @property
+    def previous(self) -> Tensor | None:
+        """The personal model of the last round that this silo took part in; None before its first."""
+        return self.state.personal
+
+    def own(self) -> Tensor:
+        """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
+        previous = self.previous
+        return self.silo.initial("") if previous is None else previous
+
+    def untrained(self) -> tuple[Tensor, Tensor] | None:
+        """The silo's own model (Σ,) and running statistics before its first training; None after it."""
+        if self.previous is not None:
+            return None
+        self.model.reset_buffers()
+        return self.own(), self.model.buffers.clone()
+
+    def decayed(self, rate: float) -> float:
+        """A learning rate of the first round, in this one: times lr-decay per round since."""
+        return self.common.decayed(rate, self.round)
+
+    def learning_rate(self) -> float:
+        """η of this round."""
+        return self.decayed(self.common.learning_rate)
+
+    def check_decay(self, weight: float) -> None:
+        """Raise UserError where steps towards a received model forget earlier ones faster than the silo allows.
+
+        For a ``weight`` that the server's message changes; of settings alone the policy is checked beforehand.
+        """
+        share, most = self.learning_rate() * weight, self.silo.max_decay
+        if not 0 <= share <= most:
+            raise UserError(f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}")
+
+    def tell_loss(self, losses: MeanLoss) -> None:
+        """What the round reports as its training loss, if there was a step."""
+        if losses.steps:
+            self.train_loss = float(losses.total) / losses.steps
+
+    def optimizer(self, key: str = "") -> Optimizer:
+        """The silo's optimiser for this round. ``key`` tells several optimisers of one method apart.
+
+        Its moments start afresh (``optimizer-state = "reset"``) or are those that :meth:`keep_optimizer` left.
+        """
+        c = self.common
+        optimizer = make_optimizer(c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad)
+        if c.optimizer_state == "keep":
+            prefix = f"optimizer.{key}."
+            kept = {k.removeprefix(prefix): v.clone() for k, v in self.state.arrays.items() if k.startswith(prefix)}
+            optimizer.state = kept
+        optimizer.backend = self.model.backend
+        return optimizer
+
+    def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
+        if self.common.optimizer_state == "keep":
+            # Copies: where silos train together, these are rows of all silos' matrices.
+            self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
+
+    def batches(
+        self,
+        epochs: int | None = None,
+        purpose: str = "train",
+        until: Callable[[], bool] | None = None,
+        *,
+        as_they_are: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled mini-batches (x, y) of the training part; the order depends on seed, silo, round and purpose only.
+
+        Pictures are changed as ``augment`` says, but where they are asked for ``as_they_are``. ``until`` is asked after
+        every epoch, and ends them.
+        """
+        c = self.common
+        rng = generator(c.seed, self.silo.name, self.round, purpose)
+        seed_dropout(rng)
+        epochs = c.local_epochs if epochs is None else epochs
+        train = self.silo.train
+        augment = None if as_they_are else self.silo.augment
+        for epoch in range(epochs):
+            taken = (train.take(index) for index in self.drawn(len(train), rng))
+            if augment is None:
+                yield from taken
+            else:
+                own = generator(c.seed, "augment", self.silo.name, self.round, purpose, epoch)
+                yield from augment.changed(taken, len(train), own)
+            if until is not None and until():
+                return
+
+    def drawn(self, n: int, rng: torch.Generator) -> Iterator[Tensor]:
+        """One epoch's batches of ``n`` training samples, as indices; all that a method trains with are drawn here.
+
+        A last batch of fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises
+        ValueError where there are fewer samples at all.
+        """
+        least = max(self.common.min_batch_size, self.silo.min_batch_size)
+        if n < least:
+            raise UserError(f"{self.silo.name}: min-batch-size = {least}, and there are {n} samples to train with")
+        least = max(least, 2) if self.model.has_batch_norm else least  # BatchNorm cannot train on one sample
+        return batches(n, self.common.batch_size, 1, rng, least=least, device=self.silo.train.y.device)
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
+        return loss_gradient(self.model, x, y, self.loss)
+
+    def full_gradient(self, purpose: str) -> Tensor:
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in ``purpose``'s
+        batches.
+        """
+        model, n = self.model, len(self.silo.train)
+        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
+        for x, y in self.batches(1, purpose, as_they_are=True):
+            self.gradient(x, y)
+            total.add_(model.gradient, alpha=len(y) / n)
+        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
+        return total
+
+    def train(
+        self,
+        *,
+        correction: Callable[[Tensor, Tensor], object] | None = None,
+        epochs: int | None = None,
+        purpose: str = "train",
+        parts: Sequence[slice] | None = None,
+        until: Callable[[], bool] | None = None,
+        optimizer_key: str = "",
+    ) -> None:
+        """Local training of ``self.model`` for ``epochs`` (default local-epochs), or until ``until`` says so after one.
+
+        ``correction(vector, gradient)`` may add to the gradient of each step (a proximal term, a control variate).
+        ``parts`` trains only those parts of the vector; the rest stays as it is, and out of the backward pass.
+        """
+        vector, gradient = self.model.vector, self.model.gradient
+        trained = [slice(0, len(vector))] if parts is None else list(parts)
+        pairs = [(vector[p], gradient[p], self.optimizer(f"{optimizer_key}{i}")) for i, p in enumerate(trained)]
+        losses = MeanLoss()
+        self.model.freeze(*self.model.layout.outside(trained))
+        try:
+            for x, y in self.batches(epochs, purpose, until):
+                losses.add(self.gradient(x, y))
+                if correction is not None:
+                    correction(vector, gradient)
+                for part, grad, optimizer in pairs:
+                    if parts is None and optimizer.only_where_gradient:
+                        self.model.step(optimizer.step)
+                    else:
+                        optimizer.step(part, grad)
+        finally:  # the silos of a process share the network
+            self.model.freeze()
+        for i, (_, _, optimizer) in enumerate(pairs):
+            self.keep_optimizer(optimizer, f"{optimizer_key}{i}")
+        self.tell_loss(losses)
+
+    def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
+        """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
+
+        The personal model of before this round is not evaluated again, if it was in this process and has not changed.
+        """
+        self.model.load(vector)
+        known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
+        if known is not None and self._is_previous(vector):
+            result = known
+        else:
+            result = {}
+            for split in splits:
+                samples: Samples = getattr(self.silo, split)
+                if len(samples):
+                    metrics = self.silo.task.evaluate(self.model, samples)
+                    result |= {f"{split}.{name}": value for name, value in metrics.items()}
+        if snapshot == "personal" and self.run_id:
+            self.silo.known.clear()
+            self.silo.known[(self.run_id, self.measured_round, *splits)] = result
+        return {f"{snapshot}.{name}": value for name, value in result.items()}
+
+    def _is_previous(self, vector: Tensor) -> bool:
+        """Whether this model, with the running statistics that ``self.model`` holds, is :attr:`previous`."""
+        arrays, buffers = self.state.arrays, self.model.buffers
+        if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
+            return False
+        return not buffers.numel() or torch.equal(buffers, arrays["personal.buffers"])
+
+    def _rates(self) -> list[str]:
+        """The settings that are learning rates: the run's, and the method's own."""
+        own = values_of(self.settings, self.common.strategy)
+        return ["learning-rate", *(key for key in own if key.endswith("learning-rate"))]
+
+    # -- Flower's interface ---------------------------------------------------------------------------------------
+
+    def fit(  # type: ignore[override]
+        self, parameters: Sequence[Tensor], config: Mapping[str, Any]
+    ) -> tuple[list[Tensor], int, dict[str, Any]]:
+        """One round in this silo: receive, local update, personal model; the metrics of both snapshots.
+
+        ``config["models"]`` holds the received models, ``config["numbers"]`` the method's numbers; ``parameters`` is
+        the list of the received vectors, as any NumPyClient gets them. Returns the vectors named by
+        :meth:`upload_names`, the number of training samples, and the metrics. Raises UserError where the result is
+        not finite.
+        """
+        started = time.perf_counter()
+        received = self.received = self._begin(config)
+        self.received_buffers = self.model.buffers.clone()
+        begun = time.perf_counter()
+        metrics: dict[str, Any] = {}
+        if config["evaluate"]:
+            metrics |= self.measure("received", received)
+        self.model.load(received)
+        evaluated = time.perf_counter()
+        vectors = self.local_update()
+        if self.shares_buffers:
+            vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
+        personal = self.personal().clone()
+        # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
+        if not all(is_finite(vector) for vector in (personal, *vectors)):
+            raise UserError(f"the local training diverged (a lower {' or '.join(self._rates())} may help)")
+        trained = time.perf_counter()
+        if config["evaluate"]:
+            self.measured_round = self.round
+            metrics |= self.measure("personal", personal)
+        if self.train_loss == self.train_loss:
+            metrics["personal.train.loss"] = self.train_loss
+        self._keep(personal, metrics.get(f"personal.val.{self.silo.task.score}"))
+        self.coded = self.code(dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {})
+        seconds = {"seconds.train": begun - started + trained - evaluated}
+        seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
+        return vectors, len(self.silo.train), metrics | seconds
+
+    def evaluate(  # type: ignore[override]
+        self, parameters: Sequence[Tensor], config: Mapping[str, Any]
+    ) -> tuple[float, int, dict[str, Any]]:
+        """Metrics without training: of the model this silo would start from and, on request, of its personal model."""
+        self.received = self._begin(config)
+        self.received_buffers = self.model.buffers.clone()
+        metrics = self.measure("received", self.received)
+        if config["personal"]:
+            self._load_buffers("personal.buffers")
+            self.measured_round = self.state.numbers.get("round", 0)
+            metrics |= self.measure("personal", self.own())
+        return metrics.get("received.test.loss", float("nan")), len(self.silo.test), metrics
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether BatchNorm statistics travel with the model."""
+        return shares_buffers(self.info, self.common) and bool(self.shared_buffers())
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""
+        layout = self.model.layout
+        return layout.buffer_parts([slice(0, layout.size)])
+
+    def upload_names(self) -> tuple[str, ...]:
+        return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
+
+    def _begin(self, config: Mapping[str, Any]) -> Tensor:
+        self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
+        self.run_id = config.get("run_id", "")
+        self.settle(config.get("taken"))
+        self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
+        self._load_buffers("personal.buffers")
+        if self.shares_buffers and BUFFERS in self.models:
+            write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
+        return self.receive()
+
+    def _load_buffers(self, name: str) -> None:
+        if name in self.state.arrays:
+            self.model.buffers.copy_(self.state.arrays[name])
+        else:
+            self.model.reset_buffers()
+
+    def _keep(self, personal: Tensor, score: float | None) -> None:
+        """The last personal model, and the best one by its score on validation data (where there is none: the last)."""
+        arrays, numbers = self.state.arrays, self.state.numbers
+        if "best_accuracy" in numbers:  # of an earlier version
+            numbers["best_score"] = numbers.pop("best_accuracy")
+        score = None if score is None or math.isnan(score) else score
+        arrays["personal"] = personal
+        if self.model.buffers.numel():
+            arrays["personal.buffers"] = self.model.buffers.clone()
+        # A round that is not evaluated says nothing about its model, where earlier ones were.
+        if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
+            arrays["best"] = personal
+            if "personal.buffers" in arrays:
+                arrays["best.buffers"] = arrays["personal.buffers"]
+            numbers["best_round"] = self.round
+            if score is not None:
+                numbers["best_score"] = score

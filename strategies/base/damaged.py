@@ -1,0 +1,61 @@
+"""What a silo answers when its state is damaged, and how the server reads the answer.
+
+The text of an error reply is all that reaches the server, so the two directions stand side by side here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flwr.app import Message
+
+from partitions.common.errors import UserError
+from strategies.base.schema.reporting import reason_of
+
+NUMBER = r"\d{1,9}"
+TEXT = re.compile(rf"its state of round ({NUMBER}) is damaged, and it can go back to (no round|rounds? [\d, ]+): ")
+MOST_STATES = 10  # of which a reply may tell; a silo keeps fewer
+
+
+class DamagedStateError(UserError):
+    """A silo's state is damaged: the server decides whether the run goes back.
+
+    ``round`` is the round of that state, ``kept`` are the rounds of those before it that can be read (0: it is the
+    silo's first, and there was none before it).
+    """
+
+    def __init__(self, round: int, kept: Sequence[int], reason: str) -> None:
+        back = f"round{'s' * (len(kept) > 1)} {', '.join(map(str, kept))}" if kept else "no round"
+        super().__init__(f"its state of round {round} is damaged, and it can go back to {back}: {reason}")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged state of a silo, as the silo's reply tells it."""
+
+    silo: str
+    round: int  # that has to be repeated to make the state anew
+    kept: tuple[int, ...]
+    reason: str
+
+    def is_mended_from(self, done: int) -> bool:
+        """Whether the silo makes the state anew if the run goes back to the end of round ``done``."""
+        return done == 0 or (done < self.round and any(kept <= done for kept in self.kept))
+
+
+def damages(replies: Iterable[Message], names: Mapping[int, str], server_round: int) -> list[Damage]:
+    """The damaged states that the replies to a round tell of, sorted by silo. ``names``: of the silos, by node."""
+    found = []
+    for reply in replies:
+        silo = names.get(reply.metadata.src_node_id)
+        if silo is None or not reply.has_error():
+            continue
+        reason = reason_of(reply.error.reason)
+        if (text := TEXT.match(reason)) is None:
+            continue
+        kept = tuple(int(number) for number in re.findall(NUMBER, text[2])[:MOST_STATES])
+        if 0 < (number := int(text[1])) < server_round:
+            found.append(Damage(silo, number, tuple(k for k in kept if k < number), reason))
+    return sorted(found, key=lambda damage: damage.silo)

@@ -1,0 +1,72 @@
+"""What a method is, in one frozen value: its name and paper, what it sends and keeps, and which settings fit it.
+
+A capability that a method does not declare is refused with one line; it is never silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from strategies.base.settings import Common, Value
+
+OTHER_LAYERS = "which layers travel changes from round to round"
+OWN_START = "its silos start from layers of their own, not from what they received"
+EACH_MODEL = "the server needs each silo's own model, not a sum of steps"
+LOCAL_SUMS = "silos and server add up the same changes each for themselves, which would differ"
+UNDECLARED = "its MethodInfo does not declare `lossy`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodInfo:
+    """A method's declarations: :attr:`PersonalizedStrategy.info`.
+
+    Tests hold them against what messages show (tests/strategies/base/test_declarations.py, test_info.py).
+    """
+
+    name: str  # on the command line
+    title: str
+    paper: str
+    spelling: str = ""  # as the paper spells the method
+
+    # What leaves a silo, and what comes back.
+    sends: tuple[str, str] = ("Σ", "Σ")  # per participating silo and round: down, up
+    uploads: tuple[str, ...] = ("model",)  # the vectors that ``local_update`` returns, by name
+    sends_numbers: tuple[str, ...] = ()  # the numbers in the client's ``replies`` that may leave the silo
+    # Whether a silo's message may hold all layers of a model; or at which of the method's settings it does.
+    whole: bool | Mapping[str, tuple[Value, ...]] = True
+    whole_from: float = 1.0  # the share of the model's size from which an uploaded vector counts as the whole model
+    per_class: bool = False  # whether means per class, or how many samples each has, leave a silo
+    own_model: Literal["sent", "layers", "kept"] = "sent"  # the silo's own model: sent, some layers of it, or kept
+    # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
+    receives: Literal["mean", "mixture", "models", "nothing"] = "mean"
+    keeps: tuple[str, ...] = ()  # what, besides data and personal model, a silo keeps to itself
+    note: str = ""  # what a hospital should know besides
+
+    # How results are read.
+    reports: Literal["received", "personal"] = "personal"  # the snapshot that the paper evaluates
+    one_model: bool = False  # whether the run ends with one model for all silos
+    baseline: str = ""  # what it stands for, where others' gains are counted from it
+    relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one
+
+    # What the method needs.
+    needs_classes: bool = False  # whether it needs samples that have one class each
+    pooled: bool = False  # whether the first silo has all silos' training data, in a simulation
+    adds: str = ""  # the common setting that adds this method's client to another method's
+
+    # Capabilities.
+    robust: tuple[str, ...] = ()  # values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
+    unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
+    sends_duals: bool = False  # whether a step holds a dual: at the optimum these differ, and cancel
+    lossy: bool = False  # whether vectors may travel as changes that lose something (``wire-dtype = int8``, ...)
+    not_lossy: str = UNDECLARED  # else: why not
+    ala: bool = False  # whether its silos start from a received model, which ``ala = true`` may mix
+    # BatchNorm statistics: "shared" averages them where the setting ``buffers`` says so, "local" never does.
+    buffers: Literal["", "shared", "local"] = ""
+    vectorized: bool = False  # whether silos may train together (``vectorize = true``)
+
+
+def shares_buffers(info: MethodInfo, common: Common) -> bool:
+    """Return whether BatchNorm statistics travel with the method's models."""
+    return bool(info.uploads) and info.buffers == "shared" and common.buffers == "shared"

@@ -1,0 +1,23 @@
+"""The methods by name: importing a file of the folder ``strategies`` registers the methods in it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from pathlib import Path
+
+from strategies.base.strategy import _REGISTRY, PersonalizedStrategy
+
+
+@functools.cache
+def _import_all() -> None:
+    folder = Path(__file__).resolve().parents[1]
+    for module in pkgutil.iter_modules([str(folder)]):
+        importlib.import_module(f"{folder.name}.{module.name}")
+
+
+def strategies() -> dict[str, type[PersonalizedStrategy]]:
+    """Every method by its name on the command line."""
+    _import_all()
+    return dict(sorted(_REGISTRY.items()))

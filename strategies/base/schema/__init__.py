@@ -1,0 +1,1 @@
+"""What silos report beside their models: the data summary and metrics."""

@@ -1,0 +1,234 @@
+"""What silos say of their data, held against each other: no silo's word alone decides what all others compute with.
+
+The setting ``agreed`` is the federation file's word, JSON: ``{"shape": [13], "classes": 2, "samples": {"north": 50}}``,
+and maybe ``task`` and ``schema``. Columns and labels are held against each other by their names (partitions/schema.py):
+where only the order differs, a silo maps its own to the agreed one. Where the file says nothing, what most silos say
+holds. Of a tie, the side holds whose silo's name comes first; of numbers of classes the largest one, for a silo that
+lacks the last classes says so in good faith.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from models.shapes import Shape, columns, read_shape, written
+from partitions.common.errors import UserError
+from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
+from partitions.schema import NO_SCHEMA, Schema, difference, majority, order_of, parse_schema, read_schema
+from strategies.base.schema.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_shape, is_whole, printable
+
+Card = Mapping[str, Any]
+SCHEMAS = ("declared", SCHEMA)
+FACTS = ("own_file", "task", "shape", "classes", *SCHEMAS)
+FAR = 100.0  # times what is usual in a column: the silo's sums are not used
+IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by 1e9 (cells per litre, 10^9 per litre), by no more
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What all silos of a run have in common."""
+
+    own_file: bool  # else their data are simulated
+    shape: Shape
+    classes: int  # or findings, or measurements: the outputs of the network
+    task: str = "multiclass"
+    declared: Schema = NO_SCHEMA  # what the federation file says: every silo has to name what it names
+    schema: Schema = NO_SCHEMA  # that, and where it says nothing, what most silos have
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def saved(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return self.values | {"shape": written(self.shape)} | {key: self.values[key].content for key in SCHEMAS}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whose cards are used, without sums that are not; and who is left out, with the reason, one line."""
+
+    facts: Facts
+    cards: dict[str, dict[str, Any]]
+    left_out: dict[str, str]
+
+
+def read_agreed(text: str) -> dict[str, Any]:
+    """The setting ``agreed``. Raises UserError for what it cannot be."""
+    try:
+        said = json.loads(text or "{}")
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not set(said) <= {"task", "shape", "classes", "samples", SCHEMA}:
+        raise UserError(
+            f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is wanted here"
+        )
+    if said.get("task", TASKS[0]) not in TASKS:
+        raise UserError(f"agreed: task = {said['task']!r}: one of {', '.join(TASKS)} is wanted here")
+    if "shape" in said and not is_shape(said["shape"]):
+        raise UserError(
+            f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as a "
+            "silo's data card has them"
+        )
+    if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
+        raise UserError(f"agreed: classes = {said['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
+    if SCHEMA in said:
+        check_schema(said)
+    samples = said.get("samples", {})
+    if not isinstance(samples, dict) or not all(is_whole(n, 1, MOST) for n in samples.values()):
+        raise UserError(f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is wanted here")
+    return said
+
+
+def check_schema(said: Mapping[str, Any]) -> None:
+    """Raise UserError where the agreed schema is none, or names other numbers of columns or labels than are agreed."""
+    try:
+        schema = parse_schema(said[SCHEMA])
+    except ValueError as error:
+        raise UserError(f"agreed: schema: {error}") from None
+    if schema.labels and said.get("classes", len(schema.labels)) != len(schema.labels):
+        raise UserError(f"agreed: schema names {len(schema.labels)} labels, and classes = {said['classes']}")
+    shape = read_shape(said["shape"]) if "shape" in said else ()
+    if schema.features and shape and columns(shape) != len(schema.features):
+        raise UserError(f"agreed: schema names {len(schema.features)} columns, and shape = {said['shape']}")
+
+
+def declared_facts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the setting ``agreed`` fixes of :class:`Facts`. The labels of its schema say how many classes there are."""
+    fixed = {key: said[key] for key in ("task", "shape", "classes") if key in said}
+    labels = said.get(SCHEMA, {}).get("labels")
+    return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": said.get(SCHEMA, {})}
+
+
+def read_facts(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts, all or some, from their JSON."""
+    fixed = {key: said[key] for key in FACTS if key in said}
+    if "shape" in said:
+        fixed["shape"] = read_shape(said["shape"])
+    return fixed | {key: parse_schema(said[key]) for key in SCHEMAS if key in said}
+
+
+def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, int] | None = None) -> dict[str, int]:
+    """What each silo counts in a mean: its samples, as they are agreed, or as it says and at most ``cap`` (0: no cap)
+    times the (lower) median of all.
+    """
+    told = {name: (agreed or {}).get(name, n) for name, n in counts.items()}
+    known = [n for n in told.values() if n > 0]
+    if not cap or not known:
+        return told
+    most = max(int(cap * statistics.median_low(known)), 1)
+    return {name: n if name in (agreed or {}) else min(n, most) for name, n in told.items()}
+
+
+def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool) -> Verdict:
+    """What holds for all silos, and who does not fit. At least one card; their names differ.
+
+    ``said`` holds what is fixed of :class:`Facts`, ``by`` whom: "the federation file has". ``sums``: whether tables'
+    sums are asked for; else none are used.
+    """
+    rest = sorted(cards, key=lambda card: str(card["name"]))
+    facts: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for key in FACTS:
+        if not rest:
+            break
+        facts[key] = _agreed_fact(key, [_fact(card, key) for card in rest], said, facts)
+        source = by if key in said else "most silos have"
+        for card in rest:
+            if reason := _misfit(key, _fact(card, key), facts, source):
+                left_out[card["name"]] = printable(f"{card['name']} is left out: it has {reason}")
+        rest = [card for card in rest if card["name"] not in left_out]
+    used = {card["name"]: {k: v for k, v in card.items() if sums or k not in (*SUMS, WITHHELD)} for card in rest}
+    used = {name: reordered(card, facts.get(SCHEMA, NO_SCHEMA)) for name, card in used.items()}
+    for name, (ratio, column) in _usual(used).items():
+        times = f"values in column {column + 1} that are {ratio:.3g} times those of the others"
+        if ratio > IMPLAUSIBLE:
+            left_out[name] = f"{name} is left out: its sums say that it has {times}"
+            del used[name]
+        elif ratio > FAR:
+            used[name] = {k: v for k, v in used[name].items() if k not in SUMS}
+            used[name][WITHHELD] = f"it has {times}: another unit?"
+    return Verdict(Facts(**{"own_file": True, "shape": (), "classes": 1, **facts}), used, left_out)
+
+
+def _fact(card: Card, key: str) -> Any:
+    if key == "task":
+        return card.get(key, TASKS[0])  # a silo of an earlier version knows no other
+    if key in SCHEMAS:
+        return read_schema(card.get(SCHEMA, ""))
+    return read_shape(card["shape"]) if key == "shape" else card[key]
+
+
+def _agreed_fact(key: str, values: Sequence[Any], said: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+    """What holds for all silos: as it is said, or as most silos have it. Of a schema that goes for each part."""
+    if key == "declared":
+        return said.get(key, NO_SCHEMA)
+    if key != SCHEMA:
+        return said.get(key, _most_said(values))
+    first, most = said.get(key, facts["declared"]), majority(values)
+    return Schema(first.features or most.features, first.labels or most.labels, first.dtype or most.dtype)
+
+
+def reordered(card: dict[str, Any], agreed: Schema) -> dict[str, Any]:
+    """The card with the sums of its columns in the agreed order, and behind them those of a regression's labels."""
+    own = _fact(card, SCHEMA)
+    d = columns(read_shape(card["shape"]))
+    order = order_of(own.names, agreed.names) or list(range(d))
+    if card.get("task") == "regression":
+        order += [d + i for i in order_of(own.labels, agreed.labels) or range(card["classes"])]
+    return card | {key: [card[key][i] for i in order] for key in SUMS if key in card}
+
+
+def _most_said(values: Sequence[Any]) -> Any:
+    """The most frequent one; of a tie the largest number, or else the first."""
+    counts = Counter(values)
+    most = [value for value, count in counts.items() if count == max(counts.values())]
+    return max(most) if isinstance(most[0], int) and not isinstance(most[0], bool) else most[0]
+
+
+def misfit(card: Card, facts: Mapping[str, Any], source: str) -> str:
+    """The first thing of a silo's that does not fit what holds; empty where all does."""
+    return next((r for key in FACTS if (r := _misfit(key, _fact(card, key), facts, source))), "")
+
+
+def _misfit(key: str, has: Any, facts: Mapping[str, Any], source: str) -> str:
+    """What a silo has that does not fit, and how to mend it; empty where it fits."""
+    holds = facts[key]
+    if key == "task" and has != holds:
+        return f"labels for {has}, {source} for {holds} (`task` in the data file, or in the federation file, decides)"
+    if key == "own_file" and has != holds:
+        kinds = {True: "data of its own", False: "simulated data"}
+        return f"{kinds[has]}, {source} {kinds[holds]}"
+    if key == "shape" and has != holds:
+        return f"samples of shape {has}, {source} {holds} (`shape` in the federation file decides)"
+    parts = facts.get("task") in (*ONE_CLASS, "segmentation")  # where fewer are a part of them
+    if key in SCHEMAS:
+        return difference(has, holds, source, required=key == "declared", subset=parts)
+    if key == "classes" and (has > holds or (has != holds and not parts)):
+        what = "classes" if parts else "labels per sample"
+        return f"{has} {what}, {source} {holds} (`classes` in the federation file, or in the data files, decides)"
+    return ""
+
+
+def _usual(cards: Mapping[str, Card]) -> dict[str, tuple[float, int]]:
+    """How many times what is usual a silo's values are (root mean square; the median over silos), and in which column.
+
+    A column that is all 0 in a silo says nothing of what is usual: a value may be measured in some hospitals only.
+    """
+    names = [name for name, card in cards.items() if "sum" in card]
+    if not names:
+        return {}
+    size = torch.tensor([[cards[n]["n_train"]] for n in names], dtype=torch.float64)
+    values = (torch.tensor([cards[n]["square_sum"] for n in names], dtype=torch.float64) / size).sqrt()
+    usual = torch.where(values > 0, values, torch.nan).nanmedian(0).values
+    ratio = torch.where(values > 0, values / usual, 0.0)
+    most, column = ratio.max(1)
+    return {name: (float(most[i]), int(column[i])) for i, name in enumerate(names)}

@@ -1,0 +1,189 @@
+"""What a silo reports beside its vectors: metrics from a list, and the data card; and how the server takes them.
+
+A silo sends nothing that is not on these lists (``client/egress.py``), and the server takes nothing that is not, or
+that is out of range: one silo's nonsense must not stop the others or spoil the history.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, cast
+
+from flwr.app import ConfigRecord, MetricRecord
+
+from models.shapes import columns, read_shape, written
+from models.tasks import RANGES, TASKS, all_metrics
+from partitions.common.errors import DataError
+from partitions.common.names import escaped
+from partitions.labels import MOST_CLASSES
+from partitions.schema import read_schema
+
+SNAPSHOTS = ("received", "personal")
+SPLITS = ("train", "val", "test")
+SECONDS = ("seconds.train", "seconds.evaluate")
+
+COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, and the least of each
+SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
+KINDS = ("own_file", "simulated")  # one is true
+TEXTS = ("device", "versions")
+FACTS = (*KINDS, *TEXTS)
+WITHHELD = "sums_withheld"  # why a silo gives no sums
+SCHEMA = "schema"  # names of columns and labels, units, ranges, number format, as JSON (partitions/schema.py)
+OPTIONAL = (*SUMS, WITHHELD, SCHEMA)
+CARD = ("name", *COUNTS, "task", "shape", "classes", *FACTS, *OPTIONAL)
+LONGEST = 300  # characters of any text of a silo's
+LONGEST_NAME = 100
+MOST = 2**31  # samples of a silo
+LARGEST = 3.5e38  # more than any float32
+
+
+@cache
+def allowed_metrics() -> frozenset[str]:
+    """Names of the scalars that may leave a silo."""
+    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | set(SECONDS))
+
+
+def read_metrics(record: object) -> dict[str, float]:
+    """The metrics of a reply. Raises DataError, with one line, for one that is not on the list or out of range."""
+    if not isinstance(record, MetricRecord):
+        raise DataError("the reply carries no metrics")
+    allowed = allowed_metrics()
+    for name, value in record.items():
+        if name not in allowed:
+            raise DataError(f"'{name[:80]}' is no metric that is known here")
+        if isinstance(value, list) or not _in_range(name, value):
+            raise DataError(f"the metric '{name}' is {value!r}")
+    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+
+
+def _in_range(name: str, value: float) -> bool:
+    if name in SECONDS:
+        return 0 <= value < math.inf
+    low, high = RANGES.get(name.rpartition(".")[2], (0.0, 1.0))
+    return math.isnan(value) or low <= value <= high
+
+
+def printable(text: object) -> str:
+    """Text that comes from a silo as one printable line of at most 300 characters: what is shown and stored of it.
+
+    Line ends and tabs become spaces, what cannot be printed (a terminal's escape sequences, what turns the direction
+    of writing, half of a surrogate pair) its escape in Python.
+    """
+    line = " ".join(str(text)[: 4 * LONGEST].split())
+    shown = escaped(line)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+
+
+def read_card(record: object) -> dict[str, Any]:
+    """A silo's data card, of which only what is on the list is kept.
+
+    Raises DataError, with one line, where something on it is not of its type or out of its bounds.
+    """
+    if not isinstance(record, ConfigRecord):
+        raise DataError("the reply carries no data card")
+    # A silo of an earlier version knows no other task.
+    card: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in CARD if key in record}
+    missing = [key for key in CARD if key not in card and key not in OPTIONAL]
+    if missing:
+        raise DataError(f"its data card lacks {', '.join(missing)}")
+    name = card["name"]
+    if not _is_name(name):
+        raise DataError(
+            f"its name is {name!r}: a line of at most {LONGEST_NAME} characters without / that begins with a letter "
+            "or a digit is wanted"
+        )
+    for fault in _faults(card):
+        raise DataError(f"{name}'s data card {fault}")
+    return card
+
+
+def _faults(card: Mapping[str, Any]) -> Iterator[str]:
+    """What a card cannot say."""
+    right = {key: is_whole(card[key], least, MOST) for key, least in COUNTS.items()}
+    right |= {"shape": is_shape(card["shape"]), "classes": is_whole(card["classes"], 1, MOST_CLASSES)}
+    right["task"] = isinstance(card["task"], str) and card["task"] in TASKS
+    right |= {key: isinstance(card[key], bool) for key in KINDS}
+    yield from (f"says {key} = {card[key]!r}" for key, fits in right.items() if not fits)
+    if card["own_file"] == card["simulated"]:
+        yield f"says own_file = {card['own_file']} and simulated = {card['simulated']}"
+    for key in (*TEXTS, WITHHELD):
+        text = card.get(key, "")
+        if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST:
+            yield f"has no line of at most {LONGEST} characters as {key}"
+    if all(right.values()):
+        yield from _faulty_schema(card)
+    if any(key in card for key in SUMS) and all(right.values()):
+        yield from _faulty_sums(card)
+
+
+def _faulty_schema(card: Mapping[str, Any]) -> Iterator[str]:
+    """A schema names all columns of the tables or none, and all classes or other labels or none."""
+    text = card.get(SCHEMA, "")
+    if not isinstance(text, str):
+        yield f"says schema = {text!r:.80}"
+        return
+    try:
+        schema = read_schema(text)
+    except ValueError as error:
+        yield f"has no usable schema: {error}"
+        return
+    counts = {"columns": columns(read_shape(card["shape"])), "labels": card["classes"]}
+    for (what, count), names in zip(counts.items(), (schema.names, schema.labels), strict=True):
+        if names and len(names) != count:
+            yield f"names {len(names)} {what}, of {count}"
+
+
+def columns_of(card: Mapping[str, Any]) -> int:
+    """Of how many columns a silo's card may give sums: those of a table, and the measurements of a regression."""
+    return columns(read_shape(card["shape"])) + (card["classes"] if card.get("task") == "regression" else 0)
+
+
+def _faulty_sums(card: Mapping[str, Any]) -> Iterator[str]:
+    """Sums of columns: those of the squares are at least the square of the sum, divided by n."""
+    count, n = columns_of(card), card["n_train"]
+    if not count:
+        yield f"has sums of columns, and samples of shape {card['shape']}"
+    for key in SUMS:
+        sums = card.get(key)
+        if not isinstance(sums, list) or len(sums) != count or not all(map(_is_finite, sums)):
+            yield f"has no {key} of {count} finite numbers"
+    for total, square in zip(card["sum"], card["square_sum"], strict=True):
+        if abs(total) / n > LARGEST or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2:
+            yield f"has a sum of {total!r} and one of squares of {square!r}, which cannot be of {n} samples"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_name(name: object) -> bool:
+    """Whether a silo may be called so: a line, and neither a path nor a spreadsheet's formula."""
+    right = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME and name == name.strip()
+    return right and cast(str, name)[0].isalnum() and not set(cast(str, name)) & {"/", "\\"}
+
+
+def is_shape(value: object) -> bool:
+    """Whether a sample may have this shape, as models/shapes.py writes it."""
+    try:
+        return isinstance(value, list) and written(read_shape(value)) == value
+    except ValueError:
+        return False
+
+
+def reason_of(text: str | None) -> str:
+    """Why a silo failed, in its own words: Flower wraps what is raised before the app runs in its class."""
+    own = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "", flags=re.DOTALL)
+    return printable(own) or "failed without a reason"
+
+
+def is_refusal(reason: str) -> bool:
+    """Whether a silo's own policy is the reason (client/site/trust/policy.py)."""
+    return " refuses: its policy " in reason
+
+
+def is_whole(value: object, lowest: int, highest: int) -> bool:
+    """Whether a value is a whole number within these bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest

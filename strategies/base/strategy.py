@@ -1,0 +1,360 @@
+"""The server's half of every method: :class:`PersonalizedStrategy`, which is FedAvg's.
+
+It hands out one model and takes the sample-weighted mean of what comes back; a method subclasses it and states only its
+difference. Names follow the papers: w model, Σ number of parameters, N silos, n_i training samples of silo i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from typing import Any, ClassVar, cast
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from torch import Tensor
+
+from models.layout import Layout
+from models.tasks import Task
+from models.training import generator
+from partitions.common.errors import DataError, RunFailedError, UserError
+from strategies.base.aggregation.bounded import BoundedStrategy
+from strategies.base.aggregation.screening import plausible_counts
+from strategies.base.client import BUFFERS, GLOBAL, SiloClient
+from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.relationships import Relationships
+from strategies.base.schema.data_summary import read_agreed, sample_weights
+from strategies.base.schema.reporting import printable, read_metrics, reason_of
+from strategies.base.settings import Common, setting
+from strategies.base.state import State
+from strategies.base.transport.error_feedback import CodedStrategy
+from strategies.base.transport.payload import Model, Number, Payload, Wire, encode, wire_bytes
+from strategies.base.transport.replies import Expected, Update, check_statistics, read_update
+from strategies.base.typed_state import ServerState
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """A method without settings of its own."""
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What a method has whose paper and code do not average alike."""
+
+    average: str = setting(
+        "samples", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
+    )
+
+
+AWAY = 0  # no node has this number: a silo of a resumed run that is not here
+
+
+@dataclass(frozen=True)
+class SiloInfo:
+    """What the server knows of a silo, from its data card."""
+
+    name: str
+    node_id: int
+    n_train: int
+    n_val: int = 0
+    n_test: int = 0
+
+
+def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+    """sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
+    total = sum(weights)
+    result: Tensor | None = None
+    for vector, weight in zip(vectors, weights, strict=True):
+        if result is None:
+            result = vector * (weight / total)
+        else:
+            result.add_(vector, alpha=weight / total)
+    if result is None:
+        raise UserError("a mean of no vectors")
+    return result
+
+
+def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, common: Common) -> None:
+    """Raise UserError where the method, the loss or the number of outputs is not for this task."""
+    if method.info.needs_classes and not task.single_label:
+        raise UserError(f"{method.info.name} works on samples that have one class each, which {task.name} has not")
+    task.check_outputs(outputs)
+    task.loss(common.loss, common.focal_gamma)
+
+
+def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
+    """Raise UserError where statistics are to be averaged and the method does not declare what it does with them."""
+    if common.buffers == "shared" and not info.buffers and layout.buffer_size:
+        raise UserError(
+            f"buffers = shared: {info.name} does not declare what it does with BatchNorm statistics "
+            "(MethodInfo.buffers); buffers = local keeps them in the silos"
+        )
+
+
+_REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
+
+
+class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
+    """The server's half of FedAvg; the base of every other method's.
+
+    A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
+    is in ``self.state``, which is checkpointed. A silo that is absent from a round is simply not in ``updates``.
+    """
+
+    info: ClassVar[MethodInfo]
+    client: ClassVar[type[SiloClient]] = SiloClient
+    state_type: ClassVar[type[ServerState]] = ServerState  # what the method remembers here, in typed fields
+    state: ServerState
+    Settings: ClassVar[type[Any]] = NoSettings
+    # A module's class: the network's head, made of its last layer; None: that layer (models.networks.registry).
+    head: ClassVar[Any] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "info" in cls.__dict__:
+            _REGISTRY[cls.info.name] = cls
+
+    def __init__(self, common: Common, settings: Any, layout: Layout) -> None:
+        check_buffers(self.info, common, layout)
+        self.common, self.settings, self.layout = common, settings, layout
+        self.state = self.state_type()
+        self.silos: dict[str, SiloInfo] = {}
+        self.samples: dict[str, int] = {}  # what each silo counts in a mean: its samples, agreed or capped
+        self.round = 0
+        self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
+        self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
+        self.rejected: dict[str, str] = {}
+        self.bounded: dict[str, tuple[float, str]] = {}
+        self.sent: dict[str, Mapping[str, Model]] = {}
+        self.bytes_down = self.bytes_up = 0
+        self.wire = Wire()
+
+    # -- what a method overrides ----------------------------------------------------------------------------------
+
+    @classmethod
+    def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:
+        """Another method's silo half with this one's added; for a method with ``adds``."""
+        raise NotImplementedError
+
+    @classmethod
+    def read_relationships(cls, states: Mapping[str, State]) -> Relationships | None:
+        """Who learns from whom, from the newest states of all silos; None where they do not tell."""
+        return None
+
+    def start_state(self, initial: Callable[[str], Tensor]) -> None:
+        """Set ``self.state`` before the first round; ``initial(purpose)`` is a seeded initial model (Σ,)."""
+        self.state.model = initial("")
+
+    def begin_round(self) -> None:
+        """Compute once what :meth:`payload` hands out to the silos of round ``self.round``."""
+
+    def payload(self, silo: str) -> Payload:
+        """What this silo gets in round ``self.round``."""
+        return Payload({GLOBAL: Model(self.state.model, round=self.round - 1)})
+
+    def aggregate(self, updates: Sequence[Update]) -> None:
+        """Change ``self.state`` by the updates of round ``self.round``: at least one, sorted by silo name."""
+        self.state.model = self.mean((u.vector for u in updates), self.weights(updates))
+
+    def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
+        """The weighted mean of silos' vectors, or what the setting ``robust`` puts in its place."""
+        rule = self.rule()
+        return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
+
+    def weights(self, updates: Sequence[Update]) -> list[float]:
+        """What each update counts in a mean: its samples, or all alike where the setting ``average`` says so."""
+        alike = getattr(self.settings, "average", "samples") == "silos"
+        return [1 if alike else u.samples for u in updates]
+
+    def shared_buffers(self) -> tuple[slice, ...]:
+        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``."""
+        return self.layout.buffer_parts([slice(0, self.layout.size)])
+
+    def upload_size(self, name: str, silo: str = "") -> int:
+        """Length that the uploaded vector of this name must have, in this round and from this silo."""
+        if name == BUFFERS:
+            return sum(int(part.stop - part.start) for part in self.shared_buffers())
+        return self.layout.size
+
+    def upload_numbers(self, silo: str) -> int:
+        """How many numbers the vectors of this silo's reply have together, in this round."""
+        return sum(self.upload_size(name, silo) for name in self.upload_names())
+
+    def upload_names(self) -> tuple[str, ...]:
+        """The vectors that a reply of this round must have; the same as its client's."""
+        return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
+
+    def check(self, update: Update) -> None:
+        """Raise DataError, with one line, where a silo's numbers are not what :meth:`aggregate` needs.
+
+        Any other error is a fault of the method: it ends the run, and no silo is blamed.
+        """
+
+    # -- Flower's interface ---------------------------------------------------------------------------------------
+
+    def initialise(self, silos: Sequence[SiloInfo], initial: Callable[[str], Tensor]) -> None:
+        """Tell the strategy who takes part, and set its state for round 1."""
+        self.silos = {s.name: s for s in sorted(silos, key=lambda s: s.name)}
+        self.weigh()
+        self.state, self.initial = self.state_type(), initial
+        self.start_state(initial)
+
+    def weigh(self) -> None:
+        """Set ``self.samples``: whatever weighs by numbers of samples takes them from there, and not from the silos."""
+        counts = {name: info.n_train for name, info in self.silos.items()}
+        agreed = read_agreed(self.common.agreed).get("samples", {})
+        self.samples = sample_weights(counts, self.common.weight_cap, agreed)
+        if self.common.robust == "screen" and self.common.weight_cap:
+            self.samples = plausible_counts(self.samples, agreed)
+
+    def participants(self) -> list[str]:
+        """The silos that train in this round: a share of all, drawn by (seed, round)."""
+        names = list(self.silos)
+        count = max(int(self.common.participation * len(names) + 1e-9), 1)  # 0.57 of 100 is 57
+        if count == len(names):
+            return names
+        rng = generator(self.common.seed, "participants", self.round)
+        return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
+
+    def _present(self) -> list[str]:
+        """The silos that can be asked; those that were away when the run was resumed are named."""
+        for name, info in self.silos.items():
+            if info.node_id == AWAY:
+                self.reject(name, "it was not here when the run was resumed")
+        return [name for name, info in self.silos.items() if info.node_id != AWAY]
+
+    def evaluates(self) -> bool:
+        """Whether this round's models are evaluated."""
+        every = self.common.evaluate_every
+        return every > 0 and (self.round % every == 0 or self.round == self.common.rounds)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """A train message to each participant and, where the round is evaluated, an evaluate message to the others.
+
+        ``arrays`` is not used: what a silo gets is the method's :meth:`payload`.
+        """
+        self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
+        self.rejected, self.bounded, self.sent = {}, {}, {}
+        self.wire = Wire(self.common.wire_dtype)
+        self.begin_round()
+        here = self._present()
+        chosen = set(self.participants()) & set(here)
+        evaluate = self.evaluates()
+        messages = []
+        for name in here:
+            if name in chosen:  # how many train with it: a silo may want some to be lost among
+                flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
+                messages.append(self._message(name, MessageType.TRAIN, config, **flags))
+            elif evaluate:
+                messages.append(self._message(name, MessageType.EVALUATE, config, personal=True))
+        return messages
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """The closing exchange: every silo evaluates what it would start round ``rounds + 1`` from. Else nothing."""
+        if server_round < self.common.rounds or self.common.evaluate_every == 0:
+            return []
+        self.round, self.bytes_down, self.bytes_up = server_round + 1, 0, 0
+        self.rejected, self.bounded, self.sent = {}, {}, {}
+        self.wire = Wire(self.common.wire_dtype)
+        self.begin_round()
+        return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._present()]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Leave out what is unusable (``self.rejected`` says why), aggregate the rest sorted by silo name."""
+        usable = self.within_bounds(self._in_one_place(self.updates(replies)))
+        if not usable:
+            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
+            raise RunFailedError(f"round {server_round}: no silo sent a usable update ({reasons})")
+        if self.shares_buffers:
+            buffers = (u.vectors[BUFFERS] for u in usable)
+            self.state.arrays[BUFFERS] = self.mean(buffers, self.weights(usable))
+        self.aggregate(usable)
+        self.take(u.silo for u in usable)
+        return None, None
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Names the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
+        names = {info.node_id: name for name, info in self.silos.items()}
+        for reply in replies:
+            if reply.metadata.message_type != MessageType.EVALUATE:
+                continue
+            try:
+                if reply.has_error():
+                    raise DataError(reason_of(reply.error.reason))
+                read_metrics(reply.content.get("metrics"))
+            except DataError as error:
+                node = reply.metadata.src_node_id
+                self.reject(names.get(node, f"node {node}"), str(error))
+        return None
+
+    def summary(self) -> None:
+        log(INFO, "%s (%s), %d silos, settings %s", self.info.name, self.info.paper, len(self.silos), self.settings)
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether BatchNorm statistics travel with the models of this round."""
+        return shares_buffers(self.info, self.common) and bool(self.upload_size(BUFFERS))
+
+    # -- replies --------------------------------------------------------------------------------------------------
+
+    def updates(self, replies: Iterable[Message]) -> list[Update]:
+        """The well-formed train replies, sorted by silo name; the others are named in ``self.rejected``."""
+        names = {info.node_id: name for name, info in self.silos.items()}
+        numbers = self.info.sends_numbers
+        names_up, size = self.upload_names(), self.upload_size
+        expected = Expected(self.info.name, self.round, self.samples, names_up, size, numbers, self.base)
+        result = []
+        for reply in replies:
+            if reply.metadata.message_type != MessageType.TRAIN:
+                continue
+            silo = names.get(reply.metadata.src_node_id, f"node {reply.metadata.src_node_id}")
+            try:
+                update = read_update(reply, silo, expected)
+                if BUFFERS in update.vectors:
+                    check_statistics(update.vectors[BUFFERS], self.layout, self.shared_buffers())
+                self.bytes_up += update.bytes
+                self.check(update)
+                result.append(update)
+            except DataError as error:
+                self.reject(silo, str(error))
+        return sorted(result, key=lambda u: u.silo)
+
+    def _in_one_place(self, updates: list[Update]) -> list[Update]:
+        """The updates on the first one's device, and the state too: on the GPU of silos that run in this process."""
+        device = next((vector.device for u in updates for vector in u.vectors.values()), None)
+        if device is None:
+            return updates
+        self.state.arrays = {name: tensor.to(device) for name, tensor in self.state.arrays.items()}
+        return [replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()}) for u in updates]
+
+    def reject(self, silo: str, reason: str) -> None:
+        """Leave a silo out of this round. The reason may hold what the silo has said: it is made one printable line."""
+        reason = printable(reason)
+        log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
+        self.rejected[silo] = reason
+
+    def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
+        payload = self.payload(silo)
+        if BUFFERS in self.state.arrays and self.info.uploads:
+            buffers = Model(self.state.arrays[BUFFERS], round=self.round - 1)
+            payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
+        if kind == MessageType.TRAIN:
+            self.sent[silo] = payload.models
+        flags = {**flags, **self.taken(silo), "round": self.round}
+        flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
+        extra = {**cast(dict[str, Number], dict(config)), **self.extra, **flags}
+        ttl = self.common.round_timeout
+        content = encode(payload, extra, self.wire)
+        self.bytes_down += wire_bytes(content)
+        return Message(content, dst_node_id=self.silos[silo].node_id, message_type=kind, ttl=ttl)

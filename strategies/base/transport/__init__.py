@@ -1,0 +1,1 @@
+"""What travels: payloads, codecs, error feedback, acknowledged state, replies."""

@@ -1,0 +1,185 @@
+"""How the numbers of a vector travel: in which format, and as what of a vector that both ends have, its *base*.
+
+    format     bytes of a number     what is lost
+    float32    4                     nothing
+    float16    2                     all but 11 significant bits, and what is above 65,504
+    bfloat16   2                     all but 8 significant bits
+    int8       1 + 4 / 1024          steps of 1/127 of the largest of the 1024 numbers beside it
+    topk       8 for each sent       all but the k largest numbers
+
+A vector travels as it is, or (``form``) as a *change*, which is added to the base, or *sparse*: the numbers that are
+not bit for bit those of the base, by runs. A sparse vector arrives as it would have as it is. int8 and topk are
+formats of changes only.
+
+What arrives may come from anyone: every function that reads raises ValueError, one line, for what does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from partitions.common.errors import DataError
+
+PLAIN = ("float32", "float16", "bfloat16")  # formats that a vector can have as it is
+OF_CHANGES = ("int8", "topk")
+CHANGE, SPARSE = "change", "sparse"
+BLOCK = 1024  # numbers that share a scale
+RUN_BYTES = 8  # what a run takes beside its numbers
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A vector as it travels: tensors by name, the format of its numbers, and what of the base they are."""
+
+    tensors: Mapping[str, Tensor]
+    dtype: str = "float32"
+    form: str = ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def narrow(vector: Tensor, dtype: str) -> Tensor:
+    """A vector in one of the plain formats; bfloat16, which NumPy has not, as int16."""
+    if dtype == "float16":
+        return vector.half()
+    return vector.bfloat16().view(torch.int16) if dtype == "bfloat16" else vector
+
+
+def widen(tensor: Tensor, dtype: str) -> Tensor:
+    """Back to float32; a float32 tensor is taken as it is. Raises DataError where the tensor is not of this format."""
+    if dtype == "float32":
+        return tensor
+    if dtype not in PLAIN or tensor.dtype not in (torch.float16, torch.int16):
+        raise DataError(f"its bytes are no array of {dtype:.80}")
+    return tensor.view(getattr(torch, dtype)).float()
+
+
+def read(coded: Coded, base: Tensor | None) -> Tensor:
+    """The vector (n,) that was sent, n as long as the base where it is one of a base."""
+    if not coded.form:
+        return widen(part(coded, "vector"), coded.dtype)
+    if base is None:
+        raise DataError("it is encoded against a base, and there is no such base")
+    if coded.form == CHANGE:
+        change = read_change(coded, len(base))
+        return base.to(change.device) + change
+    if coded.form == SPARSE:
+        return read_sparse(coded, base)
+    raise DataError(f"unknown form of a vector: '{coded.form:.80}'")
+
+
+def part(coded: Coded, name: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+    """One of its tensors. Raises DataError where it is not there, or not of this type and shape."""
+    tensor = coded.tensors.get(name)
+    if tensor is None:
+        raise DataError(f"its '{name}' are missing")
+    if dtype not in (None, tensor.dtype) or shape not in (None, tuple(tensor.shape)):
+        raise DataError(f"its '{name}' are {tensor.dtype} of shape {tuple(tensor.shape)}, not {dtype} of {shape}")
+    return tensor
+
+
+# ---- Changes -------------------------------------------------------------------------------------------------------
+
+
+def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Coded:
+    """A change (n,), which need not be a vector's own; ``share``: how many of its numbers topk keeps."""
+    if dtype == "int8":
+        tensors = _quantised(change)
+    elif dtype == "topk":
+        places = largest(change, max(1, round(share * len(change))))
+        tensors = {"places": places.to(torch.int32), "values": change[places]}
+    else:
+        tensors = {"vector": narrow(change, dtype)}
+    return Coded(tensors, dtype, CHANGE)
+
+
+def read_change(coded: Coded, size: int) -> Tensor:
+    """The change (size,) that arrives."""
+    if coded.dtype == "int8":
+        values = part(coded, "values", torch.int8, (size,))
+        scales = part(coded, "scales", torch.float32, (-(-size // BLOCK),))
+        if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
+            raise DataError("its scales are no sizes of steps")
+        return values.float().mul_(scales.repeat_interleave(BLOCK)[:size])
+    if coded.dtype == "topk":
+        values = part(coded, "values", torch.float32)
+        places = part(coded, "places", torch.int32, tuple(values.shape)).long()
+        check_places(places, size)
+        return torch.zeros(size, device=values.device).index_copy_(0, places, values)
+    return widen(part(coded, "vector", shape=(size,)), coded.dtype)
+
+
+def _quantised(change: Tensor) -> dict[str, Tensor]:
+    """Whole numbers of -127 to 127, times a block's scale the nearest to the change (halves to the even one)."""
+    count = -(-len(change) // BLOCK)
+    blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(count, BLOCK)
+    scales = blocks.abs().amax(1) / 127
+    steps = torch.where(scales > 0, scales, torch.ones_like(scales))
+    values = (blocks / steps[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+    return {"values": values.flatten()[: len(change)].clone(), "scales": scales}
+
+
+def largest(change: Tensor, k: int) -> Tensor:
+    """Where the k numbers farthest from 0 are, in ascending order; of equal ones the first, on every device."""
+    if not len(change):
+        return torch.zeros(0, dtype=torch.long, device=change.device)
+    sizes = change.abs()
+    least = sizes.topk(k, sorted=False).values.min()
+    above = (sizes > least).nonzero().flatten()
+    equal = (sizes == least).nonzero().flatten()[: k - len(above)]
+    return torch.cat([above, equal]).sort().values
+
+
+def check_places(places: Tensor, size: int) -> None:
+    """Raise DataError where these (k,) are not different places of a vector (size,), in ascending order."""
+    if places.dim() != 1 or (len(places) and (int(places[0]) < 0 or int(places[-1]) >= size)):
+        raise DataError(f"its places are not all in a vector of {size} numbers")
+    if bool((places.diff() <= 0).any()):
+        raise DataError("its places are not in ascending order, each once")
+
+
+# ---- Sparse --------------------------------------------------------------------------------------------------------
+
+
+def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Coded | None:
+    """The numbers of the vector (n,) that are not the base's, in runs; None where that takes no fewer bytes than all.
+
+    An embedding's rows that no sample had are left out: in a vector they are stretches without a change. Short
+    stretches go along, where a run more would take more bytes.
+    """
+    values, bits = narrow(vector, dtype), torch.int32 if dtype == "float32" else torch.int16
+    changed = values.view(bits) != narrow(base, dtype).view(bits)
+    places = changed.nonzero().flatten()
+    ends = places.diff() > 1 + RUN_BYTES // values.element_size()
+    yes = torch.ones(min(len(places), 1), dtype=torch.bool, device=ends.device)
+    starts, stops = places[torch.cat([yes, ends])], places[torch.cat([ends, yes])] + 1
+    runs = torch.stack([starts, stops - starts], dim=1)
+    coded = Coded({"runs": runs.to(torch.int32), "values": values[within(runs)]}, dtype, SPARSE)
+    return coded if coded.bytes < values.nbytes else None
+
+
+def read_sparse(coded: Coded, base: Tensor) -> Tensor:
+    """The base with the numbers that were sent in their places."""
+    values = widen(part(coded, "values"), coded.dtype)
+    runs = part(coded, "runs", torch.int32)
+    if runs.dim() != 2 or runs.shape[1] != 2 or bool((runs[:, 1] <= 0).any()):
+        raise DataError("its runs are no pairs of a place and a length")
+    runs = runs.long()
+    if values.shape != (int(runs[:, 1].sum()),):  # before as many places are made
+        raise DataError(f"its values are of shape {tuple(values.shape)}, which its runs are not")
+    places = within(runs)
+    check_places(places, len(base))
+    return base.to(values.device).index_copy(0, places, values)
+
+
+def within(runs: Tensor) -> Tensor:
+    """The places that runs (r, 2) of (first place, length) stand for."""
+    lengths = runs[:, 1]
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum()), device=runs.device) + (runs[:, 0] - before).repeat_interleave(lengths)

@@ -1,0 +1,229 @@
+"""What travels between server and silo: named vectors and a few numbers, with a manifest.
+
+A message is a Flower ``RecordDict``: one ``ArrayRecord`` per vector (Flower's object store is content-addressed, so a
+model that goes to eleven silos is stored and uploaded once) and one ``ConfigRecord`` that holds the manifest (whose
+model, of which round, trained on how many samples) and the method's numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
+
+from partitions.common.errors import DataError
+from strategies.base.transport.codecs import OF_CHANGES, Coded, narrow, read, widen
+
+MODEL_OF = "model."
+GLOBAL, BUFFERS = "global", "buffers"  # names of models: the server's, and BatchNorm statistics
+LONGEST_NAME = 200  # characters of a model's name in a message
+
+Number = bool | int | float | str | list[int] | list[float] | list[str]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A named vector: usually a model of shape (Σ,), or the part of one that a method shares.
+
+    ``silo`` is whose it is (empty: the server's), ``round`` the round it was made in, ``samples`` the training samples
+    behind it, ``bytes`` those that it took on the wire, of one that came.
+    """
+
+    vector: Tensor
+    silo: str = ""
+    round: int = 0
+    samples: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What one silo gets, or what it sends: models by name, and numbers by name."""
+
+    models: Mapping[str, Model] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value that a silo sent is a finite number."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int may be too large for a float
+
+
+class TensorArray(Array):
+    """A Flower ``Array`` that carries a tensor and serialises it only when the bytes are asked for.
+
+    In one process nothing is copied, on a GPU nothing leaves the device; over gRPC and under Ray it is an ordinary
+    array. The caller must not write to a packed tensor afterwards.
+    """
+
+    tensor: Tensor
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__dict__.update(tensor=tensor.detach(), shape=tuple(tensor.shape), stype="numpy.ndarray")
+        self.__dict__["dtype"] = str(tensor.dtype).removeprefix("torch.")
+
+    def _array(self) -> Array:
+        if "serialised" not in self.__dict__:
+            self.__dict__["serialised"] = Array(self.tensor.cpu().numpy())
+        return cast(Array, self.__dict__["serialised"])
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        return self._array().data
+
+    @property
+    def children(self) -> dict[str, Any]:
+        return self._array().children
+
+    def deflate(self) -> bytes:
+        return self._array().deflate()  # under the name that the other side knows: Array
+
+    def numpy(self) -> Any:
+        return self.tensor.cpu().numpy()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Array) and self._array() == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    """The tensors as a Flower record, uncopied: set one by one, for ``ArrayRecord(dict)`` serialises its arrays."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = TensorArray(tensor)
+    return record
+
+
+def tensor_of(array: Array) -> Tensor:
+    """The array as a tensor; not a copy where the array carries one."""
+    if isinstance(array, TensorArray):
+        return array.tensor
+    return torch.from_numpy(np.ascontiguousarray(array.numpy()))
+
+
+class Wire:
+    """How vectors travel as they are: as float32, or at half the bytes as float16 or bfloat16; as float32 they arrive.
+
+    So they do where changes have another format (``codecs.py``). A vector that goes into several messages is packed
+    once: one record, serialised and hashed once.
+    """
+
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = "float32" if dtype in OF_CHANGES else dtype
+        self.packed: dict[tuple[int, int], tuple[Tensor, ArrayRecord]] = {}
+
+    def pack(self, vector: Tensor) -> ArrayRecord:
+        key = vector.data_ptr(), vector.numel()
+        if key not in self.packed:
+            record = array_record({"vector": narrow(vector, self.dtype)})
+            self.packed[key] = (vector, record)  # holding the vector keeps its address taken
+        return self.packed[key][1]
+
+    def arrives(self, vector: Tensor) -> Tensor:
+        """What the other side has of a vector, bit for bit."""
+        return widen(tensor_of(self.pack(vector)["vector"]), self.dtype)
+
+
+def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], Tensor | None]) -> Model:
+    """A model by its record and its entry in the manifest. Raises DataError where they make none."""
+    dtype = entry.get("dtype", "float32")
+    try:
+        tensors = {name: tensor_of(array) for name, array in record.items()}
+    except Exception as error:
+        raise DataError(f"its bytes are no array of {dtype:.80} ({type(error).__name__})") from error
+    coded = Coded(tensors, dtype, entry.get("form", ""))
+    vector = read(coded, base(entry["name"]) if coded.form else None)
+    return Model(vector, entry["silo"], entry["round"], entry["samples"], coded.bytes)
+
+
+def wire_bytes(records: RecordDict) -> int:
+    """Bytes of the arrays in a message, as the papers count communication."""
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
+
+
+def encode(
+    payload: Payload,
+    config: Mapping[str, Number] | None = None,
+    wire: Wire | None = None,
+    coded: Mapping[str, Coded] | None = None,
+) -> RecordDict:
+    """A payload as the content of a message; ``config`` travels beside it. ``coded``: models that travel so instead."""
+    wire, coded, manifest = wire or Wire(), coded or {}, []
+    records = RecordDict()
+    for name, model in payload.models.items():
+        entry = {"name": name, "silo": model.silo, "round": model.round, "samples": model.samples, "dtype": wire.dtype}
+        if name in coded:
+            entry |= {"dtype": coded[name].dtype, "form": coded[name].form}
+            records[f"model.{name}"] = array_record(coded[name].tensors)
+        else:
+            records[f"model.{name}"] = wire.pack(model.vector)
+        manifest.append(entry)
+    records["config"] = ConfigRecord(
+        {"manifest": json.dumps(manifest), **{f"number.{k}": v for k, v in payload.numbers.items()}, **(config or {})}
+    )
+    return records
+
+
+def decode(
+    records: RecordDict,
+    device: torch.device | str | None = None,
+    base: Callable[[str], Tensor | None] = lambda name: None,
+) -> tuple[Payload, dict[str, Number]]:
+    """The payload and the config of a message. Raises DataError where the manifest and the records disagree.
+
+    ``base`` knows what models are told by, which do not travel as they are.
+    """
+    found = records.get("config")
+    if not isinstance(found, ConfigRecord) or "manifest" not in found:
+        raise DataError("the message has no config with a manifest")
+    config = cast(dict[str, Number], dict(found))
+    try:
+        manifest = json.loads(cast(str, config.pop("manifest")))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"the message's manifest is no JSON ({type(error).__name__})") from error
+    if not isinstance(manifest, list) or not all(map(is_entry, manifest)):
+        raise DataError("the message's manifest does not list models")
+    models = {}
+    for entry in manifest:
+        record = records.get(f"model.{entry['name']}")
+        if not isinstance(record, ArrayRecord) or not (entry.get("form") or "vector" in record):
+            raise DataError(f"the message names model '{entry['name']}' and does not carry it")
+        try:
+            model = unpack(record, entry, base)
+        except ValueError as error:
+            raise DataError(f"model '{entry['name']}': {error}") from error
+        models[entry["name"]] = model if device is None else replace(model, vector=model.vector.to(device))
+    numbers = {k.removeprefix("number."): config.pop(k) for k in list(config) if k.startswith("number.")}
+    return Payload(models, numbers), config
+
+
+def is_entry(entry: object) -> bool:
+    """Whether a manifest says a model's name, silo, round and number of samples so."""
+    kinds = {"name": str, "silo": str, "round": int, "samples": int}
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key, ""), str) for key in ("dtype", "form")):
+        return False
+    right = all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
+    return right and entry["name"].isprintable() and len(entry["name"]) <= LONGEST_NAME
+
+
+def stack(models: Iterable[Model]) -> Tensor:
+    """The (silos x parameters) matrix of several models."""
+    return torch.stack([m.vector for m in models])
+
+
+def model_of(silo: str) -> str:
+    """The key of a silo's model, in messages and in the server's state: no silo's name can be one of a method's own."""
+    return f"{MODEL_OF}{silo}"

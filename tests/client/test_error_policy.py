@@ -1,0 +1,114 @@
+"""Whose error it is: the user's goes to the server as it is, a fault of the program without what it is about."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import Files, federate
+from torch import Tensor
+
+from client.site.errors import SiteError
+from partitions.common.errors import DataError, UserError
+from server.cli.main import explain
+from server.run.loop import Progress
+from strategies.base.client import SiloClient
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.replies import Update
+from strategies.scaffold import Scaffold, ScaffoldClient
+
+SECRET = "clinic.npz: patient 4711"
+
+
+@pytest.fixture
+def silo_a_fails(three: Files, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], str]:
+    """Run a federation in whose round 2 silo a does this as it trains; return why the round is without it."""
+    train = SiloClient.train
+
+    def failing(do: Callable[[], object]) -> str:
+        def trains(self: SiloClient, **options: Any) -> None:
+            if (self.silo.name, self.round) == ("a", 2):
+                do()
+            train(self, **options)
+
+        monkeypatch.setattr(SiloClient, "train", trains)
+        seen: list[Progress] = []
+        federate(three, strategy="fedavg", rounds=2, watch=seen.append)
+        assert not seen[0].rejected and set(seen[1].rejected) == {"a"}
+        return seen[1].rejected["a"]
+
+    return failing
+
+
+def throw(error: Exception) -> Callable[[], object]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+@pytest.mark.parametrize("kind", [UserError, DataError, SiteError])
+def test_the_users_errors_reach_the_server_as_they_are(
+    silo_a_fails: Callable[..., str], kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert silo_a_fails(throw(kind("learning-rate = 9: lower it"))) == "learning-rate = 9: lower it"
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_so_does_a_disk(silo_a_fails: Callable[..., str]) -> None:
+    assert silo_a_fails(throw(OSError("the disk is gone"))) == "OSError: the disk is gone"
+
+
+@pytest.mark.parametrize(
+    ("do", "kind"),
+    [
+        (throw(ValueError(SECRET)), "ValueError"),
+        (throw(RuntimeError(SECRET)), "RuntimeError"),
+        (lambda: np.zeros(2).reshape(int(SECRET[-4:])), "ValueError"),
+        (lambda: dict[str, int]()[SECRET], "KeyError"),
+    ],
+)
+def test_a_fault_reaches_it_without_the_silos_values(
+    silo_a_fails: Callable[..., str], do: Callable[[], object], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server reads the error's type and the place in our code; the silo's log has the traceback, at ERROR."""
+    reason = silo_a_fails(do)
+    assert re.fullmatch(rf"{kind} in strategies/base/client\.py:\d+: a fault of the program; [^\n]*", reason)
+    assert "4711" not in reason
+    logged = [record for record in caplog.records if record.exc_info]
+    assert [record.levelno for record in logged] == [logging.ERROR] and "4711" in logged[0].getMessage()
+
+
+@pytest.mark.parametrize("error", [ValueError("shapes"), UserError("a setting"), TypeError("None"), KeyError("x")])
+def test_a_fault_in_a_methods_check_ends_the_run(
+    three: Files, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Before, every silo was left out for it."""
+
+    def check(self: PersonalizedStrategy, update: Update) -> None:
+        raise error
+
+    monkeypatch.setattr(Scaffold, "check", check)
+    with pytest.raises(type(error)) as caught:
+        federate(three, strategy="scaffold", rounds=2)
+    assert caught.value is error
+    assert explain(error)[0] == (2 if isinstance(error, UserError) else 1)
+
+
+def test_a_silo_is_blamed_for_its_numbers_alone(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    local_update = ScaffoldClient.local_update
+
+    def lying(self: ScaffoldClient) -> list[Tensor]:
+        vectors = local_update(self)
+        if self.silo.name == "a":
+            self.replies["steps"] = -1
+        return vectors
+
+    monkeypatch.setattr(ScaffoldClient, "local_update", lying)
+    seen: list[Progress] = []
+    federate(three, strategy="scaffold", rounds=2, watch=seen.append, scaffold__up="model")
+    assert [p.rejected for p in seen[:2]] == [{"a": "'steps' is -1, not a number of steps"}] * 2

@@ -1,0 +1,283 @@
+"""What the settings of a run, and crafted models, read out of a hospital: each attack with the rule off, and with it.
+
+The attacker is the server. It knows the code, the settings, and how many patients there are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from tiny import Run, federate, random_silos, rows_of, settings_of, train_replies, write_silo
+
+from client.app import app
+from server.report.write import write_report
+from server.results.run_directory import RunDirectory
+from server.results.summary import write_summary
+from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, decode, encode
+
+Numbers = npt.NDArray[np.float64]
+CLASSES = 3
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    with flower_identity():
+        yield
+
+
+def rules(folder: Path, *lines: str) -> str:
+    file = folder / "policy.toml"
+    file.write_text("\n".join(["runs-per-day = 0", *lines]) + "\n")
+    return str(file)
+
+
+# ---- One patient per reply -------------------------------------------------------------------------------------------
+
+SIZES = {"a": 20, "b": 20, "c": 20}
+ERASING: dict[str, Any] = {"batch_size": 19, "learning_rate": 1.0, "weight_decay": 1.0, "rounds": 4}
+
+
+def erase(folder: Path, *policy: str, **settings: Any) -> Run:
+    """A run whose steps forget all earlier ones, and whose last batch is one patient."""
+    files = random_silos(folder, SIZES)
+    asked = {"strategy": "fedavg", **ERASING, **settings}
+    return federate(files, policy=rules(folder, *policy), state_dir=folder / "states", **asked)
+
+
+def patients_read(run: Run, folder: Path) -> list[bool]:
+    """Of each reply, whether x = W_row / b_row is a patient of that silo: the reply is -lr (p - e_y) (x, 1)."""
+    found = []
+    for (silo, _), reply in train_replies(run.grid):
+        vector = decode(reply.content)[0].models["model"].vector.numpy().astype(np.float64)
+        weights, bias = vector[:-CLASSES].reshape(CLASSES, -1), vector[-CLASSES:]
+        row = int(np.abs(bias).argmax())
+        guess = weights[row] / bias[row]
+        x, _ = rows_of(folder / f"{silo}.npz")
+        found.append(bool(np.abs(x - guess).max(1).min() < 1e-4))
+    return found
+
+
+def test_the_last_batch_of_one_patient(tmp_path: Path) -> None:
+    """Every reply was one patient, exactly. With the rule on batches alone, no reply is."""
+    before = patients_read(erase(tmp_path, "min-batch-size = 1", "max-decay = 1"), tmp_path)
+    assert len(before) == 12 and all(before)
+
+
+def test_no_reply_is_of_one_patient(tmp_path: Path) -> None:
+    after = patients_read(erase(tmp_path, "max-decay = 1"), tmp_path)
+    assert len(after) == 12 and not any(after)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "the run learning-rate x weight-decay = 1"),
+        ({"strategy": "fedprox", "fedprox__mu": 1.0, "weight_decay": 0.0}, "the run learning-rate x fedprox.mu = 1"),
+        ({"learning_rate": 0.1, "weight_decay": 10.0}, "the run learning-rate x weight-decay = 1"),
+    ],
+    ids=["weight decay", "proximal term", "another product"],
+)
+def test_steps_that_forget_the_earlier_ones_are_refused(tmp_path: Path, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=f"its policy has max-decay = 0.1, {said}"):
+        erase(tmp_path, **settings)
+
+
+def test_a_proximal_weight_that_the_servers_message_raises(tmp_path: Path, caplog: Any) -> None:
+    """FedDyn multiplies α by a number of the server's: at 0.05 x 2.8 a step replaces 14 % of silo a's model."""
+    files = random_silos(tmp_path, {"a": 20, "b": 50, "c": 98})
+    given: dict[str, Any] = {"strategy": "feddyn", "feddyn__weights": "samples", "feddyn__alpha": 0.05, "rounds": 1}
+    run = federate(files, policy=rules(tmp_path), state_dir=tmp_path / "states", batch_size=8, **given)
+    assert [silo for (silo, _), _ in train_replies(run.grid)] == ["b", "c"]
+    assert "a: max-decay = 0.1, and learning rate x proximal weight = 0.14" in caplog.text
+
+
+def test_a_run_that_asks_for_it_has_the_same_numbers_with_and_without_the_sites_rule(tmp_path: Path) -> None:
+    """min-batch-size = 8 in a simulation is what a hospital's default policy does: the same models bit for bit."""
+    runs = []
+    for name, policy, least in (("open", "public", 8), ("site", rules(tmp_path, "max-decay = 1"), 1)):
+        folder = tmp_path / name
+        folder.mkdir()
+        files = random_silos(folder, SIZES)
+        runs.append(federate(files, policy=policy, state_dir=folder / "states", min_batch_size=least, **ERASING))
+    vectors = [[decode(r.content)[0].models["model"].vector for _, r in train_replies(run.grid)] for run in runs]
+    assert len(vectors[0]) == 12 and all(torch.equal(a, b) for a, b in zip(*vectors, strict=True))
+
+
+def test_fewer_patients_than_a_batch_may_have(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"c refuses: its policy has min-batch-size = 25, it has 20 training samples"):
+        erase(tmp_path, "min-batch-size = 25", "max-decay = 1", batch_size=30)
+
+
+def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_path: Path) -> None:
+    """ALA learns its weights on a share of the patients, which the run chooses: 10 % of 20 are two."""
+    given: dict[str, Any] = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
+    with pytest.raises(RuntimeError, match=r"min-batch-size = 8, and there are 2 samples to train with"):
+        erase(tmp_path, batch_size=19, weight_decay=0.0, **given)
+
+
+# ---- lp-proj that sends as good as everything ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dimension", [11, 2, 1])
+def test_a_projection_to_nearly_all_numbers_counts_as_the_whole_model(tmp_path: Path, dimension: int) -> None:
+    """12 parameters: from 1 % on, d numbers tell of them what the policy keeps here."""
+    given: dict[str, Any] = {"strategy": "lp-proj", "lp_proj__dimension": dimension, "weight_decay": 0.0}
+    given = {key.replace("lp_proj", "lp-proj"): value for key, value in given.items()}
+    with pytest.raises(RuntimeError, match=f"would send {dimension} numbers of a model of 12: 1% count as all"):
+        erase(tmp_path, "whole-model = false", **given)
+
+
+def test_a_projection_to_few_numbers_is_none(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"strategy": "lp-proj", "lp-proj__dimension": 5, "weight_decay": 0.0, "mlp__hidden": "100"}
+    assert not erase(tmp_path, "whole-model = false", **given).strategy.rejected  # 703 parameters
+
+
+# ---- The metric oracle -----------------------------------------------------------------------------------------------
+
+PATIENTS, COLUMNS, TILT, BITS = 10, 3, 0.01, 22
+
+
+class Oracle:
+    """A server that evaluates models of its own making at one hospital, and never trains there."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        rng = np.random.default_rng(3)
+        self.x = rng.normal(size=(PATIENTS, COLUMNS)).astype(np.float32)
+        self.x[:, 0] = rng.permutation(np.linspace(-3, 3, PATIENTS))  # such as ages
+        self.y = np.arange(PATIENTS) % 2
+        file = write_silo(folder / "own.npz", self.x.astype(np.float64), self.y.tolist())
+        node: dict[str, Any] = {"name": "own", "data": str(file), "policy": policy, "state-dir": str(folder / "state")}
+        settings = settings_of({"own": file}, batch_size=8, learning_rate=0.01)
+        self.context = Context(1, 1, node, RecordDict(), settings.flat())
+        self.asked, self.refusal = 0, ""
+
+    def count(self, label: int, direction: Numbers, threshold: float) -> int:
+        """How many patients of this class have direction . x > threshold; an empty third class takes the others."""
+        weights, bias = np.zeros((3, COLUMNS)), np.array([-1e9, -1e9, 1e6 * threshold])
+        weights[2], bias[label] = -1e6 * direction, 0
+        vector = torch.tensor(np.concatenate([weights.ravel(), bias]), dtype=torch.float32)
+        config = {"round": 1, "classes": 3, "personal": False, "min_metric_samples": 1}
+        message = Message(encode(Payload({GLOBAL: Model(vector)}), config, Wire()), 1, "evaluate")
+        reply = app(message, self.context)
+        if reply.has_error():
+            raise PermissionError(reply.error.reason)
+        self.asked += 1
+        accuracy: Any = reply.content["metrics"]["received.test.accuracy"]
+        return round(accuracy * PATIENTS)
+
+    def values(self, label: int, direction: Numbers) -> list[float]:
+        """direction . x of each patient of this class, in order, by bisection."""
+        found: list[float] = []
+        total = self.count(label, direction, -8)
+        for rank in range(total, 0, -1):
+            low, high = -8.0, 8.0
+            for _ in range(BITS):
+                middle = (low + high) / 2
+                low, high = (middle, high) if self.count(label, direction, middle) >= rank else (low, middle)
+            found.append(low)
+        return found
+
+    def records(self) -> Sequence[Numbers]:
+        """All columns of every patient: the first, and the others by how far a small tilt moves it."""
+        found: list[Numbers] = []
+        try:
+            for label in (0, 1):
+                first = np.array(self.values(label, np.eye(COLUMNS)[0]))
+                columns = [first]
+                for j in range(1, COLUMNS):
+                    tilted = np.array(self.values(label, np.eye(COLUMNS)[0] + TILT * np.eye(COLUMNS)[j]))
+                    columns.append((tilted - first) / TILT)
+                found += list(np.array(columns).T)
+        except PermissionError as error:
+            self.refusal = str(error)
+        return found
+
+    def read(self) -> int:
+        """How many of the patients it has read, to a hundredth of a standard deviation."""
+        return sum(bool((np.abs(self.x - guess).max(1) < 0.01).any()) for guess in self.records())
+
+
+def test_the_metric_oracle(tmp_path: Path) -> None:
+    """Where evaluations are not counted, the task's score alone gives every test patient: the number is what counts."""
+    oracle = Oracle(tmp_path, rules(tmp_path, "max-evaluations = 0", "max-messages = 0"))
+    assert (oracle.read(), oracle.asked) == (PATIENTS, (2 + PATIENTS * BITS) * COLUMNS)
+
+
+def test_evaluations_are_counted(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path, rules(tmp_path))
+    assert (oracle.read(), oracle.asked) == (0, 50)
+    assert oracle.refusal == "own refuses: its policy has max-evaluations = 50, and this is number 51 of run 1"
+
+
+def test_evaluations_obey_the_floor(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path, rules(tmp_path, "floor = 11"))
+    oracle.read()
+    assert oracle.refusal == "own refuses: its policy has floor = 11, it has 10 training samples"
+
+
+def test_metrics_that_leave_without_a_file(tmp_path: Path) -> None:
+    """The loss and the task's score; every other metric where the policy lists it, and of public data."""
+    seen = []
+    for lines in ((), ('metrics = ["macro_f1"]',), None):
+        oracle = Oracle(tmp_path, "public" if lines is None else rules(tmp_path, *lines))
+        config = {"round": 1, "classes": 2, "personal": False, "min_metric_samples": 1}
+        content = encode(Payload({GLOBAL: Model(torch.zeros(2 * COLUMNS + 2))}), config, Wire())
+        metrics = app(Message(content, 1, "evaluate"), oracle.context).content["metrics"]
+        seen.append({name.rpartition(".")[2] for name in metrics if not name.startswith("seconds")})
+    assert seen[:2] == [{"loss", "accuracy"}, {"macro_f1"}]
+    assert {"loss", "accuracy", "macro_f1", "auc"} <= seen[2]
+
+
+# ---- More rounds, or messages, than a run may have -------------------------------------------------------------------
+
+
+def test_rounds_are_counted_whatever_the_run_says(tmp_path: Path) -> None:
+    """The run says two rounds, and the server sends a third; under another run's number the count is another one."""
+    run = erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=2)
+    message, _ = next(pair for pair in run.grid.traffic if pair[0].metadata.message_type == "train")
+    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
+    reply = app(message, context)
+    assert reply.error.reason == "a refuses: its policy has max-rounds = 2, and this is number 3 of run 1"
+    with pytest.raises(ValueError, match=r"its policy has max-rounds = 2, the run rounds = 3"):
+        erase(tmp_path, "max-rounds = 2", "max-decay = 1", rounds=3)
+
+
+def test_messages_of_every_kind_count(tmp_path: Path) -> None:
+    oracle = Oracle(tmp_path, rules(tmp_path, "max-messages = 3"))
+    query = Message(RecordDict({}), 1, "query")
+    for reply in itertools.islice((app(query, oracle.context) for _ in itertools.count()), 3):
+        assert not reply.has_error()
+    oracle.read()
+    assert oracle.refusal == "own refuses: its policy has max-messages = 3, and this is number 4 of run 1"
+    oracle.context.run_id = 2
+    assert not app(query, oracle.context).has_error()
+
+
+def test_what_the_sites_own_process_has_counted_the_app_does_not(tmp_path: Path, monkeypatch: Any) -> None:
+    oracle = Oracle(tmp_path, rules(tmp_path, "max-messages = 1"))
+    monkeypatch.setenv("SILOFL_SITE_AUDITS", "1")
+    for _ in range(3):
+        assert not app(Message(RecordDict({}), 1, "query"), oracle.context).has_error()
+    assert not (tmp_path / "state" / "messages").exists()
+
+
+def test_a_report_of_runs_whose_other_metrics_stay(tmp_path: Path) -> None:
+    """Loss and score are enough for it: what stays is missing, and nothing stands in its place."""
+    files = random_silos(tmp_path, SIZES)
+    out, given = tmp_path / "run", {"strategy": "fedavg", "batch_size": 8, "rounds": 2, "min_metric_samples": 1}
+    run = federate(files, policy=rules(tmp_path), state_dir=tmp_path / "states", directory=out, **given)
+    with RunDirectory.open(out, run.settings.flat(), resume=True) as directory:
+        summary = write_summary(directory, run.federation.history, run.federation.finished())
+    write_report(out)
+    (of_run,) = summary["runs"]
+    assert of_run["final"]["accuracy_mean"] > 0 and of_run["final"]["macro_f1_mean"] is None
+    assert "withheld" not in (out / "report.html").read_text()

@@ -1,0 +1,240 @@
+"""`silofl import` guesses nothing: patients, label, decimal sign and an earlier file are named, or one line asks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
+from partitions.silo_file import check_silo_file
+from server.cli.main import main
+
+N = 120
+
+
+def table(path: Path, patient: str = "Patient-ID", label: str = "label") -> Path:
+    """120 visits of 40 patients; the first column says whose they are, and so does the patient's age."""
+    rows = [f"{7000 + i % 40},{i % 40},{i / 2},{i % 2}" for i in range(N)]
+    path.write_text("\n".join([f"{patient},age,dose,{label}", *rows]))
+    return path
+
+
+def refused(source: Path, words: str, **options: Any) -> None:
+    out = source.parent / "out.npz"
+    with pytest.raises(ValueError) as caught:
+        import_source(source, out, ImportOptions(**options))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+# Patients
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["Patient-ID", "patient_id", "PatientID", "MRN", "mrn", "subject", "Subject ID", "case_id", "ID", "pat.no"],
+)
+def test_a_column_that_may_tell_patients_apart_is_asked_for(tmp_path, column):
+    source = table(tmp_path / "t.csv", column)
+    refused(source, f"does {column} say whose each row is? name it with --patient {column}, or say --no-patient")
+
+
+@pytest.mark.parametrize("column", ["age", "paid", "patients_seen", "idle", "casein", "incident"])
+def test_other_columns_are_not(tmp_path, column):
+    made = import_source(table(tmp_path / "t.csv", column.upper()), tmp_path / "out.npz")
+    assert made.feature_names[0] == column.upper()
+
+
+def test_a_named_column_keeps_each_patient_in_one_part(tmp_path):
+    made = import_source(
+        table(tmp_path / "t.csv"), tmp_path / "out.npz", ImportOptions(take=Take(patient="Patient-ID"))
+    )
+    assert made.feature_names == ("age", "dose") and made.notes == ()
+    ages = [set(split.x[:, 0].tolist()) for split in (made.data.train, made.data.val, made.data.test)]
+    assert sum(map(len, ages)) == len(set().union(*ages)) == 40
+
+
+def test_the_file_has_numbers_and_no_identifier(tmp_path):
+    """Identifiers from 7000 on become 0 to 39, the same number for the same patient."""
+    made = import_source(
+        table(tmp_path / "t.csv"), tmp_path / "out.npz", ImportOptions(take=Take(patient="Patient-ID"))
+    )
+    with np.load(made.file) as npz:
+        parts = [npz[f"patient_{part}"] for part in ("train", "val", "test")]
+        ages = np.concatenate([npz[f"x_{part}"][:, 0] for part in ("train", "val", "test")])
+        assert not {"Patient-ID", "7000"} & {text for key in npz for text in npz[key].astype(str).ravel()}
+    pooled = np.concatenate(parts)
+    assert set(pooled.tolist()) == set(range(40))
+    assert len({*zip(pooled.tolist(), ages.tolist(), strict=True)}) == 40
+    checks = {check.name: check.detail for check in check_silo_file(made.file)}
+    assert checks["patients"] == f"train {len(set(parts[0]))}, val {len(set(parts[1]))}, test {len(set(parts[2]))}"
+
+
+def test_an_identifier_is_no_feature(tmp_path):
+    """Said to tell nobody apart, it is left out all the same, unless it is asked for."""
+    source = table(tmp_path / "t.csv")
+    made = import_source(source, tmp_path / "a.npz", ImportOptions(take=Take(patient=None)))
+    assert made.feature_names == ("age", "dose") and "left out: Patient-ID" in made.notes[0]
+    with np.load(made.file) as npz:
+        assert not [key for key in npz if key.startswith("patient")]
+    made = import_source(source, tmp_path / "b.npz", ImportOptions(take=Take(columns=("Patient-ID", "dose"))))
+    assert made.feature_names == ("Patient-ID", "dose")
+
+
+def test_samples_without_a_patient_are_counted(tmp_path):
+    source = table(tmp_path / "t.csv", "patient")
+    source.write_text(source.read_text().replace("\n7001,", "\n,"))
+    made = import_source(source, tmp_path / "out.npz")
+    assert made.notes == ("3 of 120 samples name no patient: each is taken for another patient's (--patient)",)
+
+
+def test_bad_patient_columns(tmp_path):
+    source = table(tmp_path / "t.csv")
+    refused(source, "'patient-id' (did you mean 'Patient-ID'?)", take=Take(patient="patient-id"))
+    refused(source, "label is named as the patients' column and as a label", take=Take(patient="label"))
+
+
+def folders(root: Path) -> Path:
+    """Two classes, five patients each with four pictures in a folder of the patient's name; pixels say whose."""
+    for i in range(40):
+        path = root / ("ill" if i % 2 else "well") / f"Doe-{i % 10}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (6, 4), i % 10).save(path)
+    return root
+
+
+def test_folders_of_patients(tmp_path):
+    source = folders(tmp_path / "x")
+    refused(source, "x has pictures in folders below its classes: --patient folder takes each of these for a patient")
+    made = import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(patient="folder")))
+    whose = [set(split.x[:, 0, 0, 0].tolist()) for split in (made.data.train, made.data.val, made.data.test)]
+    assert sum(map(len, whose)) == len(set().union(*whose)) == 10
+    assert b"Doe" not in made.file.read_bytes()
+    made = import_source(source, tmp_path / "b.npz", ImportOptions(take=Take(patient=None)))
+    assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 40 and made.data.train.patient is None
+
+
+def test_a_folder_s_name_is_in_no_message(tmp_path):
+    source = folders(tmp_path / "x")
+    (source / "ill" / "Doe-3" / "3.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"x, file 7 of 40: 3\.png cannot be read") as caught:
+        import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(patient="folder")))
+    assert "Doe" not in str(caught.value)
+
+
+# The label
+
+
+def test_a_table_says_which_column_is_the_label(tmp_path):
+    source = table(tmp_path / "t.csv", "patient", "outcome")
+    refused(source, "no column label; name the label's column with --label: patient, age, dose, outcome")
+    assert import_source(source, tmp_path / "out.npz", ImportOptions(label="outcome")).data.classes == 2
+    wide = tmp_path / "w.csv"
+    wide.write_text(",".join(f"c{i}" for i in range(200)) + "\n" + ",".join(["1"] * 200))
+    with pytest.raises(ValueError, match="c19 and 180 more"):
+        import_source(wide, tmp_path / "w.npz")
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"), [("15", "1, 5"), ("1", "1"), ("02", "0, 2"), (("ill",), "ill")], ids=["15", "1", "02", "ill"]
+)
+def test_labels_that_cannot_be_all_classes_are_asked_for(tmp_path, labels, found):
+    source = tmp_path / "t.csv"
+    source.write_text("age,label\n" + "\n".join(f"{i},{labels[i % len(labels)]}" for i in range(30)))
+    refused(source, f"the 30 labels are {found}: not all classes from 0 on, two at least, are here; name every class")
+    known = ("ill", "well") if "ill" in labels else tuple("012345")
+    made = import_source(source, tmp_path / "ours.npz", ImportOptions(labels=known))
+    assert made.data.classes == len(known)
+    assert set(made.data.train.y.tolist()) == {known.index(label) for label in labels}
+
+
+# What is there already
+
+
+def test_an_earlier_file_stays(tmp_path):
+    source, out = table(tmp_path / "t.csv", "patient"), tmp_path / "out.npz"
+    import_source(source, out)
+    before = out.read_bytes()
+    with pytest.raises(ValueError, match=r"out\.npz is there already, and with it who is for testing; .* --overwrite$"):
+        import_source(source, out, ImportOptions(seed=7))
+    assert out.read_bytes() == before
+    import_source(source, out, ImportOptions(seed=7, overwrite=True))
+    assert out.read_bytes() != before
+
+
+# Signs
+
+
+def with_commas(path: Path, cell: str = "27,5", separator: str = ";") -> Path:
+    rows = [separator.join([f"{i},5", cell, str(i % 2)]) for i in range(30)]
+    path.write_text("\n".join([separator.join(["age", "bmi", "label"]), *rows]))
+    return path
+
+
+def test_decimal_commas(tmp_path):
+    source = with_commas(tmp_path / "t.csv")
+    refused(source, "t.csv, line 2: age is '0,5'; add --decimal , if that is a decimal comma")
+    made = import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(decimal=",")))
+    assert set(made.data.train.x[:, 1].tolist()) == {27.5}
+    assert set((made.data.train.x[:, 0] % 1).tolist()) == {0.5}
+
+
+def test_measured_labels_with_decimal_commas_are_no_classes(tmp_path):
+    source = with_commas(tmp_path / "t.csv")
+    take = Take(columns=("age",), decimal=",")
+    assert import_source(source, tmp_path / "out.npz", ImportOptions(label="bmi", take=take)).data.task == "regression"
+    refused_source = tmp_path / "b.csv"
+    refused_source.write_text("age;label\n" + "\n".join(f"{i};{i},5" for i in range(30)))
+    with pytest.raises(ValueError, match=r"line 2: label is '0,5'; add --decimal , if"):
+        import_source(refused_source, tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("cell", ["1.234", "1.234,5", "12.5"])
+def test_a_point_beside_decimal_commas_is_refused(tmp_path, cell):
+    """1.234 is one thousand and more in such a table, or a little more than one: nobody can tell."""
+    refused(
+        with_commas(tmp_path / "t.csv", cell), f"line 2: bmi is {cell!r}, which has a point", take=Take(decimal=",")
+    )
+
+
+def test_commas_between_cells_and_in_numbers(tmp_path):
+    refused(
+        with_commas(tmp_path / "t.csv", separator=","),
+        "line 2 has 5 cells, the header 3; if its numbers have decimal commas, save it separated by semicolons and add",
+    )
+
+
+def test_a_separator_that_the_first_line_hides(tmp_path):
+    """Three commas in the names, two semicolons between them."""
+    source = tmp_path / "t.csv"
+    source.write_text("age, in years;dose, in mg, daily;label\n" + "\n".join(f"{i};{i / 2};{i % 2}" for i in range(30)))
+    made = import_source(source, tmp_path / "out.npz", ImportOptions(take=Take(separator=";")))
+    assert made.feature_names == ("age, in years", "dose, in mg, daily")
+    for separator, decimal in ((",", ","), ("::", "."), ("", "x")):
+        with pytest.raises(ValueError, match=r"--separator|--decimal"):
+            Take(separator=separator, decimal=decimal)
+
+
+def test_the_command_has_all_of_it(tmp_path, capsys):
+    source = with_commas(tmp_path / "t.csv")
+    source.write_text(source.read_text().replace("age;", "MRN;").replace("label", "state"))
+    out = str(tmp_path / "out.npz")
+    command = ["import", str(source), "--out", out]
+    for words, more in (
+        ("name the label's column with --label: MRN, bmi, state", []),
+        ("name it with --patient MRN, or say --no-patient", ["--label", "state"]),
+        ("add --decimal , if that is a decimal comma", ["--patient", "MRN"]),
+    ):
+        command += more
+        assert main(command) == 2
+        assert words in capsys.readouterr().err
+    assert main([*command, "--decimal", ",", "--separator", ";"]) == 0
+    assert "train 19, val 5, test 6 samples: a table of 1 columns" in capsys.readouterr().out
+    assert main([*command, "--decimal", ","]) == 2 and "is there already" in capsys.readouterr().err
+    assert main([*command, "--decimal", ",", "--overwrite"]) == 0

@@ -1,0 +1,300 @@
+"""Schemas: what is one, its digest, what fits what, and data brought to the agreed order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partitions.manifest import write_partition
+from partitions.reorder import reorder_data
+from partitions.schema import Feature, Schema, difference, load_schema, majority, parse_schema, read_schema
+from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
+from partitions.splits import Array, SiloData, Split, together
+
+AGE = Feature("age", "years", (0.0, 120.0))
+HEART = Schema((AGE, Feature("sex")), ("well", "ill"), "float32")
+CONTENT: dict[str, Any] = {
+    "features": [{"name": "age", "unit": "years", "range": [0, 120]}, "sex"],
+    "labels": ["well", "ill"],
+    "dtype": "float32",
+}
+
+
+def named(*names: str, labels: tuple[str, ...] = (), dtype: str = "") -> Schema:
+    return Schema(tuple(map(Feature, names)), labels, dtype)
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    """A file of two columns and two classes; every row is known by its values."""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    y = np.array([0, 0, 0, 1, 1, 1])
+    parts = {f"{kind}_{split}": v for split in ("train", "val", "test") for kind, v in (("x", x), ("y", y))}
+    texts = {"feature_names": np.array(["age", "sex"]), "label_names": np.array(["well", "ill"])}
+    return {**parts, **texts, **{key: np.asarray(value) for key, value in changes.items()}}
+
+
+def save(path: Path, content: dict[str, Any]) -> Path:
+    np.savez(path, **content)
+    return path
+
+
+# ---- What is a schema ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_schema_in_every_form(tmp_path: Path) -> None:
+    """The digest, by hand: printf '%s' '<the canonical form>' | sha256sum."""
+    forms = {
+        "a.toml": 'features = [{name = "age", unit = "years", range = [0, 120]}, "sex"]\n'
+        'labels = ["well", "ill"]\ndtype = "float32"\n',
+        "a.yaml": "{dtype: float32, labels: [well, ill],\n"
+        " features: [{range: [0, 120.0], unit: years, name: age}, {name: sex}]}\n",
+        "a.json": HEART.text,
+    }
+    for name, text in forms.items():
+        (tmp_path / name).write_text(text)
+        assert load_schema(tmp_path / name) == HEART == parse_schema(CONTENT)
+    assert HEART.text == (
+        '{"dtype":"float32","features":[{"name":"age","range":[0.0,120.0],"unit":"years"},{"name":"sex"}],'
+        '"labels":["well","ill"]}'
+    )
+    assert HEART.digest == "e428b9d26bea3b6c4b3adab72d6e6a451844793f6cc113762878cce0a9a13933"
+    assert "columns age [years, 0..120], sex; labels well, ill; dtype float32; SHA-256 " in str(HEART)
+
+
+def test_names_that_only_look_different_are_the_same() -> None:
+    """Composed or decomposed letters, a no-break space: as two programs write the same header."""
+    assert parse_schema({"features": ["gr\u00f6\u00dfe  cm"]}) == parse_schema(
+        {"features": ["gro\u0308\u00dfe\u00a0cm"]}
+    )
+    assert parse_schema({"features": ["Age"]}) != parse_schema({"features": ["age"]})
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([], "a schema has the keys features, labels, dtype"),
+        ({"columns": []}, "a schema has the keys"),
+        ({"features": "age"}, "features and labels are lists"),
+        ({"features": [3]}, "a feature is a text, or a mapping"),
+        ({"features": [{"unit": "mm"}]}, "a feature is a text, or a mapping"),
+        ({"features": [{"name": "age", "mean": 3}]}, "a feature is a text, or a mapping"),
+        ({"features": [{"name": 3}]}, "are texts"),
+        ({"features": ["age", "age"]}, "two columns are called 'age'"),
+        ({"features": [""]}, "has no usable name"),
+        ({"features": ["a\x1b[2J"]}, "has no usable name"),
+        ({"features": ["a\u202eb"]}, "has no usable name"),
+        ({"features": ["x" * 201]}, "has no usable name"),
+        ({"features": [{"name": "a", "unit": "\x07"}]}, "has no usable name"),
+        ({"features": [{"name": "a", "range": [1, 0]}]}, "the smaller one first"),
+        ({"features": [{"name": "a", "range": [0, float("inf")]}]}, "the smaller one first"),
+        ({"features": [{"name": "a", "range": [0]}]}, "a list of two numbers"),
+        ({"features": [{"name": "a", "range": [0, "1"]}]}, "a list of two numbers"),
+        ({"features": [{"name": "a", "range": [0, 10**400]}]}, "beyond what a number can hold"),
+        ({"labels": [False, True]}, "is no text: write it in quotation marks"),
+        ({"labels": ["a", "a"]}, "two labels are called 'a'"),
+        ({"dtype": 32}, "dtype is a text"),
+        ({"features": [f"{i:0199d}" for i in range(6000)]}, "a schema has at most 1048576"),
+    ],
+)
+def test_what_is_no_schema(content: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as caught:
+        parse_schema(content)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", '"a"', "x" * (1 << 20) + "x"])
+def test_what_a_silo_may_not_send(text: str) -> None:
+    with pytest.raises(ValueError, match="a schema"):
+        read_schema(text)
+
+
+def test_files_that_are_no_schema(tmp_path: Path) -> None:
+    for name, text in {"a.toml": "features = [", "b.yaml": "{", "c.json": "{", "d.yaml": "[" * 5000}.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=name) as caught:
+            load_schema(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"does not end in .toml"):
+        load_schema(tmp_path / "schema.txt")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_schema(tmp_path / "none.toml")
+
+
+# ---- What fits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "agreed", "reason"),
+    [
+        (named(), HEART, ""),
+        (named("sex", "age", labels=("ill", "well")), HEART, ""),
+        (named("sex", "age", labels=("ill",)), HEART, ""),
+        (named("sex", "Age"), HEART, "columns named Age, most silos have age"),
+        (named("age"), HEART, "no columns named sex, most silos have them"),
+        (named(labels=("well", "dead")), HEART, "labels named dead, most silos have ill"),
+        (named(dtype="uint8"), HEART, "samples of uint8, most silos have float32"),
+        (Schema((Feature("sex"), Feature("age", "months"))), HEART, "age in months, most silos have years"),
+        (
+            Schema((Feature("sex"), Feature("age", "", (0.0, 1.0)))),
+            HEART,
+            "a range of 0..1 for age, most silos have 0..120",
+        ),
+    ],
+)
+def test_what_differs_is_named(own: Schema, agreed: Schema, reason: str) -> None:
+    said = difference(own, agreed, "most silos have")
+    assert said.startswith(reason) and bool(said) == bool(reason)
+
+
+def test_what_may_be_missing() -> None:
+    assert difference(named(), HEART, "the federation file has", required=True).startswith(
+        "no names of its columns, the federation file has age, sex: add `feature_names`"
+    )
+    assert difference(named("age", "sex"), HEART, "it has", required=True).startswith("no names of its labels")
+    assert difference(
+        named(labels=("well",)), named(labels=("well", "ill")), "most silos have", subset=False
+    ).startswith("no labels named ill, most silos have them")
+    long = named(*(f"{i}{'x' * 190}" for i in range(900)))
+    assert len(difference(long, HEART, "the federation file has")) < 300
+
+
+def test_what_most_silos_have() -> None:
+    """Of columns the set counts before the order; units come from whoever states them; of a tie the first silo's."""
+    most = majority(
+        [
+            named("a", "c"),
+            named("a", "c"),
+            Schema((Feature("b"), Feature("a", "mm")), ("x",), "float32"),
+            named("a", "b", labels=("y", "z")),
+            Schema((Feature("b"), Feature("a")), ("y", "z"), "float32"),
+        ]
+    )
+    assert most == Schema((Feature("b"), Feature("a", "mm")), ("y", "z"), "float32")
+    assert majority([named(), named("b", "a"), named("a", "b")]).names == ("b", "a")
+    assert majority([named(labels=("a",)), named(labels=("a", "b"))]).labels == ("a", "b")
+    assert majority([named()]) == named()
+
+
+# ---- Brought to the agreed order -------------------------------------------------------------------------------------
+
+
+def silo(x: Any, y: Any, task: str, schema: Schema, classes: int) -> SiloData:
+    part = Split(x, y)
+    return SiloData(part, part, part, classes, task, schema=schema)
+
+
+def test_columns_and_classes_by_name() -> None:
+    """(age, sex) = (1, 2) becomes (sex, age) = (2, 1); ill was 1 and is 0; a class that nobody here has makes room."""
+    data = silo(np.array([[1, 2], [3, 4]], np.float32), np.array([0, 1]), "multiclass", HEART, 2)
+    made = reorder_data(data, named("sex", "age", labels=("ill", "dead", "well")))
+    assert made.train.x.tolist() == [[2, 1], [4, 3]] and made.train.x.flags.c_contiguous
+    assert made.train.y.tolist() == [2, 0] and made.train.y.dtype == np.int64
+    assert made.classes == 3 and made.schema == Schema((Feature("sex"), AGE), ("ill", "dead", "well"), "float32")
+    assert reorder_data(data, HEART) is data and reorder_data(data, Schema()) is data
+    assert reorder_data(data, named(labels=("well", "ill", "dead"))) is data
+    with pytest.raises(ValueError, match="it has sex where bmi is wanted"):
+        reorder_data(data, named("age", "bmi"))
+    with pytest.raises(ValueError, match="no label well"):
+        reorder_data(data, named(labels=("ill", "dead")))
+
+
+def test_findings_and_measurements_are_columns() -> None:
+    y = np.array([[1, 0, -1], [0, 1, 1]], np.float32)
+    for task in ("multilabel", "regression"):
+        data = silo(np.zeros((2, 1), np.float32), y, task, named(labels=("a", "b", "c")), 3)
+        made = reorder_data(data, named(labels=("c", "a", "b")))
+        assert (
+            made.train.y.tolist() == [[-1, 1, 0], [1, 0, 1]] and made.train.y.flags.c_contiguous and made.classes == 3
+        )
+        with pytest.raises(ValueError, match="it has c where nothing is wanted"):
+            reorder_data(data, named(labels=("a", "b")))
+
+
+def test_masks_keep_what_does_not_count() -> None:
+    data = silo(
+        np.zeros((1, 1, 4, 1), np.uint8), np.array([[[0, 1, 2, 255]]], np.uint8), "segmentation",
+        named(labels=("none", "organ", "tumour")), 3,
+    )  # fmt: skip
+    made = reorder_data(data, named(labels=("none", "tumour", "organ")))
+    assert made.train.y.tolist() == [[[0, 2, 1, 255]]] and made.train.y.dtype == np.uint8
+    assert made.train.x is data.train.x
+
+
+def test_several_inputs() -> None:
+    """Columns are counted through all tables, in the order of the inputs' names; other inputs stay as they are."""
+    inputs: dict[str, Array] = {
+        "scan": np.arange(8, dtype=np.uint8).reshape(2, 2, 2, 1),
+        "blood": np.array([[1, 2], [3, 4]], np.float32),
+        "pulse": np.array([[5], [6]], np.float32),
+    }
+    data = silo(together(inputs), np.array([0, 1]), "multiclass", named("crp", "na", "rate"), 2)
+    x = reorder_data(data, named("na", "rate", "crp")).train.x
+    assert x["blood"].tolist() == [[2, 5], [4, 6]] and x["pulse"].tolist() == [[1], [3]]
+    assert np.array_equal(x["scan"], inputs["scan"])
+
+
+# ---- In a data file --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_states_its_schema(tmp_path: Path) -> None:
+    stated = arrays(feature_units=["years", ""], feature_ranges=[[0, 120], [np.nan, np.nan]])
+    data = read_silo_file(save(tmp_path / "a.npz", stated))
+    assert data.schema == HEART
+    write_silo_file(tmp_path / "b.npz", data)
+    assert read_silo_file(tmp_path / "b.npz").schema == HEART
+    check = next(check for check in check_silo_file(tmp_path / "b.npz") if check.name == "schema")
+    assert check.ok and check.detail == str(HEART)
+
+
+def test_a_partition_keeps_the_names(tmp_path: Path) -> None:
+    many = {key: np.repeat(value, 5, 0) if key[1] == "_" else value for key, value in arrays().items()}
+    whole = read_dataset_file(save(tmp_path / "a.npz", many))
+    write_partition(whole, "iid", tmp_path / "parts", silos=2, seed=1)
+    for file in sorted((tmp_path / "parts").glob("*.npz")):
+        assert read_silo_file(file).schema == named("age", "sex", labels=("well", "ill"), dtype="float32")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a name twice": ({"feature_names": ["age", "age"]}, "two columns are called 'age'"),
+    "a label twice": ({"label_names": ["ill", "ill"]}, "two labels are called 'ill'"),
+    "an escape sequence": ({"label_names": ["ill", "\x1b[2J"]}, "leave control characters out"),
+    "a name that is too long": ({"feature_names": ["age", "x" * 201]}, "has no usable name"),
+    "numbers for units": ({"feature_units": [1, 2]}, "feature_units does not hold 2 texts"),
+    "one unit": ({"feature_units": ["years"]}, "feature_units does not hold 2 texts"),
+    "one range": ({"feature_ranges": [[0, 1]]}, "feature_ranges is not of 2 x 2 numbers"),
+    "half a range": ({"feature_ranges": [[0, np.nan], [0, 1]]}, "feature_ranges is not of 2 x 2 numbers"),
+    "a range that is upside down": (
+        {"feature_ranges": [[12, 0], [0, 12]]},
+        "values of 'age' outside of its range 12..0",
+    ),
+    "values outside": ({"feature_ranges": [[0, 8], [0, 12]]}, "train has 1 values of 'age' outside of its range 0..8"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_file_with_a_wrong_schema(tmp_path: Path, fault: str) -> None:
+    changes, reason = BAD[fault]
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_silo_file(save(tmp_path / "a.npz", arrays(**changes)))
+    assert "\n" not in str(caught.value) and "; " in str(caught.value)
+
+
+def test_units_without_names(tmp_path: Path) -> None:
+    content = arrays(feature_units=["years", ""])
+    del content["feature_names"]
+    with pytest.raises(ValueError, match="has feature_units, but no feature_names"):
+        read_silo_file(save(tmp_path / "a.npz", content))
+
+
+def test_a_file_beside_the_federations_schema(tmp_path: Path) -> None:
+    file = save(tmp_path / "a.npz", arrays())
+    fits = {check.name: check for check in check_silo_file(file, agreed=HEART)}["federation's schema"]
+    assert fits.ok and fits.detail == f"the file fits; SHA-256 {HEART.digest}"
+    turned = check_silo_file(file, agreed=named("sex", "age", labels=("ill", "well")))[-2]
+    assert turned.ok and turned.detail.startswith("columns and labels in another order: each run maps them by name")
+    other = check_silo_file(file, agreed=named("age", "bmi"))[-2]
+    assert not other.ok and other.detail == "has columns named sex, the federation has bmi"
+    assert other.fix == "rename them in the data file, or set `schema` in the federation file"

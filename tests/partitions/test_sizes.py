@@ -1,0 +1,193 @@
+"""Files that become much larger than they are: each is refused, in one line, before it is decoded."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+from pydicom.uid import DeflatedExplicitVRLittleEndian
+from scans import write_dicom, write_nifti
+
+from partitions import npz
+from partitions.common import sizes
+from partitions.common.sizes import VARIABLE, check_size, largest
+from partitions.datasets.idx import read_idx
+from partitions.importing import dicom, nifti
+from partitions.importing.scans import ReadOptions
+from partitions.importing.source import import_source
+from partitions.importing.tables import read_lines
+from partitions.npz import write_npz
+from partitions.silo_file import read_silo_file
+from server.cli.main import main
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Whoever decodes what it should refuse allocates more than this."""
+    tracemalloc.start()
+    yield
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 * MIB, f"{peak / MIB:.0f} MiB were used"
+
+
+def nifti_of(path: Path, shape: tuple[int, ...], version: int = 1, order: str = "<", offset: int = 0) -> Path:
+    """A header that says so, and next to nothing behind it."""
+    header = {1: nibabel.Nifti1Header, 2: nibabel.Nifti2Header}[version](endianness=order)
+    header.set_data_shape(shape)
+    header.set_data_dtype(np.uint8)
+    header["magic"] = b"n+1" if version == 1 else header["magic"]
+    header["vox_offset"] = offset or (352 if version == 1 else 544)
+    path.write_bytes(gzip.compress(header.binaryblock + bytes(MIB)))
+    return path
+
+
+@pytest.mark.parametrize(("version", "order"), [(1, "<"), (1, ">"), (2, "<")])
+def test_a_volume_is_refused_by_its_header(tmp_path: Path, little_memory: None, version: int, order: str) -> None:
+    file = nifti_of(tmp_path / "a.nii.gz", (1024, 1024, 5000), version, order)
+    with pytest.raises(ValueError, match=r"^row 1: its volume would take 41\.9 GB of memory, .* set SILOFL_LARGEST_FI"):
+        nifti.parts(file, "row 1", ReadOptions())
+
+
+def test_so_are_extensions_of_a_header(tmp_path: Path, little_memory: None) -> None:
+    """nibabel reads them whole, as long as they say they are."""
+    with pytest.raises(ValueError, match="row 1: its header says that the voxels begin after 64 MiB"):
+        nifti.probe(nifti_of(tmp_path / "a.nii.gz", (4, 4, 4), offset=1 << 30), "row 1", ReadOptions())
+
+
+def test_a_mask_is_refused_too(tmp_path: Path, little_memory: None) -> None:
+    volume = write_nifti(tmp_path / "v.nii.gz", np.zeros((4, 4, 4), np.float32))
+    with pytest.raises(ValueError, match="row 1: its volume would take"):
+        nifti.read_mask(volume, nifti_of(tmp_path / "m.nii.gz", (2000, 2000, 2000)), "row 1", ReadOptions(), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"Rows": 65535, "Columns": 65535}, "row 1: its picture would take 34.4 GB of memory"),
+        ({"NumberOfFrames": 10**9}, "row 1: its file says that it has more than 100000 frames"),
+    ],
+)
+def test_dicom_is_refused_by_its_header(
+    tmp_path: Path, little_memory: None, changes: dict[str, Any], words: str
+) -> None:
+    pixels = np.zeros((4, 4) if "Rows" in changes else (1, 4, 4), np.uint16)
+    file = write_dicom(tmp_path / "a.dcm", pixels, **changes)
+    for read in (dicom.probe, dicom.read):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            read(file, "row 1", ReadOptions())
+    with pytest.raises(ValueError, match=f"^{words}"):
+        dicom.read_header(file, "row 1")
+
+
+def test_a_deflated_dicom_file_is_unpacked_no_further_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_dicom(tmp_path / "a.dcm", np.zeros((7000, 7000), np.uint16), uid=DeflatedExplicitVRLittleEndian)
+    assert file.stat().st_size < MIB
+    monkeypatch.setenv(VARIABLE, "0.05")
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"row 1: its file, unpacked, would take 0\.1 GB"):
+        dicom.read_header(file, "row 1")
+    assert tracemalloc.get_traced_memory()[1] < 20 * MIB
+    tracemalloc.stop()
+    small = write_dicom(tmp_path / "b.dcm", uid=DeflatedExplicitVRLittleEndian)
+    assert dicom.read_header(small, "row 1") is not None and dicom.probe(small, "row 1", ReadOptions()).height == 4
+
+
+def test_gzip_is_unpacked_no_further_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, little_memory: None
+) -> None:
+    bomb = zlib.compressobj(9, wbits=31)
+    (tmp_path / "a.gz").write_bytes(b"".join(bomb.compress(bytes(MIB)) for _ in range(256)) + bomb.flush())
+    assert (tmp_path / "a.gz").stat().st_size < MIB
+    monkeypatch.setenv(VARIABLE, "0.01")
+    with pytest.raises(
+        ValueError, match=r"its content, unpacked, would take 0\.0 GB of memory, and 0\.0 GB is the most"
+    ):
+        read_idx(tmp_path / "a.gz")
+    (tmp_path / "b.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x03abc"))
+    assert read_idx(tmp_path / "b.gz").tolist() == [97, 98, 99]
+    (tmp_path / "c.gz").write_bytes((tmp_path / "b.gz").read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cut short"):
+        read_idx(tmp_path / "c.gz")
+
+
+def test_a_csv_with_too_many_columns_is_not_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(f"c{i}" for i in range(200_000)) + "\n" + ",".join(["1"] * 200_000) + "\n")
+    monkeypatch.setattr("csv.reader", None)
+    assert main(["import", str(path), "--out", str(tmp_path / "a.npz")]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"silofl import: {path} has 200000 columns, and 100000 are the most: leave some out\n"
+    )
+
+
+def test_a_csv_with_an_endless_line_or_too_many_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "1," * 3000 + "\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 2 has 3001 cells"):
+        read_lines(path)
+    monkeypatch.setattr(sizes, "MOST_LINE", 5000)
+    with pytest.raises(ValueError, match="has a line of more than 5000 characters"):
+        read_lines(path)
+    path.write_text("a,b\n" + "1,2\n" * 2000)
+    assert len(read_lines(path)[1]) == 2000
+    monkeypatch.setattr("partitions.importing.tables.CELLS_UNCHECKED", 100)
+    monkeypatch.setenv(VARIABLE, "0.0001")
+    with pytest.raises(ValueError, match=r"cells or more, would take 0\.0 GB of memory"):
+        read_lines(path)
+
+
+def test_what_would_not_fit_into_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data.npz"
+    x, y = np.random.default_rng(0).random((1000, 30), np.float32), np.arange(1000) % 2
+    write_npz(data, {"x": x, "y": y})
+    read_silo_file(data)
+    for module in (npz, sizes):
+        monkeypatch.setattr(module, "available", lambda: 100_000)
+    with pytest.raises(ValueError, match=r"would take 0\.0 GB of memory, and 0\.0 GB is free here"):
+        read_silo_file(data)
+    file = write_nifti(tmp_path / "v.nii.gz", np.zeros((40, 40, 40), np.float32))
+    with pytest.raises(ValueError, match=r"row 1: its volume would take 0\.0 GB of memory, and 0\.0 GB is free here"):
+        nifti.parts(file, "row 1", ReadOptions())
+
+
+def test_labels_of_a_public_set_are_no_larger_than_their_member(tmp_path: Path) -> None:
+    """The header of an array says how much memory is taken for it."""
+    from partitions.datasets.medmnist import _labels
+
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive, archive.open("train_labels.npy", "w") as out:
+        np.lib.format.write_array_header_1_0(out, {"descr": "<i8", "fortran_order": False, "shape": (1 << 50,)})
+    with pytest.raises(ValueError, match="more than there is"):
+        _labels(tmp_path / "a.npz", "train", "multiclass", 2)
+
+
+def test_the_bound_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"SILOFL_LARGEST_FILE=3$"):
+        check_size(3 << 30, "it")
+    monkeypatch.setattr(sizes, "available", lambda: 1 << 40)
+    monkeypatch.setenv(VARIABLE, "3")
+    check_size(3 << 30, "it")
+    for text in ("much", "0", "-1", "nan", "inf"):
+        monkeypatch.setenv(VARIABLE, text)
+        with pytest.raises(ValueError, match=f"SILOFL_LARGEST_FILE={text} is no number of GiB above 0"):
+            largest()
+
+
+def test_an_import_of_ordinary_files_is_as_before(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40)))
+    assert len(import_source(tmp_path / "a.csv", tmp_path / "a.npz").data.train) > 20

@@ -1,0 +1,127 @@
+"""MethodInfo's contract: a declared capability changes the result or is used, an undeclared one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from tiny import Files, Run, federate, random_silos, same, settings_of
+from two_layers import DEEP, replies_of
+
+import server.simulation.vectorized
+from partitions.common.errors import UserError
+from strategies import strategies
+from strategies.base import strategy
+from strategies.base.client import BUFFERS
+from strategies.base.info import MethodInfo
+from strategies.base.settings import RULES
+from strategies.base.strategy import PersonalizedStrategy
+
+METHODS = [name for name, method in strategies().items() if not method.info.pooled]  # one silo: no mean, no joint step
+LONGER = {"fedlama": 3, "lg-fedavg": 3}  # rounds before something is averaged
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Files:
+    """Five silos, the fewest among which every rule identifies one attacker."""
+    return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
+
+
+@pytest.fixture
+def undeclared() -> Iterator[str]:
+    """A method that declares no capability and is FedAvg otherwise."""
+    before = dict(strategy._REGISTRY)
+
+    class Undeclared(PersonalizedStrategy):
+        info = MethodInfo(name="undeclared", title="None", paper="nobody's")
+
+    yield Undeclared.info.name
+    strategy._REGISTRY.clear()
+    strategy._REGISTRY.update(before)
+
+
+def options(name: str, **changes: Any) -> dict[str, Any]:
+    return {**CASES[name][0], **DEEP, **OPTIONS, "rounds": LONGER.get(name, 2), **changes}
+
+
+def differ(one: Run, other: Run, files: Files) -> bool:
+    """Whether the server's states or the personal models of both runs differ."""
+    arrays = one.strategy.state.arrays, other.strategy.state.arrays
+    kept = all(name in arrays[1] and same(vector, arrays[1][name]) for name, vector in arrays[0].items())
+    return not kept or not all(same(one.personal(silo), other.personal(silo)) for silo in files)
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if strategies()[n].info.robust])
+def test_a_declared_robust_rule_changes_the_result(five: Files, name: str, tiny_bn: None) -> None:
+    plain = federate(five, **options(name))
+    for rule in strategies()[name].info.robust:
+        run = federate(five, **options(name, robust=rule, robust_attackers=1))
+        assert differ(plain, run, five), rule
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if strategies()[n].info.receives != "nothing"])
+def test_an_undeclared_robust_rule_is_refused(five: Files, name: str, tiny_bn: None) -> None:
+    for rule in set(RULES) - set(strategies()[name].info.robust):
+        with pytest.raises(UserError, match=rf"^robust = {rule}: {name} takes no mean [^\n]*$"):
+            settings_of(five, **options(name, robust=rule, robust_attackers=1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_lossy_codec_changes_the_result_or_is_refused(three: Files, name: str, tiny_bn: None) -> None:
+    info, lossy = strategies()[name].info, options(name, wire_dtype="topk", wire_topk=0.2)
+    if info.lossy:
+        assert differ(federate(three, **options(name)), federate(three, **lossy), three)
+    elif info.uploads:
+        with pytest.raises(UserError, match=rf"^wire-dtype = topk: not for {name}: [^\n]*$"):
+            settings_of(three, **lossy)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_batch_norm_statistics_travel_where_the_method_declares_it(three: Files, name: str, tiny_bn: None) -> None:
+    """With ``buffers = local``, and in a method of which they are part, they stay."""
+    extra: dict[str, Any] = {"lg-fedavg.pretrain": 1} if name == "lg-fedavg" else {}
+    for way in ("shared", "local"):
+        run = federate(three, **options(name, model="tiny-bn", buffers=way, **extra))
+        travel = any(BUFFERS in payload.models for _, _, payload, _ in replies_of(run))
+        assert travel == (way == strategies()[name].info.buffers == "shared"), way
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_silos_train_together_where_the_method_declares_it(
+    three: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vectorized engine computes, or names why silos take turns; it is never passed by."""
+    monkeypatch.setattr(server.simulation.vectorized, "FEWEST_SILOS", 2)
+    engine = federate(three, **options(name, vectorize=True)).grid.vectorized
+    assert strategies()[name].info.vectorized and engine is not None
+    assert engine.joint or engine.single or engine.takes_turns
+
+
+def test_ala_is_for_those_that_declare_it(three: Files) -> None:
+    """That it changes each of these is in tests/strategies/test_ala.py."""
+    for name in METHODS:
+        if not strategies()[name].info.ala:
+            with pytest.raises(UserError, match=r"^ala = true: [^\n]*$"):
+                settings_of(three, strategy=name, ala=True)
+
+
+def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: str, tiny_bn: None) -> None:
+    """Before, a method without a mean took ``robust = median`` and ignored it."""
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        *(({"robust": r, "robust_attackers": 1}, f"robust = {r}: undeclared takes no mean") for r in RULES),
+        ({"wire_dtype": "int8"}, "wire-dtype = int8: not for undeclared: its MethodInfo does not declare `lossy`"),
+        ({"ala": True}, "ala = true: undeclared has no received model"),
+        ({"vectorize": True}, "vectorize = true: undeclared does not declare it"),
+    )
+    for given, message in cases:
+        with pytest.raises(UserError) as error:
+            settings_of(five, strategy=undeclared, **given)
+        assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    with pytest.raises(UserError, match=r"^buffers = shared: undeclared does not declare [^\n]*buffers = local keeps"):
+        federate(five, strategy=undeclared, rounds=1, model="tiny-bn")
+    federate(five, strategy=undeclared, rounds=1, model="tiny-bn", buffers="local")
+    assert torch.isfinite(federate(five, strategy=undeclared, rounds=1, **DEEP).personal("a")).all()

@@ -1,0 +1,77 @@
+"""A release: the sdist holds what the wheel needs, and the wheel runs in an environment without this checkout.
+
+The environment has the libraries of this one and no silofl: `.pth` files are not followed from a `.pth` file, so the
+editable installation of the checkout is not seen.
+"""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from archives import untar
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Build an `sdist` or a `wheel` of a source tree."""
+    command = [sys.executable, "-c", BUILD, f"build_{kind}", str(out)]
+    made = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
+    return out / made.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel that is built from the sdist; the sdist is built from what git tracks."""
+    folder = tmp_path_factory.mktemp("release")
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    for name in filter(None, tracked.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
+    sdist = build("sdist", folder / "tree", folder)
+    untar(sdist, folder)
+    wheel = build("wheel", folder / f"silofl-{VERSION}", folder)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    site = next((folder / "venv").glob("lib/python*/site-packages"))
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = str(folder / "venv" / "bin" / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--ignore-installed", str(wheel)], check=True)
+    return folder / "venv"
+
+
+def run(environment: Path, command: Sequence[str], folder: Path) -> str:
+    """Run an installed program in an empty folder with an empty HOME; what it prints."""
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    program = [str(environment / "bin" / command[0]), *command[1:]]
+    return subprocess.run(program, cwd=folder, env=clean, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_wheel_is_this_version_and_holds_the_code(environment: Path, tmp_path: Path) -> None:
+    code = "import server, importlib.metadata as m; print(server.__file__, m.version('silofl'))"
+    place, version = run(environment, ["python", "-c", code], tmp_path).split()
+    assert Path(place).is_relative_to(environment) and version == VERSION
+
+
+def test_the_wheel_simulates_and_reports(environment: Path, tmp_path: Path) -> None:
+    """`silofl simulate`, with the report and every method's file."""
+    command = ["silofl", "simulate", "--strategy", "fedavg", "--rounds", "1", "--silos", "2"]
+    directory = tmp_path / run(environment, command, tmp_path).splitlines()[-1]
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["runs"][0]["final"]["accuracy_mean"] > 0.1 and (directory / "report.html").exists()
+    methods = json.loads(run(environment, ["silofl", "strategies", "--json"], tmp_path))
+    files = [path for path in (ROOT / "strategies").glob("*.py") if path.name != "__init__.py"]
+    assert len(methods) >= len(files)
+
+
+def test_the_changelog_and_the_images_have_this_version() -> None:
+    assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"silofl-silo:{VERSION}" in (ROOT / "docker-compose.yml").read_text("utf-8")
