@@ -1,5 +1,7 @@
 """An app bundle is byte for byte the one that `flwr run` makes: a hospital pins its SHA-256."""
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,15 @@ IGNORED = "# results\n.venv/\nruns/\n__pycache__/\nmade/of/*\n/drafts-*/\n"
 def test_of_this_checkout() -> None:
     assert build(ROOT) == build_fab_from_disk(ROOT)
     assert not any(name.startswith(".venv/") for name in files_of(ROOT))
+
+
+def test_the_app_of_this_checkout_holds_every_module() -> None:
+    """A pattern of `.gitignore` that means a folder at the top, `site/`, takes `client/site/` out of the app too."""
+    with zipfile.ZipFile(io.BytesIO(build(ROOT))) as app:
+        held = set(app.namelist())
+    folders = ("client", "models", "partitions", "server", "strategies")
+    modules = {path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    assert len(modules) > 200 and sorted(modules - held) == []
 
 
 @pytest.mark.parametrize("ignored", [IGNORED, None])
