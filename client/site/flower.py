@@ -94,7 +94,9 @@ INTERNALS = {
         "no server starts",
     ),
     "PullMessagesResponse": Internal(
-        "flwr.proto.fleet_pb2:PullMessagesResponse", "an empty answer to a silo that has disconnected", "no server starts"
+        "flwr.proto.fleet_pb2:PullMessagesResponse",
+        "an empty answer to a silo that has disconnected",
+        "no server starts",
     ),
     "superlink_server": Internal(
         "flwr.superlink.cli.flower_superlink",

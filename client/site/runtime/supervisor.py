@@ -2,7 +2,7 @@
 
 Used by the container of a silo and by `silofl join`. Flower's SuperNode ends when its key is unknown, when another
 SuperNode uses the same key, when the certificate does not fit, and says so in its own words, or tries for ever; `run`
-goes on where waiting helps and otherwise ends with one line that names the cause (found by `client.site.runtime.doctor`).
+goes on where waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it).
 """
 
 import contextlib

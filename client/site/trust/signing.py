@@ -4,7 +4,7 @@
 
 The manifest, JSON in a text that is signed byte for byte, names every file of the bundle with its SHA-256, the
 variables of `.env` that are not the hospital's to set, and the digests of the image. `silofl add-silo` signs where the
-consortium has a key (Ed25519). It need not have: an unsigned bundle is taken as before, until one of this site's was signed.
+consortium has a key (Ed25519). It need not have: an unsigned bundle is taken, until one of this site's was signed.
 
 The tar has to be what was signed. In the folder that was unpacked from it the hospital sets `.env`, `allowed-apps` and
 `policy.toml` as it likes; one line reports what differs there.
@@ -178,8 +178,8 @@ def check_signed(
     ``unpacked``: the files are of a folder, not of the tar. ``remembered``: the file with the fingerprint of who signed
     this silo's bundle before; ``others``: those of other silos of this site, one of whom has to have signed a silo's
     first bundle too. ``by``: a fingerprint, or a file with a public key, that stands above what is remembered;
-    :data:`UNSIGNED` takes an unsigned bundle. ``remember``: whether to keep in mind who signed it, and when. ``allow_older``:
-    whether it may be older than the newest that was taken; it then is the one by which later bundles are judged.
+    :data:`UNSIGNED` takes an unsigned bundle. ``remember``: whether to keep in mind who signed it, and when.
+    ``allow_older``: whether it may be older than the newest that was taken; later bundles are then judged by it.
     """
     signed = read_signed(files, unpacked=unpacked)
     own = known(remembered)
@@ -197,7 +197,9 @@ def check_signed(
         return None
     newest = remembered.with_name(NEWEST)
     times = check_time(signed, newest, allow_older)
-    first = "" if trusted else "; no signer was known before, so it is taken on trust: compare it with what you were told"
+    first = (
+        "" if trusted else "; no signer was known before, so it is taken on trust: compare it with what you were told"
+    )
     echo(f"signed by {signed.fingerprint}{first}")
     if signed.changed:
         echo(f"not as it was signed, so this site's own: {', '.join(signed.changed)}")
