@@ -29,6 +29,7 @@ from strategies.base.client import MeanLoss, SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.typed_state import Array, ClientState, Item
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,16 @@ class ApflSettings:
     mix: str = setting("parameters", "what is mixed", choices=("parameters", "logits"))
 
 
+class ApflClientState(ClientState):
+    private = Array()  # v_i (Σ,)
+    alpha = Item[float | None](lambda: None)
+    shared = Array()  # w_i (Σ,), with mix = "logits"
+    shared_buffers = Array("shared.buffers")
+
+
 class ApflClient(SiloClient):
+    state_type = ApflClientState
+    state: ApflClientState
     settings: ApflSettings
 
     @property
@@ -48,13 +58,13 @@ class ApflClient(SiloClient):
         return 2 if self.settings.mix == "logits" else 1
 
     def local_update(self) -> list[Tensor]:
-        model, arrays, numbers = self.model, self.state.arrays, self.state.numbers
+        model, state = self.model, self.state
         w = model.vector.clone()
-        v = arrays["private"].clone() if "private" in arrays else self.silo.initial("").clone()
-        alpha = float(numbers.get("alpha", self.settings.alpha))
+        v = (self.silo.initial("") if state.private is None else state.private).clone()
+        alpha = float(self.settings.alpha if state.alpha is None else state.alpha)
         # Running statistics (empty without BatchNorm): w's travel, those of the mixed model stay.
         w_buffers = model.buffers.clone()
-        v_buffers = arrays.get("personal.buffers", w_buffers)
+        v_buffers = w_buffers if state.personal_buffers is None else state.personal_buffers
         w_step, v_step = self.optimizer("shared"), self.optimizer("private")
         losses = MeanLoss()
         for x, y in self.batches():
@@ -72,10 +82,10 @@ class ApflClient(SiloClient):
         self.keep_optimizer(w_step, "shared")
         self.keep_optimizer(v_step, "private")
         self.tell_loss(losses)
-        arrays["private"], numbers["alpha"] = v, alpha
+        state.private, state.alpha = v, alpha
         if self.settings.mix == "logits":  # its personal model is both networks
-            arrays |= {"shared": w, "shared.buffers": w_buffers}
-        self._ends = w, v_buffers
+            state.shared, state.shared_buffers = w, w_buffers
+        self._ends = w, v, alpha, v_buffers
         model.load(w, w_buffers)
         return [w]
 
@@ -107,14 +117,13 @@ class ApflClient(SiloClient):
         return float((grad * (own - fixed)).sum())
 
     def personal(self) -> Tensor:
-        w, buffers = self._ends
-        v = self.state.arrays["private"]
-        mixed = v if self.settings.mix == "logits" else torch.lerp(w, v, self.state.numbers["alpha"])
+        w, v, alpha, buffers = self._ends
+        mixed = v if self.settings.mix == "logits" else torch.lerp(w, v, alpha)
         self.model.load(mixed, buffers)
         return mixed
 
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
-        if snapshot != "personal" or "shared" not in self.state.arrays:
+        if snapshot != "personal" or self.state.shared is None:
             return super().measure(snapshot, vector, splits)
         result: dict[str, float] = {}
         for split in splits:
@@ -127,11 +136,12 @@ class ApflClient(SiloClient):
 
     def mixed_logits(self, v: Tensor, samples: Samples) -> Tensor:
         """α times the outputs of v, whose running statistics the model holds, and 1 - α times those of w."""
-        arrays, buffers = self.state.arrays, self.model.buffers.clone()
-        self.model.load(arrays["shared"], arrays["shared.buffers"])
+        state, buffers = self.state, self.model.buffers.clone()
+        assert state.shared is not None and state.alpha is not None
+        self.model.load(state.shared, state.shared_buffers)
         shared = predict(self.model, samples)
         self.model.load(v, buffers)
-        return torch.lerp(shared, predict(self.model, samples), self.state.numbers["alpha"])
+        return torch.lerp(shared, predict(self.model, samples), state.alpha)
 
 
 class APFL(PersonalizedStrategy):

@@ -39,8 +39,8 @@ class DittoClient(SiloClient):
     settings: DittoSettings
 
     def personal(self) -> Tensor:
-        centre, s = self.models[GLOBAL].vector, self.settings
-        self.model.load(self.own(), self.state.arrays.get("personal.buffers", self.received_buffers))
+        centre, s, buffers = self.models[GLOBAL].vector, self.settings, self.state.personal_buffers
+        self.model.load(self.own(), self.received_buffers if buffers is None else buffers)
         epochs = s.personal_epochs or None
         self.train(correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal")
         return self.model.vector

@@ -32,6 +32,7 @@ from strategies.base.info import MethodInfo
 from strategies.base.partial import ALL_LAYERS_AT, PartialClient, PartialSettings, PartialStrategy
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import Averaging
+from strategies.base.typed_state import Array, ClientState
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,31 @@ class BabuSettings(Averaging, PartialSettings):
     tune: str = setting("all", "what is fine-tuned", choices=("all", "head", "body"))
 
 
+class BabuClientState(ClientState):
+    head = Array()  # h, the head that all silos began with
+    local = Array()  # with ``ala``: the last model (Σ,) trained in the federation
+
+
 class FedBABUClient(PartialClient):
+    state_type = BabuClientState
+    state: BabuClientState
     settings: BabuSettings
 
     def receive(self) -> Tensor:
         """The received body below the head that all silos began with, whatever this one's own has been tuned to."""
         self.shared, self.private = self.parts()
-        if "head" not in self.state.arrays:
-            self.state.arrays["head"] = gather(self.silo.initial(""), self.private)
+        head = self.state.head
+        if head is None:
+            head = self.state.head = gather(self.silo.initial(""), self.private)
         model = scatter(self.model.vector, self.shared, self.models[GLOBAL].vector)
-        return scatter(model, self.private, self.state.arrays["head"])
+        return scatter(model, self.private, head)
 
     def local_update(self) -> list[Tensor]:
         self._received = self.model.vector.clone(), self.model.buffers.clone()
         if self.shared:
             self.train(parts=self.shared)
         if self.common.ala:  # its own model is the one that was trained in the federation, not the fine-tuned one
-            self.state.arrays["local"] = self.model.vector.clone()
+            self.state.local = self.model.vector.clone()
         return [gather(self.model.vector, self.shared)]
 
     def personal(self) -> Tensor:

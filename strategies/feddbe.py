@@ -34,6 +34,7 @@ from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, ClientState, ServerState
 
 MEAN = "mean"
 
@@ -50,13 +51,23 @@ class DbeSettings:
     warm_up: str = setting("discard", "what becomes of round 1's models", choices=("discard", "keep"))
 
 
+class DbeClientState(ClientState):
+    bias = Array()  # u (K,)
+
+
+class DbeServerState(ServerState):
+    mean = Array(MEAN)  # z̄ (K,); None in round 1
+
+
 class FedDBEClient(SiloClient):
+    state_type = DbeClientState
+    state: DbeClientState
     settings: DbeSettings
 
     def receive(self) -> Tensor:
         self.warms_up = MEAN not in self.models
-        kept = self.state.arrays.get("bias")
-        self.u = torch.zeros(self.model.layout.features, device=self.model.device) if kept is None else kept
+        u = self.state.bias
+        self.u = torch.zeros(self.model.layout.features, device=self.model.device) if u is None else u
         return self.folded(self.models[GLOBAL].vector)
 
     def local_update(self) -> list[Tensor]:
@@ -66,7 +77,7 @@ class FedDBEClient(SiloClient):
         sent = self.model.vector.clone()
         if not self.warms_up:
             if self.settings.bias:
-                self.state.arrays["bias"] = self.u
+                self.state.bias = self.u
             return [sent]
         return [self.mean if self.settings.warm_up == "discard" else torch.cat([sent, self.mean])]
 
@@ -128,27 +139,27 @@ class FedDBE(PersonalizedStrategy):
         vectorized=True,
     )
     client = FedDBEClient
+    state_type = DbeServerState
+    state: DbeServerState
     Settings = DbeSettings
     settings: DbeSettings
 
     def upload_size(self, name: str, silo: str = "") -> int:
         size = super().upload_size(name, silo)
-        if name != "model" or MEAN in self.state.arrays:
+        if name != "model" or self.state.mean is not None:
             return size
         return self.layout.features + size * (self.settings.warm_up == "keep")
 
     def payload(self, silo: str) -> Payload:
-        models = super().payload(silo).models
-        if MEAN in self.state.arrays:
-            models = {**models, MEAN: Model(self.state.arrays[MEAN], round=1)}
-        return Payload(models)
+        models, mean = super().payload(silo).models, self.state.mean
+        return Payload(models if mean is None else {**models, MEAN: Model(mean, round=1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
         mean = self.mean((u.vector for u in updates), [u.samples for u in updates])
-        if MEAN in self.state.arrays:
+        if self.state.mean is not None:
             self.state.model = mean
             return
         if self.settings.warm_up == "keep":
             self.state.model = mean[: self.layout.size].clone()
             mean = mean[self.layout.size :].clone()
-        self.state.arrays[MEAN] = mean
+        self.state.mean = mean

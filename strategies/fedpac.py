@@ -56,6 +56,7 @@ from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy, weighted_mean
 from strategies.base.transport.payload import Model, Payload, is_number
 from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, Arrays, ServerState
 
 STATISTICS = "statistics"
 LEAST = 1e-3  # coefficients below are 0
@@ -72,6 +73,11 @@ class PacSettings:
     )
     mix: bool = setting(True, "mix the silos' heads")
     min_count: int = setting(1, "fewest samples of a class that are told of", minimum=1)
+
+
+class PacServerState(ServerState):
+    prototypes = Array(PROTOTYPES)  # c (C (K + 1),): see strategies/base/prototypes.py; None in round 1
+    heads = Arrays("head.")  # ψ_i, by the silo's name
 
 
 class FedPACClient(SiloClient):
@@ -157,6 +163,8 @@ class FedPAC(PersonalizedStrategy):
         vectorized=True,
     )
     client = FedPACClient
+    state_type = PacServerState
+    state: PacServerState
     Settings = PacSettings
     settings: PacSettings
 
@@ -167,14 +175,14 @@ class FedPAC(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         for name in self.silos:
-            self.state.arrays[f"head.{name}"] = initial("")[self.last].clone()
+            self.state.heads[name] = initial("")[self.last].clone()
 
     def payload(self, silo: str) -> Payload:
-        arrays, before = self.state.arrays, self.round - 1
-        own = scatter(arrays[GLOBAL], [self.last], arrays[f"head.{silo}"])
+        state, before = self.state, self.round - 1
+        own = scatter(state.model, [self.last], state.heads[silo])
         models = {GLOBAL: Model(own, round=before)}
-        if PROTOTYPES in arrays:
-            models[PROTOTYPES] = Model(arrays[PROTOTYPES], round=before)
+        if state.prototypes is not None:
+            models[PROTOTYPES] = Model(state.prototypes, round=before)
         return Payload(models)
 
     def upload_size(self, name: str, silo: str = "") -> int:
@@ -188,16 +196,16 @@ class FedPAC(PersonalizedStrategy):
             raise DataError(f"'variance' is {variance!r}, not a number of at least 0")
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        arrays, samples = self.state.arrays, [float(u.samples) for u in updates]
-        arrays[GLOBAL] = weighted_mean((u.vectors["model"] for u in updates), samples)
+        state, samples = self.state, [float(u.samples) for u in updates]
+        state.model = weighted_mean((u.vectors["model"] for u in updates), samples)
         tables = [u.vectors[PROTOTYPES] for u in updates]
-        arrays[PROTOTYPES] = average(tables, samples, self.layout.classes, arrays.get(PROTOTYPES))
+        state.prototypes = average(tables, samples, self.layout.classes, state.prototypes)
         heads = torch.stack([u.vectors["model"][self.last] for u in updates])
         if not self.settings.mix:
-            arrays |= {f"head.{u.silo}": head.clone() for u, head in zip(updates, heads, strict=True)}
+            state.heads.update({u.silo: head.clone() for u, head in zip(updates, heads, strict=True)})
             return
         h = torch.stack([u.vectors[STATISTICS] for u in updates]).double()
         gram = np.array([row.tolist() for row in h @ h.T])
         variance = np.array([max(cast(float, u.numbers["variance"]), 0.0) for u in updates])
         for i, update in enumerate(updates):
-            arrays[f"head.{update.silo}"] = weighted_mean(heads, combination(gram, variance, i).tolist())
+            state.heads[update.silo] = weighted_mean(heads, combination(gram, variance, i).tolist())

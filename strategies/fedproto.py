@@ -53,6 +53,7 @@ from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Array, ClientState, ServerState
 
 NEVER = -1e9  # the output of a class that is left out
 
@@ -74,7 +75,18 @@ class ProtoSettings:
     classes: str = setting("own", "among which the nearest is searched", choices=("own", "all"))
 
 
+class ProtoClientState(ClientState):
+    model = Array()  # the model (Σ,) that the silo trains
+    prototypes = Array(PROTOTYPES)  # its own (C (K + 1),): see strategies/base/prototypes.py
+
+
+class ProtoServerState(ServerState):
+    prototypes = Array(PROTOTYPES)  # C̄ (C (K + 1),); None in round 1
+
+
 class FedProtoClient(SiloClient):
+    state_type = ProtoClientState
+    state: ProtoClientState
     settings: ProtoSettings
 
     def receive(self) -> Tensor:
@@ -88,26 +100,25 @@ class FedProtoClient(SiloClient):
         return self.predictor()
 
     def local_update(self) -> list[Tensor]:
-        arrays, s = self.state.arrays, self.settings
+        s = self.settings
         self.model.load(self.weights())
         self.epoch_ended = False
         self.train(until=self.at_the_end_of_an_epoch)
-        arrays["model"] = self.model.vector.clone()
+        self.state.model = self.model.vector.clone()
         if s.features == "trained" or not self.common.local_epochs:
             z = all_features(self.model, self.silo.train)
             self.sums, self.counts = class_sums(z, self.silo.train.y, len(self.known))
         means = means_of(self.sums, self.counts)
         shares = self.counts / self.counts.sum()
-        arrays[PROTOTYPES] = make_table(means, shares if s.weighting == "samples" else self.own_classes)
-        return [arrays[PROTOTYPES]]
+        table = self.state.prototypes = make_table(means, shares if s.weighting == "samples" else self.own_classes)
+        return [table]
 
     def personal(self) -> Tensor:
         return self.predictor()
 
     def weights(self) -> Tensor:
         """The model that the silo trains (Σ,)."""
-        kept = self.state.arrays.get("model")
-        return self.silo.initial("") if kept is None else kept
+        return self.silo.initial("") if self.state.model is None else self.state.model
 
     def at_the_end_of_an_epoch(self) -> bool:
         self.epoch_ended = True
@@ -131,7 +142,8 @@ class FedProtoClient(SiloClient):
     def predictor(self) -> Tensor:
         """The silo's model with a last layer that finds the nearest prototype."""
         vector, classes = self.weights(), len(self.known)
-        own, own_marks = read_table(self.state.arrays.get(PROTOTYPES, 0 * self.received), classes)
+        table = self.state.prototypes
+        own, own_marks = read_table(0 * self.received if table is None else table, classes)
         centres = torch.where(self.known[:, None] > 0, self.targets, own)
         chosen = (self.known + own_marks) > 0
         if self.settings.classes == "own":
@@ -164,6 +176,8 @@ class FedProto(PersonalizedStrategy):
         vectorized=True,
     )
     client = FedProtoClient
+    state_type = ProtoServerState
+    state: ProtoServerState
     Settings = ProtoSettings
     settings: ProtoSettings
 
@@ -174,7 +188,7 @@ class FedProto(PersonalizedStrategy):
         return table_size(self.layout) if name == PROTOTYPES else super().upload_size(name, silo)
 
     def payload(self, silo: str) -> Payload:
-        table = self.state.arrays.get(PROTOTYPES)
+        table = self.state.prototypes
         return Payload() if table is None else Payload({PROTOTYPES: Model(table, round=self.round - 1)})
 
     def check(self, update: Update) -> None:
@@ -183,6 +197,6 @@ class FedProto(PersonalizedStrategy):
     def aggregate(self, updates: Sequence[Update]) -> None:
         by_samples = self.settings.weighting == "samples"
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
-        before = self.state.arrays.get(PROTOTYPES)
         tables = [u.vector for u in updates]
-        self.state.arrays[PROTOTYPES] = average(tables, weights, self.layout.classes, before, self.rule())
+        before = self.state.prototypes
+        self.state.prototypes = average(tables, weights, self.layout.classes, before, self.rule())

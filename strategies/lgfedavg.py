@@ -28,13 +28,14 @@ from torch import Tensor
 
 from models.flat import gather, scatter
 from models.layout import Layout
-from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.client import GLOBAL
 from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import Averaging
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Item, ServerState
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class LgSettings(Averaging):
 
     layers: int = setting(2, "how many of the highest blocks are averaged, the rest stay", minimum=0)
     pretrain: int = setting(0, "rounds of FedAvg at the start", minimum=0)
+
+
+class LgServerState(ServerState):
+    own = Item[list[str]](list)  # silos whose lower layers are their own
 
 
 class LGFedAvgClient(PartialClient):
@@ -79,6 +84,8 @@ class LGFedAvg(PartialStrategy):
         vectorized=True,
     )
     client = LGFedAvgClient
+    state_type = LgServerState
+    state: LgServerState
     Settings = LgSettings
     settings: LgSettings
 
@@ -91,7 +98,7 @@ class LGFedAvg(PartialStrategy):
                 len(self.layout.blocks),
             )
         self.state.model = initial("")  # whole: v is what a silo that comes later starts from
-        self.state.numbers["own"] = []  # silos whose lower layers are their own
+        self.state.own = []
 
     def upload_size(self, name: str, silo: str = "") -> int:
         if name == "shared":
@@ -102,7 +109,7 @@ class LGFedAvg(PartialStrategy):
         self._shared = gather(self.state.model, self.shared_parts())
 
     def payload(self, silo: str) -> Payload:
-        whole = self.settings.pretrain and silo not in self.state.numbers["own"]
+        whole = self.settings.pretrain and silo not in self.state.own
         vector = self.state.model if whole else self._shared
         return Payload({GLOBAL: Model(vector, round=self.round - 1)})
 
@@ -110,13 +117,12 @@ class LGFedAvg(PartialStrategy):
         return self._shared if name == "shared" else super().centre(name, update)
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        arrays, numbers, pretrain = self.state.arrays, self.state.numbers, self.settings.pretrain
+        state, pretrain = self.state, self.settings.pretrain
         mean = self.mean((u.vector for u in updates), self.weights(updates))
-        arrays[GLOBAL] = scatter(arrays[GLOBAL], self.shared_parts(), mean)
+        state.model = scatter(state.model, self.shared_parts(), mean)
         if self.round > pretrain > 0:
-            numbers["own"] = sorted({*numbers["own"], *(u.silo for u in updates)})
-        if self.round == pretrain and BUFFERS in arrays:
-            buffers = arrays.pop(BUFFERS)
-            above = self.layout.buffer_parts(self.client.split(self.layout, self.settings, self.round + 1, numbers)[0])
-            if above:
-                arrays[BUFFERS] = gather(buffers, above)
+            state.own = sorted({*state.own, *(u.silo for u in updates)})
+        if self.round == pretrain and state.buffers is not None:
+            shared = self.client.split(self.layout, self.settings, self.round + 1, state.numbers)[0]
+            above = self.layout.buffer_parts(shared)
+            state.buffers = gather(state.buffers, above) if above else None

@@ -34,8 +34,9 @@ from strategies.base.client import GLOBAL
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.transport.payload import Model, Payload, model_of
+from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
+from strategies.base.typed_state import Arrays, ServerState
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
     return torch.where(total > 0, scores / total.clamp(min=1e-12), 1 / silos)
 
 
+class LaServerState(ServerState):
+    hyper = Arrays("hyper.")  # φ_i, by the silo's name
+
+
 class PFedLA(PersonalizedStrategy):
     info = MethodInfo(
         name="pfedla",
@@ -85,6 +90,8 @@ class PFedLA(PersonalizedStrategy):
         buffers="shared",
         vectorized=True,
     )
+    state_type = LaServerState
+    state: LaServerState
     Settings = LaSettings
     settings: LaSettings
 
@@ -92,8 +99,8 @@ class PFedLA(PersonalizedStrategy):
         start = initial("")
         for name in self.silos:
             rng = generator(self.common.seed, "hypernetwork", name)
-            phi = first_hypernetwork(self.settings, len(self.layout.blocks), len(self.silos), rng)
-            self.state.arrays |= {model_of(name): start, f"hyper.{name}": phi}
+            self.state.models[name] = start
+            self.state.hyper[name] = first_hypernetwork(self.settings, len(self.layout.blocks), len(self.silos), rng)
 
     def alphas(self, phi: Tensor) -> Tensor:
         return layer_weights(phi, self.settings, len(self.layout.blocks), len(self.silos))
@@ -111,17 +118,18 @@ class PFedLA(PersonalizedStrategy):
         return mixed
 
     def payload(self, silo: str) -> Payload:
-        alphas = self.alphas(self.state.arrays[f"hyper.{silo}"])
+        alphas = self.alphas(self.state.hyper[silo])
         mixed = self.mixture(silo, alphas, self.differences(silo))
         return Payload({GLOBAL: Model(mixed, silo, self.round - 1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        learned = {f"hyper.{u.silo}": self.learn(u.silo, u.vector) for u in updates}
-        self.state.arrays |= learned | {model_of(u.silo): u.vector for u in updates}
+        learned = {u.silo: self.learn(u.silo, u.vector) for u in updates}
+        self.state.hyper.update(learned)
+        self.state.models.update({u.silo: u.vector for u in updates})
 
     def learn(self, silo: str, trained: Tensor) -> Tensor:
         """φ_i after this round's step, by the models that this round's mixture was made of."""
-        phi = self.state.arrays[f"hyper.{silo}"].clone().requires_grad_()
+        phi = self.state.hyper[silo].clone().requires_grad_()
         alphas, differences = self.alphas(phi), self.differences(silo)
         moved = self.mixture(silo, alphas.detach(), differences) - trained
         grads = torch.stack([differences[:, b.slice] @ moved[b.slice] for b in self.layout.blocks])

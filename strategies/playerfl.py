@@ -43,7 +43,7 @@ from partitions.common.errors import DataError
 from strategies.base.info import OTHER_LAYERS, MethodInfo
 from strategies.base.partial import PartialClient, PartialStrategy, Split, split_parts
 from strategies.base.settings import RULES, setting
-from strategies.base.transport.payload import BUFFERS, Payload, is_number
+from strategies.base.transport.payload import Payload, is_number
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Item, ServerState
 
@@ -167,9 +167,8 @@ class PLayerFL(PartialStrategy):
             table = [cast(list[float], u.numbers["sensitivity"]) for u in updates]
             self.state.cut = self.cut_for(self.decide(table))
             mean = gather(mean, self.shared_parts())
-            buffers = self.state.arrays.pop(BUFFERS, None)
-            if buffers is not None and self.shared_buffers():
-                self.state.arrays[BUFFERS] = gather(buffers, self.shared_buffers())
+            buffers, shared = self.state.buffers, self.shared_buffers()
+            self.state.buffers = gather(buffers, shared) if buffers is not None and shared else None
         self.state.model = mean
 
     def decide(self, sensitivities: Sequence[Sequence[float]]) -> int:

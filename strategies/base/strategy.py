@@ -278,7 +278,7 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
             raise RunFailedError(f"round {server_round}: no silo sent a usable update ({reasons})")
         if self.shares_buffers:
             buffers = (u.vectors[BUFFERS] for u in usable)
-            self.state.arrays[BUFFERS] = self.mean(buffers, self.weights(usable))
+            self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
         self.take(u.silo for u in usable)
         return None, None
@@ -346,8 +346,8 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
 
     def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
         payload = self.payload(silo)
-        if BUFFERS in self.state.arrays and self.info.uploads:
-            buffers = Model(self.state.arrays[BUFFERS], round=self.round - 1)
+        if self.state.buffers is not None and self.info.uploads:
+            buffers = Model(self.state.buffers, round=self.round - 1)
             payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models

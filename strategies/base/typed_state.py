@@ -19,7 +19,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from torch import Tensor
 
 from strategies.base.state import State
-from strategies.base.transport.payload import GLOBAL, MODEL_OF
+from strategies.base.transport.payload import BUFFERS, GLOBAL, MODEL_OF
 
 T = TypeVar("T")
 
@@ -147,4 +147,5 @@ class ServerState(State):
     """What the server remembers of most methods; the base of a method's own."""
 
     model = RequiredArray(GLOBAL)  # the shared model, or the shared part of one
+    buffers = Array(BUFFERS)  # its running statistics
     models = Arrays(MODEL_OF)  # each silo's last model (Σ,), by the silo's name
