@@ -138,12 +138,12 @@ class Deployment:
         self.seconds: dict[str, float] = {}
 
     def wheels(self, folder: Path) -> Path:
-        """A build context with this environment's PyTorch, where that is a CPU build; else the index has one."""
+        """A build context with the image's CPU build of PyTorch, where pip here finds it; else its index has one."""
         folder.mkdir()
-        version = metadata.version("torch")
-        if version.endswith("+cpu"):
-            wanted = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", f"torch=={version}")
-            run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, *wanted, check=False)
+        listed = (ROOT / "requirements/torch-cpu.txt").read_text()
+        torch = next(line.split()[0] for line in listed.splitlines() if line.startswith("torch=="))
+        wanted = ("--no-deps", "--only-binary=:all:", "--python-version=3.11", torch)
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--dest", folder, *wanted, check=False)
         return folder
 
     def host(self, *command: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
