@@ -199,7 +199,7 @@ class Common:
         choices=("go-on", "resend"),
     )
     robust: str = setting(
-        "clip",
+        "screen",
         "what bounds a silo that lies or is broken: exclusion of outliers, a longest step, or what stands for the mean",
         choices=("none", "screen", "clip", *RULES),
     )

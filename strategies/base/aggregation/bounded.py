@@ -27,17 +27,11 @@ from strategies.base.aggregation.robust import (
     clipped,
     estimate,
     exploding,
+    gram_of,
     told,
     units,
 )
-from strategies.base.aggregation.screening import (
-    excludable,
-    gram_of,
-    length_limits,
-    opposing,
-    plausible_counts,
-    tolerated,
-)
+from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
 from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.info import MethodInfo
 from strategies.base.schema.data_summary import read_agreed
@@ -136,11 +130,13 @@ class BoundedStrategy:
         vector, centre = update.vectors[name], self.centre(name, update)
         return vector if centre is None else vector - centre.to(vector.device)
 
+    def _gram(self, name: str, updates: Sequence[Update]) -> Tensor:
+        """The inner products (n, n) of these silos' steps."""
+        return gram_of([u.vectors[name] for u in updates], [self.centre(name, u) for u in updates])
+
     def _norms(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, dict[str, float]]:
         """The length of each silo's step, per vector."""
-        silos = [u.silo for u in updates]
-        lengths = {name: torch.stack([self._step(name, u).norm() for u in updates]).tolist() for name in names}
-        return {name: dict(zip(silos, of, strict=True)) for name, of in lengths.items()}
+        return {name: {u.silo: self._gram(name, [u]).sqrt().item() for u in updates} for name in names}
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """The (lower) median over silos of the length of what they were sent, per vector."""
@@ -160,7 +156,7 @@ class BoundedStrategy:
         """The updates without up to f whose vector of this name steps against the others'."""
         if not (f := excludable(len(updates))):
             return updates
-        against = opposing(gram_of([self._step(name, u) for u in updates]), f)
+        against = opposing(self._gram(name, updates), f)
         for i, cosine in against.items():
             self._bound(updates[i].silo, 0.0, f"excluded: its step opposes the others' (cosine {cosine:.2f})")
         return [update for i, update in enumerate(updates) if i not in against]

@@ -49,6 +49,7 @@ from strategies.base.settings import KRUM
 EXPLODED = 1000  # times the others' step
 STILL = 0.02  # of the length of what was sent: a step below that is no measure of others
 CHUNK = 1 << 20  # coordinates that are sorted at a time
+STRIP = 1 << 13  # coordinates whose differences are multiplied at a time: what a core's cache holds
 SMALLEST = 1e-6  # ν of the geometric median, as a share of the largest distance
 ITERATIONS = 100  # most of the geometric median; it is there in some ten
 
@@ -141,6 +142,21 @@ def estimate(rule: str, vectors: Sequence[Tensor], f: int) -> Tensor:
 # Steps. ``norms`` holds of each vector that travels, by its name, the length of each silo's step.
 
 Norms = Mapping[str, Mapping[str, float]]
+
+
+def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tensor:
+    """<v_i - c_i, v_j - c_j> (n, n), float64, of n vectors (Σ,); without a centre, c_i = 0.
+
+    Strip by strip: to make whole differences takes several times as long as to multiply them.
+    """
+    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for start in range(0, len(vectors[0]), STRIP):
+        part = slice(start, start + STRIP)
+        rows = torch.empty(len(vectors), len(vectors[0][part]), dtype=torch.float64, device=vectors[0].device)
+        for row, vector, centre in zip(rows, vectors, centres, strict=True):
+            row.copy_(vector[part] if centre is None else vector[part] - centre[part].to(vector.device))
+        total += (rows @ rows.T).cpu()
+    return total
 
 
 def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -> dict[str, dict[str, float]]:

@@ -25,12 +25,12 @@ Cost: one Gram matrix of the steps, O(n² Σ) multiplications in float64; everyt
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
-from strategies.base.aggregation.robust import CHUNK, Norms, median_weights
+from strategies.base.aggregation.robust import Norms, median_weights
 
 COUNT_SLACK = 1.25  # times the (f + 1)-th largest count
 LENGTH_SLACK = 1.5  # times the (f + 1)-th largest length
@@ -70,17 +70,9 @@ def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, 
     return limits
 
 
-def gram_of(steps: Sequence[Tensor]) -> Tensor:
-    """<s_i, s_j> (n, n), float64, of n steps (Σ,)."""
-    total = torch.zeros(len(steps), len(steps), dtype=torch.float64)
-    for start in range(0, len(steps[0]), CHUNK):
-        rows = torch.stack([step[start : start + CHUNK] for step in steps]).double()
-        total += (rows @ rows.T).cpu()
-    return total
-
-
 def opposing(gram: Tensor, f: int) -> dict[int, float]:
-    """The places of up to f steps that point against the others, with their cosines, from :func:`gram_of`."""
+    """The places of up to f steps that point against the others, with their cosines, from
+    :func:`~strategies.base.aggregation.robust.gram_of`."""
     lengths = gram.diagonal().clamp(min=0).sqrt()
     middle = lengths.sort().values[(len(lengths) - 1) // 2]
     shares = torch.where(lengths > middle, middle / lengths, torch.ones_like(lengths))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +19,8 @@ from two_layers import DEEP, quadratic_loss, quadratic_terms
 from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
-from strategies.base.aggregation.robust import beyond
-from strategies.base.aggregation.screening import (
-    excludable,
-    gram_of,
-    length_limits,
-    opposing,
-    plausible_counts,
-    tolerated,
-)
+from strategies.base.aggregation.robust import STRIP, beyond, gram_of
+from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
 from strategies.base.run_settings import parse_settings
 from strategies.base.strategy import SiloInfo, weighted_mean
 from strategies.base.transport.payload import Model, array_record, decode, tensor_of
@@ -68,8 +61,21 @@ def test_lengths_by_hand() -> None:
     assert length_limits({"model": dict.fromkeys("abcd", 40.0)}, units, 10.0, 1) == {"model": 10.0}
 
 
+def gram(steps: Sequence[torch.Tensor]) -> torch.Tensor:
+    return gram_of(steps, [None] * len(steps))
+
+
 def against(rows: list[list[float]], f: int) -> dict[int, float]:
-    return opposing(gram_of([torch.tensor(row) for row in rows]), f)
+    return opposing(gram([torch.tensor(row) for row in rows]), f)
+
+
+def test_inner_products_strip_by_strip() -> None:
+    """Over two strips and a half, with a centre for each silo, one without."""
+    random = torch.Generator().manual_seed(3)
+    vectors, centres = torch.randn(2, 4, 5 * STRIP // 2, generator=random)
+    steps = torch.stack([vectors[0], *(vectors - centres)[1:]]).double()
+    found = gram_of(list(vectors), [None, *centres[1:]])
+    torch.testing.assert_close(found, steps @ steps.T, rtol=1e-12, atol=1e-9)
 
 
 def test_directions_by_hand() -> None:
@@ -91,12 +97,12 @@ def test_honest_silos_that_cancel_exclude_nobody() -> None:
     axes = torch.eye(6)
     apart = [*axes, *-axes]
     apart[0] = 1.4 * apart[0] + 0.2 * axes[1]
-    gram = gram_of(apart)
-    cosines = gram.sum(0) / gram.diagonal().sqrt()
-    assert float(cosines.min()) < -0.1 and opposing(gram, 3) == {}
+    products = gram(apart)
+    cosines = products.sum(0) / products.diagonal().sqrt()
+    assert float(cosines.min()) < -0.1 and opposing(products, 3) == {}
     forward = torch.tensor([1.0, 0, 0, 0, 0, 0])
-    assert list(opposing(gram_of([-forward, *[forward] * 11]), 3)) == [0]
-    assert list(opposing(gram_of([-forward, *[forward] * 6, *axes[1:]]), 3)) == [0]
+    assert list(opposing(gram([-forward, *[forward] * 11]), 3)) == [0]
+    assert list(opposing(gram([-forward, *[forward] * 6, *axes[1:]]), 3)) == [0]
 
 
 @pytest.mark.parametrize("n", [4, 8])
@@ -120,7 +126,7 @@ def test_the_order_of_silos_does_not_matter() -> None:
     honest = [torch.tensor([3.0, *[0.0] * 9]) + torch.randn(10, generator=random) for _ in range(6)]
     steps = dict(zip("abcdefgh", [*honest, -honest[0], -5 * honest[1]], strict=True))
     for order in itertools.islice(itertools.permutations(steps), 0, None, 4001):
-        found = opposing(gram_of([steps[name] for name in order]), 2)
+        found = opposing(gram([steps[name] for name in order]), 2)
         assert {order[i] for i in found} == {"g", "h"}
 
 
