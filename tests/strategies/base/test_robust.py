@@ -312,6 +312,7 @@ def test_a_clipped_silo_counts_with_a_part_of_its_step_and_is_named(five: Files)
     run = federate(
         five,
         strategy="fedavg",
+        robust="clip",
         rounds=3,
         watch=seen.append,
         prepare=lambda grid: attacking(lambda v: 100 * v, "e", since=2)(grid),

@@ -261,8 +261,9 @@ def test_every_method_with_a_mean_has_it(eight: Files, tiny_bn: None, name: str)
 
 
 def test_the_issues_liar_on_digits(tmp_path: Path) -> None:
-    """One of twelve says n = 10⁶ and steps 45 times back: the others learn, and under clip they do not."""
-    screen, clip = (
-        cell("fedavg", "-45 steps", 1, tmp_path, rounds=8, evaluate_every=8, robust=rule) for rule in ("screen", "clip")
+    """One of twelve says n = 10⁶ and steps 45 times back: by default the others learn, and under clip they do not."""
+    default, clip = (
+        cell("fedavg", "-45 steps", 1, tmp_path, rounds=8, evaluate_every=8, **rule)
+        for rule in ({}, {"robust": "clip"})
     )
-    assert float(screen) > 60 and float(clip) < 40
+    assert float(default) > 60 and float(clip) < 40
