@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 # Two threads each of several tests that run side by side spend most of their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+# A suite in the background may ignore Ctrl-C, and what the tests start would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations.
