@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: install lock check settings test test-all drills coverage demo bench docs release clean
+.PHONY: install lock check settings test test-all drills coverage demo bench docs sbom release clean
 
 install: $(VENV)/ready
 
@@ -77,11 +77,16 @@ $(DOCS)/ready: requirements/docs.txt
 docs: $(DOCS)/ready
 	$(DOCS)/bin/mkdocs build --strict
 
-# dist/: sdist and wheel of the version in pyproject.toml. The test installs the same wheel into an empty environment.
+# dist/: what the images have of Python packages, in CycloneDX; docs/security.md says what is in it.
+sbom: install
+	$(BIN)/python -m requirements.sbom dist
+
+# dist/: sdist, wheel and SBOM of the version in pyproject.toml. The test installs the same wheel into an empty environment.
 release: check
 	rm -rf build dist
 	mkdir dist
 	$(BIN)/python -c 'from setuptools import build_meta as b; b.build_sdist("dist"); b.build_wheel("dist")'
+	$(BIN)/python -m requirements.sbom dist
 	rm -rf build
 	$(BIN)/python -m pytest -q tests/test_release.py
 	@echo "dist/ holds the release; CHANGELOG.md says what is in it"
