@@ -221,6 +221,25 @@ def test_a_stale_name_is_found() -> None:
     assert stale(text, here) == ["server.nothing", "server/nothing.py", "nothing.py", "models.flat.Nothing"]
 
 
+TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+
+
+def missing_tests(text: str) -> list[str]:
+    """The tests that a text names by file and function, and that do not exist."""
+    found = sorted({match.groups() for match in TEST.finditer(text)})
+    return [f"{file}::{name}" for file, name in found if name not in names_of(module(ROOT / file).body)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    assert missing_tests(page.read_text("utf-8")) == []
+
+
+def test_a_test_that_does_not_exist_is_found() -> None:
+    text = "`tests/test_lock.py::test_torch_is_one_version_in_both_builds`, `tests/test_lock.py::test_none`"
+    assert missing_tests(text) == ["tests/test_lock.py::test_none"]
+
+
 # --- sentences
 
 
