@@ -14,7 +14,7 @@ OUTSIDE = {
     "README.md": "readme.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "in-short.md",
-    "SECURITY.md": "security.md",
+    "SECURITY.md": "security-faults.md",
     "benchmarks/README.md": "benchmarks.md",
 }
 PLAIN = ("LICENSE",)  # files that are copied as they are
