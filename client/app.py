@@ -15,9 +15,10 @@ from client.egress import release, release_summary
 from client.faults import report
 from client.reported import describe, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
+from client.site.audit_gate import BY_SITE, in_study, own_build, release_reply, runs_alone, task_of
 from client.site.flower import internal
-from client.site.trust.audit_gate import BY_SITE, own_build, release_reply, runs_alone, task_of
-from client.site.trust.message_rules import check_message
+from client.site.messages import check_message
+from client.site.study.protocol import Study
 from models.threads import use_threads
 from partitions.common.files import is_full, keep_private
 from strategies.base.run_settings import RunSettings, parse_settings
@@ -40,23 +41,26 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        reply = reply_of(message, context)
+        study, reply = reply_of(message, context)
         if ALONE:
-            reply = release_reply(reply, task_of(message, context, own_build(Path(__file__))), message)
+            task = task_of(message, context, own_build(Path(__file__)))
+            reply = release_reply(reply, in_study(task, study), message)
         return reply
 
-    def reply_of(message: Message, context: Context) -> Message:
+    def reply_of(message: Message, context: Context) -> tuple[Study | None, Message]:
+        study = None
         try:
             # As the site's own process did, which also counted the message, before this app was there.
-            check_message(message, context, count=not os.environ.get(BY_SITE))
+            app = (own_build(Path(__file__)),) if ALONE else ()
+            study = check_message(message, context, count=not os.environ.get(BY_SITE), app=app)
             settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
             use_threads(settings.common.threads)
-            return Message(handler(message, ClientSession(settings, context)), reply_to=message)
+            return study, Message(handler(message, ClientSession(settings, context, study=study)), reply_to=message)
         except Exception as error:
             if is_full(error) and "state-path" in context.node_config:
                 raise  # a simulation's silos have one disk, its user's: no silo is left out for that
             code = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION
-            return Message(Error(code, report(error)), reply_to=message)
+            return study, Message(Error(code, report(error)), reply_to=message)
 
     return handle
 

@@ -33,6 +33,7 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
+from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
 from client.sums import released_sums
@@ -59,8 +60,14 @@ Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 class ClientSession:
     """One silo, one message. ``config`` is what the server agreed on (classes, statistics, ...); a query has none."""
 
-    def __init__(self, settings: RunSettings, context: Context, config: Mapping[str, Any] | None = None) -> None:
-        self.settings, self.context = settings, context
+    def __init__(
+        self,
+        settings: RunSettings,
+        context: Context,
+        config: Mapping[str, Any] | None = None,
+        study: Study | None = None,
+    ) -> None:
+        self.settings, self.context, self.study = settings, context, study
         self.config: Mapping[str, Any] = config or {}
         self.info = settings.strategy.info
         self.name = silo_name(context)
@@ -69,7 +76,9 @@ class ClientSession:
 
     @cached_property
     def policy(self) -> Policy:
-        return silo_policy(self.context)
+        """What this silo allows: the stricter of its policy and of the message's study."""
+        policy = silo_policy(self.context)
+        return policy if self.study is None else narrowed(policy, self.study)
 
     @cached_property
     def device(self) -> torch.device:

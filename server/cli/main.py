@@ -37,7 +37,8 @@ import logging
 from collections.abc import Sequence
 
 from client import cli as site
-from server.cli import deploy, federation, research
+from client import study_cli
+from server.cli import deploy, federation, research, study
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
     federation.add_commands(commands)
     deploy.add_commands(commands)
     site.add_commands(commands)
+    study.add_commands(commands)
+    study_cli.add_commands(commands)
     return top
 
 

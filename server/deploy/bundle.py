@@ -110,7 +110,9 @@ README = """\
 2. Write the path of your data file into .env: SILOFL_DATA=/path/to/data.npz (readable for SILOFL_USER).
 3. Check: silofl check-bundle . (who signed this, and the image); docker compose run --rm silo silofl doctor
 4. Join: docker compose up --detach; log: docker compose logs --follow silo; leave: docker compose down
-Without Docker: silofl join {name}.tar --data /path/to/data.npz
+5. Approve a study, or no run is answered. Read it: docker compose exec -T silo silofl study show /dev/stdin <study.toml
+   Approve it: docker compose exec -T silo silofl approve /dev/stdin --yes --by "YOUR NAME" <study.toml
+Without Docker: silofl join {name}.tar --data /path/to/data.npz; silofl approve study.toml
 Outbound TCP to {server} is all it needs. Data, and models of methods that keep them local, stay here.
 allowed-apps lists the SHA-256 of the app builds this site runs, policy.toml says what may leave: read both first.
 Models: docker compose run --rm silo silofl export /state --silo {name} --strategy METHOD --out /state/own.safetensors
@@ -167,7 +169,7 @@ class Bundle:
             "allowed-apps": self.allowed_apps,
             "ca.crt": self.ca_certificate,
             "docker-compose.yml": COMPOSE.format(command=command, deploy=deploy),
-            "policy.toml": default_file(),
+            "policy.toml": default_file(studies="required"),
         }
         files |= {"node.key": self.node_key} if self.node_key else {}
         files |= {"schema.json": self.schema.text} if self.schema.content else {}

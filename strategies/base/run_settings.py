@@ -255,6 +255,7 @@ def facts_text() -> str:
     """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
     methods = [f"    {json.dumps(name)}: {_python(values)}," for name, values in facts().items()]
     bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
+    all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
     return (
         '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
         "Made by `make settings`.\n\n"
@@ -263,10 +264,16 @@ def facts_text() -> str:
         "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others.\n"
         "What is not named is not so.\n\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
+        "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
         '"""\n\nfrom typing import Any\n\n'
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
         "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
+        "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
     )
+
+
+def _python_value(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def _python(values: Mapping[str, Any]) -> str:

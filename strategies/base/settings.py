@@ -215,6 +215,7 @@ class Common:
         minimum=0,
         maximum=MOST_SAMPLES,
     )
+    study: str = setting("", "the study that the run belongs to, by the name under which hospitals approved it")
     checkpoint_every: int = setting(
         1, "save the state of server and silos every so many rounds", minimum=1, maximum=MOST_ROUNDS
     )

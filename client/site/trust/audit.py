@@ -223,18 +223,22 @@ def noted_settings(folder: Path) -> dict[str, Any]:
 
 
 def write_head(folder: Path, number: int, own: str, settings: Mapping[str, Any]) -> None:
-    """Whole or not at all. (`partitions.common.files` is not to be had here.)"""
-    descriptor, name = tempfile.mkstemp(prefix=".head.", dir=folder)
+    write_whole(folder / "head.json", json.dumps({"line": number, "hash": own, "settings": settings}) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Whole or not at all, and on the disk. (`partitions.common.files` is not to be had here.)"""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps({"line": number, "hash": own, "settings": settings}) + "\n")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, folder / "head.json")
+        os.replace(name, path)
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-    sync_folder(folder)
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

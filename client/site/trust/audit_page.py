@@ -50,6 +50,8 @@ def page(entries: Sequence[Entry], month: str) -> str:
     """
     settings = settings_of(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
+    decided = [entry for entry in of_month if "warnings" in entry]  # by this site, about a study
+    of_month = [entry for entry in of_month if "warnings" not in entry]
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:
         key = (entry["run-id"], entry["run"], entry["method"], entry["asked-by"], entry["app"], entry["settings"])
@@ -58,6 +60,9 @@ def page(entries: Sequence[Entry], month: str) -> str:
     silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
     total = sum(entry["bytes"] for entry in of_month)
     lines = [f"{silos}, {month}: {len(runs)} runs, {len(of_month)} messages, {total} bytes left"]
+    lines += [
+        f"{e['asked']}: {e['run']}, by {e['asked-by']}, {e['time']}, {len(e['warnings'])} warnings" for e in decided
+    ]
     for sent in runs.values():
         asked = next((settings[entry["line"]] for entry in sent if entry["line"] in settings), {})
         lines += ["", *of_run(sent, asked)]
@@ -78,7 +83,11 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
     yield f"  with      app {first['app']}, settings {first['settings'][:16]}"
     text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
     yield from textwrap.wrap(text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False)
+    for cohort in sorted({entry["cohort"] for entry in sent if entry.get("cohort")}):
+        yield f"  from      data file with SHA-256 {cohort[:16]}"
     yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
+    for name, digest in sorted({(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}):
+        yield f"  study     {name} ({digest[:16]})"
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"

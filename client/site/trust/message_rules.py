@@ -1,34 +1,12 @@
-"""Check that a run's message asks for no more than the policy allows: its settings, its method, its round."""
+"""Check that a run asks for no more than the policy allows: its settings, its method, its round."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from .counters import count_message, count_run
 from .methods import METHODS, SETTINGS
-from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy, PolicyRefusedError, policy_of
-
-
-def check_message(message: Any, context: Any, *, count: bool = True) -> None:
-    """Raise PolicyRefusedError, with one line, where this silo's policy does not allow what a message asks for.
-
-    A message that is allowed is counted, except where another process has done so (``count``). ValueError where the
-    policy cannot be read: then nothing is allowed. A simulation's silos, which have no data file of their own, have no
-    policy. `message` and `context` are Flower's.
-    """
-    node = context.node_config
-    if "data" not in node:
-        return
-    policy, silo = policy_of(node), str(node.get("name", "this silo"))
-    if policy.public:
-        return
-    kind = message.metadata.message_type.partition(".")[0]
-    sent = dict(message.content["config"]) if "config" in message.content else {}
-    for fault in (*run_faults(policy, context.run_config), *round_faults(policy, context.run_config, kind, sent)):
-        raise PolicyRefusedError(f"{silo} refuses: {fault}")
-    state, run = node.get("state-dir"), str(int(context.run_id))
-    if fault := count_run(policy, state, run) or (count_message(policy, state, run, silo, kind) if count else ""):
-        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
+from .run_config import number, of_method, owner, plain
 
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
@@ -80,19 +58,6 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The common settings of a run, and those of its method and of the methods that it adds."""
-    adding = {facts["adds"]: name for name, facts in METHODS.items() if "adds" in facts}
-    added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
-    owners = {"", str(run.get("strategy")), *added}
-    return {key: value for key, value in run.items() if owner(key) in owners}
-
-
-def owner(key: str) -> str:
-    """The method that a setting belongs to; empty: it is a common one."""
-    return key.rpartition(".")[0]
-
-
 def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     """Return why the run's custom network may not be made here; empty: it may, or there is none."""
     name = str(run.get("model", ""))
@@ -132,21 +97,6 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
         if given is None or plain(given) in map(plain, values):
             return f"the run strategy = {method} with {key} = {given}, which sends all layers"
     return ""
-
-
-def plain(value: Any) -> Any:
-    """A setting as the app takes it: a number also where it is text, a list of names without its commas."""
-    found = number(value)
-    return " ".join(str(value).replace(",", " ").split()) if found is None else found
-
-
-def number(value: Any) -> float | None:
-    """A setting that is a number, as the app reads it, text too; None: it is none."""
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return found if math.isfinite(found) else None
 
 
 def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:

@@ -32,6 +32,7 @@ METRICS = (  # of all tasks; models/tasks/ has the same
     *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
+STUDIES = ("required", "optional")
 SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
@@ -89,6 +90,9 @@ class Policy:
     min_silos: int = rule(3, 1, "fewest silos that train in a round in which this one does", 1)
     runs_per_day: int = rule(20, 0, "most runs on one day (UTC); 0: any number")
     floor: int = rule(10, 1, "fewest training samples behind anything that leaves and has no rule of its own", 1)
+    studies: str = rule(
+        "optional", "optional", "whether a run must belong to a study that was approved here: required or optional"
+    )
     where: str = "no policy.toml, so the defaults"
 
     @property
@@ -112,6 +116,8 @@ def key_of(name: str) -> str:
 def toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
     return "[" + ", ".join(f'"{v}"' for v in value) + "]" if isinstance(value, tuple) else str(value)
 
 
@@ -165,6 +171,10 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
         if not isinstance(value, list) or any(word not in allowed for word in value):
             raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
         return tuple(value)
+    if isinstance(f.default, str):
+        if value in STUDIES:
+            return value
+        raise SiteError(f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(STUDIES)}")
     least = f.metadata["least"]
     if isinstance(f.default, float):
         if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= NO_LIMIT:
@@ -185,11 +195,11 @@ def shown(value: Any) -> str:
         return "..."
 
 
-def default_file() -> str:
-    """A `policy.toml` that says every default, for a bundle."""
+def default_file(**others: Any) -> str:
+    """A `policy.toml` that says every default, or what is given here in its place, for a bundle."""
     lines = ["# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."]
     for key, f in rules().items():
-        lines += ["", f"# {f.metadata['help']}", f"{key} = {toml(f.default)}"]
+        lines += ["", f"# {f.metadata['help']}", f"{key} = {toml(others.get(f.name, f.default))}"]
     return "\n".join(lines) + "\n"
 
 

@@ -357,7 +357,7 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
         import resource, signal
         from types import SimpleNamespace
         from flwr.app import ArrayRecord, Message, RecordDict
-        from client.site.trust.audit_gate import release_reply
+        from client.site.audit_gate import release_reply
         from server.simulation.engine import flower_identity
         import torch
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -100,7 +100,7 @@ def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
 
 
 def test_readme_has_ten_lines() -> None:
-    assert len(str(bundle().files()["README.md"]).splitlines()) == 10
+    assert len(str(bundle().files()["README.md"]).splitlines()) == 12
 
 
 def filled_in(device: str = "cpu") -> dict:
@@ -276,7 +276,7 @@ def test_site_of_a_bundle(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     unpack(read_bundle(tar), tmp_path / "files")
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "files").iterdir()}
     assert modes == {"ca.crt": 0o600, "node.key": 0o600, "allowed-apps": 0o600, "policy.toml": 0o600}
-    assert read_policy(site.policy) == replace(Policy(), where=site.policy)
+    assert read_policy(site.policy) == replace(Policy(), studies="required", where=site.policy)
     files = read_bundle(tar)
     assert site_of(files, tmp_path, policy=tmp_path / "ours.toml").policy == str(tmp_path / "ours.toml")
     old = {name: content for name, content in files.items() if name != "policy.toml"}

@@ -322,7 +322,7 @@ def test_the_policy_needs_nothing_but_the_standard_library() -> None:
     """It runs where the name `client` must stay free for the app's own package."""
     code = (
         "import sys; sys.path.insert(0, 'client/site'); import private; private.load_site();"
-        "import silofl_site.trust.message_rules as p; p.check_message;"
+        "import silofl_site.messages as p; p.check_message;"
         "bad = {'client', 'numpy', 'torch', 'flwr', 'strategies'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run(

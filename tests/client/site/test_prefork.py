@@ -23,11 +23,11 @@ from flwr.supercore.fab import Fab
 from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
 from tiny import write_silo
 
-from client.site import private
+from client.site import audit_gate, private
 from client.site.runtime.prefork.install import template_command
 from client.site.runtime.prefork.sockets import template_pid
 from client.site.runtime.supernode import Executor
-from client.site.trust import audit, audit_gate
+from client.site.trust import audit
 from client.site.trust.apps import listed
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
 from strategies.base.schema.reporting import reason_of

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from client.site.study import approvals
+from client.site.study.accounting import used_up
+from client.site.study.protocol import parse_study
+from client.site.trust import audit
+from client.studies import released
 from server.deploy import local, processes, submit
 from server.deploy.federation import read_federation
 from server.deploy.local import record
+from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
 
 pytestmark = [
@@ -27,6 +33,35 @@ silos:
 """
 
 KINDS = ("query", "train", "train", "evaluate")
+USED = {"runs": 1, "rounds": 1, "evaluations": 1, "messages": 3, "days": 1}
+RUNS = ("without", "within", "outside")
+ROOT = Path(__file__).parents[3]
+
+
+def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
+    """Hospital-03 now wants a study: what its log says of a run without one, within one, and outside one."""
+    (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
+    run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32}
+    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
+    text = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT))
+    state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
+    submit.run({**run, "out": str(tmp_path / "without")})
+    approvals.approve(state, "hospital-03", text, "Dr. B", "", [])
+    before = len(log.read_text())
+    submit.run({**run, "study": "trial", "out": str(tmp_path / "within")})
+    assert "ERROR" not in log.read_text()[before:]
+    submit.run({**run, "study": "trial", "learning-rate": 0.01, "out": str(tmp_path / "outside")})
+    assert used_up(state, parse_study(text, "f")) | {"bytes": 0} == {**USED, "bytes": 0}
+    entries = [entry for entry in audit.verify(state / "audit").entries if "study" in entry]
+    assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
+        (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
+    ]
+    assert used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
+    (cohort,) = released(state)
+    assert (cohort["models"], cohort["studies"]) == (3, ["", "trial"]) and len(cohort["cohort"]) == 64
+    silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
+    assert [len(silos[name]) for name in RUNS] == [2, 3, 2]
+    return [line for line in log.read_text().splitlines() if line.startswith("ERROR: hospital-03 refuses")]
 
 
 def test_a_server_that_weakens_every_setting(
@@ -46,8 +81,13 @@ def test_a_server_that_weakens_every_setting(
         submit.run({**weak, "batch-size": 8, "rounds": 2, "out": str(tmp_path / "allowed")})
         (counted,) = (up.directory / "silos" / "hospital-03" / "messages").iterdir()
         logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
+        logs_of_study = through_a_study(tmp_path, up.directory)
     finally:
         processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
+    assert logs_of_study[1:] == [
+        'ERROR: hospital-03 refuses: its policy has studies = "required", and the run names none: study = NAME',
+        "ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01",
+    ]
     line = "hospital-03 refuses: its policy has min-batch-size = 8, the run batch-size = 1"
     assert f"ERROR: {line}" in logs["hospital-03"].splitlines()
     assert f"cannot take part: {line}\n" in capfd.readouterr().err

@@ -19,7 +19,7 @@ from tiny import Files, Run, TinyGrid, comparable, federate, forget_models, same
 from torch import Tensor, nn
 from two_layers import DEEP
 
-from client.site.trust.audit_gate import records
+from client.site.audit_gate import records
 from models.networks.registry import MODELS, ModelSpec
 from partitions.common.errors import UserError
 from strategies import strategies

@@ -32,8 +32,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ...audit_gate import BY_SITE
 from ...flower import internal
-from ...trust.audit_gate import BY_SITE
 from .handover import adopt, peer
 from .records import read_answer, read_question, write_answer, write_exception, write_question
 from .shim import request

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...audit_gate import write_down
 from ...flower import internal
-from ...trust.audit_gate import write_down
 
 
 def answer(note: dict[str, Any], reason: str) -> None:

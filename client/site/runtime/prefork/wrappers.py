@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ...audit_gate import BY_SITE, in_study, release_reply, task_of
 from ...flower import internal
-from ...trust.audit_gate import BY_SITE, release_reply, task_of
-from ...trust.message_rules import check_message
-from ...trust.pins import check_pin
+from ...messages import check_message
+from ...trust.pins import check_pin, content_sum
 from .calls import client_over
 from .persistent import PersistentWorker
 from .unpack import unpack
@@ -41,10 +41,13 @@ METADATA = (
 )
 
 
-def check_policy(message: Any, context: Any) -> None:
-    """Raise ValueError, after its one line is in the silo's log, for a message that the site's policy forbids."""
+def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> Any:
+    """Return the message's study, or None.
+
+    Raises ValueError, after its one line is in the silo's log, for a message that policy or study forbid.
+    """
     try:
-        check_message(message, context)
+        return check_message(message, context, app=app)
     except ValueError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         raise
@@ -111,7 +114,9 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         digest = hashlib.sha256(content).hexdigest()
         with refusals.noting():
             check_pin(digest, content)
-            check_policy(*asked[-1])  # here and not where it is pulled: Flower then answers the message with the reason
+            # Here and not where it is pulled: Flower then answers the message with the reason.
+            study = check_policy(*asked[-1], (digest, content_sum(content)))
+        pulled["task"] = in_study(pulled["task"], study)
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:

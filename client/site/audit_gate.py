@@ -6,6 +6,7 @@ by the app (`client/app.py`). In a simulation nothing leaves, and nothing is wri
 
 import contextlib
 import hashlib
+import json
 import os
 import sys
 import time
@@ -13,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..flower import internal
-from .audit import Log, digest, plain
-from .policy import key_of, policy_of, rules
+from .errors import SiteError
+from .flower import internal
+from .study.accounting import charge_bytes
+from .trust.audit import Log, digest, plain, write_whole
+from .trust.policy import key_of, policy_of, rules
 
 BY_SITE = (
     "SILOFL_SITE_AUDITS"  # in the environment of an app whose messages the site's own process counts and writes down
@@ -43,7 +46,38 @@ def task_of(message: Any, context: Any, app: str) -> dict[str, Any]:
         "settings": digest(plain(settings)),
         "run-config": settings,
         "rule": rule_of(node),
+        "cohort": cohort_of(node),
     }
+
+
+def cohort_of(node_config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the silo's data file: from which patients what leaves comes; empty: it cannot be read.
+
+    A note beside the log has it, for as long as size and time of the file stay.
+    """
+    path = Path(str(node_config.get("data", "")))
+    note = folder_of(node_config) / "data.json"
+    try:
+        found = path.stat()
+        known = {"path": str(path), "size": found.st_size, "time": found.st_mtime_ns}
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            noted = json.loads(note.read_text(encoding="utf-8"))
+            if known.items() <= noted.items():
+                return str(noted["sha256"])
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(note, json.dumps({**known, "sha256": sha256}) + "\n")
+        return sha256
+    except OSError:
+        return ""
+
+
+def in_study(task: Mapping[str, Any], study: Any) -> dict[str, Any]:
+    """The task of a message that belongs to a study, or to none (None): its bytes count there."""
+    if study is None:
+        return dict(task)
+    return {**task, "study": {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}}
 
 
 def rule_of(node_config: Mapping[str, Any]) -> str:
@@ -72,7 +106,8 @@ def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
         return reply
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        line = f"nothing leaves: the audit log cannot be written: {' '.join(str(reason).split())}"
+        reason = f"the audit log cannot be written: {' '.join(str(reason).split())}"
+        line = f"nothing leaves: {error if isinstance(error, SiteError) else reason}"
         print(f"ERROR: {line} ({task['folder']})", file=sys.stderr, flush=True)
         from flwr.app import Error, Message
 
@@ -80,11 +115,17 @@ def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
 
 
 def write_down(reply: Any, task: Mapping[str, Any]) -> None:
-    """Append a reply to the log. Raises OSError where it cannot be written."""
+    """Append a reply to the log, and count its bytes in its study.
+
+    Raises OSError where the log cannot be written, SiteError where the study allows no more bytes.
+    """
     sent = list(records(reply))
     facts = {key: value for key, value in task.items() if key != "folder"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     total = sum(record["bytes"] for record in sent)
+    if study := facts.get("study"):
+        charge_bytes(study, Path(task["folder"]).parent, total)
+        facts["study"] = {key: study[key] for key in ("name", "digest")}
     Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
 
 

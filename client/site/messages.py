@@ -1,0 +1,53 @@
+"""May a message be answered here? By the hospital's policy, and by the study that it approved.
+
+Asked in the site's own process, before the app is unpacked or imported, and again in the app. Standard library only.
+"""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from .errors import SiteError
+from .study.accounting import count_message as count_in_study
+from .study.approvals import study_for
+from .study.protocol import Study, message_faults, narrowed
+from .trust.counters import count_message, count_run
+from .trust.message_rules import round_faults, run_faults
+from .trust.policy import PolicyRefusedError, policy_of
+
+
+def check_message(message: Any, context: Any, *, count: bool = True, app: Iterable[str] = ()) -> Study | None:
+    """Return the study that a message belongs to, if any, where this site allows what the message asks for.
+
+    Raises PolicyRefusedError, with one line, where policy or study do not allow it, and ValueError where one of them
+    cannot be read: then nothing is allowed. A message that is allowed is counted, except where another process has done
+    so (``count``). ``app``: the sums of the app's build; none, where another process has compared them. A simulation's
+    silos, which have no data file of their own, have no policy. `message` and `context` are Flower's.
+    """
+    node = context.node_config
+    if "data" not in node:
+        return None
+    policy, silo = policy_of(node), str(node.get("name", "this silo"))
+    if policy.public:
+        return None
+    kind, run_config = message.metadata.message_type.partition(".")[0], context.run_config
+    sent = dict(message.content["config"]) if "config" in message.content else {}
+    state, run, today = node.get("state-dir"), str(int(context.run_id)), datetime.now(UTC).date()
+    try:
+        study = study_for(policy, state, run_config)
+    except SiteError as error:
+        raise PolicyRefusedError(f"{silo} refuses: {error}") from None
+    faults = []
+    if study is not None:
+        policy = narrowed(policy, study)
+        faults = message_faults(study, run_config, kind, sent, app, today)
+    for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
+        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+    fault = count_run(policy, state, run)
+    if count and not fault and study is not None:
+        fault = count_in_study(study, str(state), silo, run, kind, today.isoformat())
+    if count and not fault:
+        fault = count_message(policy, state, run, silo, kind)
+    if fault:
+        raise PolicyRefusedError(f"{silo} refuses: {fault}")
+    return study

@@ -1,0 +1,125 @@
+"""The studies that this site has approved: kept in its state directory, one folder each.
+
+    STATE_DIR/studies/NAME/study.toml       the file, as it was approved
+    STATE_DIR/studies/NAME/approval.json    who approved it, when, its digest, who signed it, what was warned of
+    STATE_DIR/studies/NAME/revoked.json     who ended it, and when; not there while it holds
+
+Standard library only, as in trust/policy.py.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.audit import Log, write_whole
+from ..trust.policy import Policy
+from .accounting import folder
+from .protocol import Study, parse_study
+
+STUDY, APPROVAL, REVOKED = "study.toml", "approval.json", "revoked.json"
+REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Approved:
+    """A study of this site, and its state."""
+
+    study: Study
+    by: str
+    when: str
+    signer: str  # the fingerprint of who signed it; empty: it is unsigned
+    revoked: str = ""  # when it was ended; empty: it holds
+
+
+def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> Study | None:
+    """The approved study that a run names; None where it names none and needs none.
+
+    Raises SiteError, one line, where the policy wants one, or the one that is named is not approved here.
+    """
+    name = str(run.get("study") or "")
+    if not name and policy.studies != REQUIRED:
+        return None
+    if not name:
+        raise SiteError(f"its policy has {policy.says('studies')}, and the run names none: study = NAME")
+    found = find(Path(str(state)), name) if state else None
+    if found is None:
+        raise SiteError(f"no study {name[:80]!r} is approved here: silofl approve FILE")
+    if found.revoked:
+        raise SiteError(f"the study {name} was revoked here on {found.revoked[:10]}")
+    return found.study
+
+
+def find(state: Path, name: str) -> Approved | None:
+    """The study of this name; None where it was never approved here.
+
+    Raises SiteError where its files cannot be read, or are not those that were approved.
+    """
+    place = state / folder(name)
+    if Path(name).name != name or not (place / APPROVAL).is_file():
+        return None
+    try:
+        text = (place / STUDY).read_text(encoding="utf-8")
+        approval = json.loads((place / APPROVAL).read_text(encoding="utf-8"))
+        revoked = (place / REVOKED).read_text(encoding="utf-8") if (place / REVOKED).exists() else "{}"
+        ended = str(json.loads(revoked).get("when", ""))
+        facts = {key: str(approval[key]) for key in ("by", "when", "signer", "digest")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SiteError(f"{place} is damaged ({type(error).__name__}): approve the study again") from None
+    study = parse_study(text, str(place / STUDY))
+    if study.digest != facts.pop("digest"):
+        raise SiteError(f"{place / STUDY} is not what was approved: approve the study again")
+    return Approved(study, **facts, revoked=ended)
+
+
+def approved(state: Path) -> list[Approved]:
+    """All studies of this site, by name. Raises SiteError where one cannot be read."""
+    names = sorted(path.parent.name for path in (state / "studies").glob(f"*/{APPROVAL}"))
+    return [one for name in names if (one := find(state, name))]
+
+
+def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]) -> Study:
+    """Keep a study as approved, once that is in the audit log. Raises SiteError, OSError.
+
+    Another version of one that holds is refused: it is revoked first, so that somebody decides.
+    """
+    study = parse_study(text, STUDY)
+    before = find(state, study.name)
+    if before and not before.revoked and before.study.digest != study.digest:
+        raise SiteError(
+            f"another version of the study {study.name} is approved here since {before.when[:10]}: "
+            f"silofl revoke {study.name}, then approve this one; what was used so far stays counted"
+        )
+    place, when = state / folder(study.name), now()
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    note(state, silo, "study approved", study.name, study.digest, by, [*warnings])
+    facts = {"by": by, "when": when, "signer": signer, "digest": study.digest, "warnings": [*warnings]}
+    write_whole(place / STUDY, text)
+    write_whole(place / APPROVAL, json.dumps(facts, indent=1) + "\n")
+    (place / REVOKED).unlink(missing_ok=True)
+    return study
+
+
+def revoke(state: Path, silo: str, name: str, by: str) -> None:
+    """End a study at once: its next message is refused. Raises SiteError where there is none of this name."""
+    place = state / folder(name)
+    if Path(name).name != name or not (place / APPROVAL).is_file():
+        raise SiteError(f"no study {name[:80]!r} is approved here; `silofl studies` lists them")
+    if (place / REVOKED).exists():
+        raise SiteError(f"the study {name} was revoked before; `silofl studies` says when")
+    write_whole(place / REVOKED, json.dumps({"by": by, "when": now()}) + "\n")
+    note(state, silo, "study revoked", name, "", by, [])
+
+
+def note(state: Path, silo: str, what: str, name: str, digest: str, by: str, warnings: list[str]) -> None:
+    """Write a decision of this site into its audit log. Raises OSError."""
+    entry = {"time": now(), "silo": silo, "asked-by": by, "run-id": "", "run": name, "round": 0, "asked": what}
+    entry |= {"method": "", "app": "", "settings": "", "rule": "", "bytes": 0, "sent": []}
+    Log(state / "audit").append({**entry, "study": {"name": name, "digest": digest}, "warnings": warnings})
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,288 @@
+"""A study's protocol, `study.toml`: the question, the methods, their settings, the code, the limits, the dates.
+
+    kind = "silofl study 1"
+    name = "heart-2026"
+    ...
+    [settings]
+    strategy = ["fedavg", "apple"]                  # one of these
+    learning-rate = {min = 0.001, max = 0.1}        # from, to
+    batch-size = 32                                 # this and no other
+
+A setting that the protocol does not list has silofl's default (`trust/methods.py`); a run with another value is outside
+the study. Settings that change nothing at a hospital are free (:data:`FREE`). The consortium's signature stands behind
+the protocol, in a table of its own (`signature.py`).
+
+Standard library only, as in trust/policy.py: a message is checked in the site's own process, before the app is loaded.
+"""
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.methods import DEFAULTS, METHODS
+from ..trust.policy import METRICS, SCORE, Policy, shown
+from ..trust.run_config import number, of_method, owner, plain
+
+KIND = "silofl study 1"
+SIGNATURE = "\n[signature]\n"  # what the consortium's signature begins with, behind the protocol
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+SUM = re.compile(r"[0-9a-f]{64}")
+# Settings of the server, of a simulation, or of the machine: no hospital trains differently for them.
+FREE = frozenset(
+    (
+        *("study", "out", "resume", "checkpoint-every", "threads", "device", "vectorize", "data-dir", "dataset"),
+        *("partition", "silos", "agreed", "min-silos", "round-timeout", "straggler-factor", "straggler-floor"),
+        "lost-silo",
+    )
+)
+TEXTS = ("purpose", "contact", "results", "retention")
+KEYS = ("kind", "name", *TEXTS, "start", "end", "apps", "schema", "participants", "metrics", "settings", "limits")
+OPTIONAL = ("schema",)
+MOST = 2**53
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one hospital answers in the whole study, over all its runs."""
+
+    runs: int = field(metadata={"help": "runs"})
+    rounds: int = field(metadata={"help": "training messages"})
+    evaluations: int = field(metadata={"help": "evaluations without training"})
+    messages: int = field(metadata={"help": "messages of any kind"})
+    bytes: int = field(metadata={"help": "bytes that leave"})
+    days: int = field(metadata={"help": "days on which it answers"})
+
+
+@dataclass(frozen=True)
+class Study:
+    """A protocol that was read. ``settings``: key to what it may be, as TOML has it."""
+
+    name: str
+    purpose: str
+    contact: str
+    results: str  # who may see them
+    retention: str  # how long who keeps what
+    start: date
+    end: date
+    apps: tuple[str, ...]  # SHA-256 of the app's builds, or of what they hold
+    participants: int  # fewest silos that train in a round
+    metrics: tuple[str, ...]
+    settings: Mapping[str, Any]
+    limits: Limits
+    digest: str  # SHA-256 of the protocol, without its signature
+    schema: str = ""  # SHA-256 of the federation's schema; empty: none is declared
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        found = self.settings["strategy"]
+        return tuple(found) if isinstance(found, list) else (found,)
+
+
+def body_of(text: str) -> str:
+    """Return the protocol of a file, without the signature."""
+    body = text.rpartition(SIGNATURE)[0] if SIGNATURE in text else text
+    return body.rstrip("\n") + "\n"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse_study(text: str, path: str) -> Study:
+    """The study of a file's text. Raises SiteError, one line, that says what does not fit."""
+    body = body_of(text)
+    try:
+        found = tomllib.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise SiteError(f"{path} is no TOML ({error}); `silofl study new` writes a protocol to begin with") from None
+    if found.get("kind") != KIND:
+        raise SiteError(f"{path}: kind = {shown(found.get('kind'))}: {KIND!r} is wanted here")
+    _check_keys(path, found, KEYS, OPTIONAL)
+    for key in TEXTS:
+        if not isinstance(found[key], str) or not found[key].strip():
+            raise SiteError(f"{path}: {key} = {shown(found[key])}: a text is wanted here")
+    if not isinstance(found["name"], str) or not NAME.fullmatch(found["name"]):
+        raise SiteError(f"{path}: name = {shown(found['name'])}: 1 to 63 lower-case letters, digits and hyphens wanted")
+    start, end = (_day(path, key, found[key]) for key in ("start", "end"))
+    if end < start:
+        raise SiteError(f"{path}: end = {end}: a day after start = {start} is wanted here")
+    schema = found.get("schema", "")
+    if schema and not (isinstance(schema, str) and SUM.fullmatch(schema)):
+        raise SiteError(f"{path}: schema = {shown(schema)}: a SHA-256 is wanted here, 64 hexadecimal digits")
+    return Study(
+        **{key: found[key] for key in ("name", *TEXTS)},
+        start=start,
+        end=end,
+        apps=_apps(path, found["apps"]),
+        participants=_whole(path, "participants", found["participants"], 1),
+        metrics=_metrics(path, found["metrics"]),
+        settings=_settings(path, found["settings"]),
+        limits=_limits(path, found["limits"]),
+        digest=hashlib.sha256(body.encode()).hexdigest(),
+        schema=schema,
+    )
+
+
+def _check_keys(path: str, found: Mapping[str, Any], keys: Iterable[str], optional: Iterable[str] = ()) -> None:
+    known = tuple(keys)
+    for key in found:
+        if key not in known:
+            raise SiteError(f"{path}: {shown(key)} is no key of a study; the keys are {', '.join(known)}")
+    for key in known:
+        if key not in found and key not in optional:
+            raise SiteError(f"{path}: {key} is missing; `silofl study new` writes a protocol with every key")
+
+
+def _day(path: str, key: str, value: Any) -> date:
+    if type(value) is not date:
+        raise SiteError(f"{path}: {key} = {shown(value)}: a day is wanted here, as in {key} = 2027-06-30")
+    return value
+
+
+def _whole(path: str, key: str, value: Any, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        raise SiteError(f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here")
+    return value
+
+
+def _apps(path: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(s, str) and SUM.fullmatch(s) for s in value):
+        raise SiteError(f"{path}: apps = {shown(value)}: a list of SHA-256 sums of app builds is wanted here")
+    return tuple(value)
+
+
+def _metrics(path: str, value: Any) -> tuple[str, ...]:
+    known = (*METRICS, SCORE)
+    if not isinstance(value, list) or any(word not in known for word in value):
+        raise SiteError(f"{path}: metrics = {shown(value)}: a list of these is wanted here: {', '.join(known)}")
+    return tuple(value)
+
+
+def _limits(path: str, value: Any) -> Limits:
+    names = tuple(Limits.__dataclass_fields__)
+    if not isinstance(value, dict):
+        raise SiteError(f"{path}: limits = {shown(value)}: a table is wanted here, [limits]")
+    _check_keys(f"{path}: [limits]", value, names)
+    return Limits(**{name: _whole(path, f"limits.{name}", value[name], 0) for name in names})
+
+
+def _settings(path: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise SiteError(f"{path}: settings = {shown(value)}: a table is wanted here, [settings]")
+    flat = dict(_flat(value))
+    for key, allowed in flat.items():
+        if key not in DEFAULTS or key in FREE:
+            why = "no study fixes it" if key in FREE else "this silofl has no such setting"
+            raise SiteError(f"{path}: [settings] {shown(key)}: {why}; leave it out")
+        if fault := _constraint_fault(allowed, DEFAULTS[key]):
+            raise SiteError(f"{path}: [settings] {key} = {shown(allowed)}: {fault}")
+    methods = flat.get("strategy", DEFAULTS["strategy"])
+    for name in methods if isinstance(methods, list) else [methods]:
+        if name not in METHODS:
+            raise SiteError(f"{path}: [settings] strategy: there is no method {shown(name)}")
+    return {"strategy": DEFAULTS["strategy"], **flat}
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Key and value of a table; `[settings.apple] mu = 0.1` is `apple.mu`."""
+    for key, value in table.items():
+        if isinstance(value, dict) and not value.keys() & {"min", "max"}:
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _constraint_fault(allowed: Any, default: Any) -> str:
+    """Return what is wrong with the values that a protocol allows for a setting with this default."""
+    if isinstance(allowed, dict):
+        numeric = isinstance(default, int | float) and not isinstance(default, bool)
+        low, high = (number(allowed.get(end)) for end in ("min", "max"))
+        if not numeric or set(allowed) != {"min", "max"} or low is None or high is None or low > high:
+            return "a range is {min = LEAST, max = MOST}, of a number"
+        return ""
+    if isinstance(allowed, list) and not allowed:
+        return "a list of the values that it may have is wanted here"
+    for value in allowed if isinstance(allowed, list) else [allowed]:
+        if isinstance(value, dict | list) or isinstance(value, bool) != isinstance(default, bool):
+            return f"a value like {default!r} is wanted here"
+        if isinstance(value, str) != isinstance(default, str):
+            return f"a value like {default!r} is wanted here"
+    return ""
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def allows(allowed: Any, value: Any) -> bool:
+    """Return whether a setting may have this value, as the app reads it: a number also where it is text."""
+    if isinstance(allowed, dict):
+        found = number(value)
+        return found is not None and allowed["min"] <= found <= allowed["max"]
+    wanted = allowed if isinstance(allowed, list) else [allowed]
+    return any(_same(one, value) for one in wanted)
+
+
+def _same(wanted: Any, value: Any) -> bool:
+    if isinstance(wanted, bool) or isinstance(value, bool):
+        return str(wanted).lower() == str(value).lower()
+    return bool(plain(wanted) == plain(value))
+
+
+def words(allowed: Any) -> str:
+    """What a setting may be, in words."""
+    if isinstance(allowed, dict):
+        return f"{allowed['min']} to {allowed['max']}"
+    if isinstance(allowed, list):
+        return " or ".join(map(str, allowed))
+    return str(allowed)
+
+
+def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
+    """Return which of a run's settings are outside the study; one that no message names is unknown here, so outside."""
+    faults = []
+    asked = {key: value for key, value in run.items() if owner(key) not in METHODS or key in of_method(run)}
+    for key, value in asked.items():
+        if key in FREE:
+            continue
+        if key not in DEFAULTS:
+            faults.append(f"the study {study.name} knows no setting {key[:80]!r}")
+            continue
+        allowed = study.settings.get(key, DEFAULTS[key])
+        if not allows(allowed, value):
+            faults.append(f"the study {study.name} has {key} = {words(allowed)}, the run {value!r:.80}")
+    for key in (key for key in study.settings if not owner(key) and key not in run):
+        faults.append(f"the study {study.name} has {key} = {words(study.settings[key])}, the run none")
+    return faults
+
+
+def message_faults(
+    study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], app: Iterable[str], today: date
+) -> list[str]:
+    """Return why a message is outside a study, one line each.
+
+    ``run``: the run's settings; ``kind``: train, evaluate or query; ``sent``: the config of the message; ``app``: the
+    sums of the app's build, empty where another process has compared them.
+    """
+    faults = []
+    if today < study.start:
+        faults.append(f"the study {study.name} starts on {study.start}")
+    if today > study.end:
+        faults.append(f"the study {study.name} ended on {study.end}")
+    sums = [one for one in app if one]
+    if sums and not {*sums} & {*study.apps}:
+        faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {sums[0][:16]}... is none of them")
+    faults += setting_faults(study, run)
+    present = number(sent.get("participants")) or 0
+    if kind == "train" and METHODS.get(str(run.get("strategy")), {}).get("uploads") and present < study.participants:
+        faults.append(f"the study {study.name} has participants = {study.participants}, the round {present:g}")
+    return faults
+
+
+def narrowed(policy: Policy, study: Study) -> Policy:
+    """The stricter of policy and study, where both have a rule: fewest silos, and metrics that may leave."""
+    metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
+    return replace(policy, metrics=metrics, min_silos=max(policy.min_silos, study.participants))

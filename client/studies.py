@@ -1,0 +1,268 @@
+"""`silofl study show`, `approve`, `studies`, `revoke`: a study in words, and a hospital's decision about it."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from client.site.node import Site
+from client.site.study import approvals
+from client.site.study.accounting import used_up
+from client.site.study.dangers import dangers, values
+from client.site.study.protocol import Limits, Study, parse_study, words
+from client.site.study.signature import signer_of
+from client.site.trust.audit import verify
+from client.site.trust.keys import site_root
+from client.site.trust.message_rules import run_faults
+from client.site.trust.methods import DEFAULTS
+from client.site.trust.policy import Policy, read_policy
+from client.site.trust.signing import UNSIGNED, known, wanted_key
+from partitions.common.errors import DataError, UserError
+from partitions.common.names import escaped
+from strategies import strategies
+from strategies.base.declarations import NUMBERS, VECTORS
+
+WIDTH = 100
+METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A silo of this site: its name, its state directory, its policy, and who signed its bundles, as far as known."""
+
+    name: str
+    state: Path
+    policy: Policy
+    signer: str = ""
+
+
+def place_of(state: Path | None, policy: Path | None = None) -> Place:
+    """The silo of a state directory, of this container, or the only one that joined from this machine.
+
+    ``policy``: its policy's file, where that is not in its place. Raises UserError, one line, where there is no such
+    silo, or there are several.
+    """
+    if state is None and os.environ.get("SILOFL_NAME"):
+        site = Site.from_environment(os.environ)
+        return Place(site.name, site.state, read_policy(str(policy or site.policy)))
+    if state is None:
+        states = sorted(path.parent / "state" for path in site_root().glob("*/ca.crt"))
+        if len(states) != 1:
+            names = ", ".join(path.parent.name for path in states) or "none has"
+            raise UserError(f"name the silo's state directory with --state-dir: of those that joined here, {names}")
+        state = states[0]
+    if not state.is_dir():
+        raise UserError(
+            f"--state-dir {state}: there is no such directory; it is the one that the silo keeps its state in"
+        )
+    state = state.absolute()
+    folder = state.parent if state.name == "state" else state  # of a silo that joined, or of `silofl up`
+    own = policy or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
+    return Place(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
+
+
+def read_file(file: Path) -> tuple[str, Study]:
+    """A study's file, and what it says. Raises SiteError or OSError."""
+    text = file.read_text(encoding="utf-8")
+    return text, parse_study(text, str(file))
+
+
+# --- a study in words -------------------------------------------------------------------------------------------------
+
+
+def study_page(study: Study, signer: str) -> str:
+    """The study as a committee reads it: the question, what leaves, what can be inferred, the limits, the settings."""
+    lines = [
+        f"Study {study.name}",
+        f"  {'signed by ' + signer if signer else 'NOT SIGNED'}; SHA-256 {study.digest}",
+        "",
+        *_pairs({"purpose": study.purpose, "contact": study.contact, "runs from": f"{study.start} to {study.end}"}),
+        *_pairs({"results": study.results, "retention": study.retention}),
+        "",
+        "What leaves the hospital, and what can be inferred from it",
+        *_leaves(study),
+        "",
+        "At most, in the whole study, from one hospital",
+        *(
+            f"  {getattr(study.limits, name):>14,}  {f.metadata['help']}"
+            for name, f in Limits.__dataclass_fields__.items()
+        ),
+        f"  No training with fewer than {study.participants} hospitals in a round.",
+        "",
+        f"Software: {len(study.apps)} build(s), SHA-256",
+        *(f"  {one}" for one in study.apps),
+        *(["Data schema, SHA-256", f"  {study.schema}"] if study.schema else []),
+        "",
+        "Settings (every other setting has silofl's default)",
+        *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
+        "",
+        *textwrap.wrap(
+            "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
+            "updates; the limits above bound how much is asked, not what one reply gives away (docs/privacy.md).",
+            WIDTH,
+        ),
+    ]
+    return "\n".join(map(escaped, lines))
+
+
+def _pairs(facts: Mapping[str, str]) -> Iterator[str]:
+    for name, text in facts.items():
+        yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
+
+
+def _leaves(study: Study) -> Iterator[str]:
+    for name in study.methods:
+        info = strategies()[name].info
+        vectors = [VECTORS[one] for one in info.uploads]
+        inferred = dict.fromkeys(word for _, found in vectors for word in found)
+        sent = "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]) or "no model"
+        text = f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
+    yield from textwrap.wrap(f"with every method: {text}.", WIDTH, initial_indent="  ", subsequent_indent="    ")
+
+
+# --- a hospital decides -----------------------------------------------------------------------------------------------
+
+
+def review(study: Study, place: Place, samples: int | None = None) -> list[str]:
+    """Return what a hospital is warned of. Raises UserError where its policy refuses every run of a method."""
+    lines = []
+    for name in study.methods:
+        faults = [run_faults(place.policy, corner) for corner in corners(study, name)]
+        if all(faults):
+            raise UserError(f"the study cannot run under {place.policy.where}: {faults[0][0]}")
+        lines += [f"your policy refuses a part of it: {fault}" for found in faults for fault in found]
+    earlier = approvals.approved(place.state)
+    return [*dict.fromkeys(lines), *dangers(study, place.policy, earlier, samples)]
+
+
+def corners(study: Study, method: str) -> list[dict[str, Any]]:
+    """The runs of a method with every setting at its first value, or least, and at its last, or most."""
+    found = []
+    for end in (0, -1):
+        run = {**DEFAULTS, **{key: values(study, key)[end] for key in study.settings}, "strategy": method}
+        found.append({**run, "study": study.name})
+    return found
+
+
+def approve(
+    file: Path,
+    state: Path | None,
+    *,
+    policy: Path | None = None,
+    by: str,
+    signed_by: str,
+    ask: Callable[[str], str] | None,
+    echo: Callable[[str], None],
+    samples: int | None = None,
+) -> Study:
+    """Show a study, warn, ask, and keep it as approved. ``ask``: None where there is no question (--yes).
+
+    Raises UserError, DataError, SiteError or OSError, one line, where it cannot be approved; nothing is kept then.
+    """
+    place, (text, study) = place_of(state, policy), read_file(file)
+    signer = signer_of(text)
+    check_signer(signer, place, signed_by)
+    echo(study_page(study, signer))
+    warnings = review(study, place, samples)
+    echo(f"\nChecked against {place.policy.where}: {len(warnings)} warnings")
+    for line in warnings:
+        echo("\n".join(textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")))
+    if ask is not None:
+        by = by or ask("\nYour name, for the audit log: ").strip()
+        if ask(f"Type the study's name to approve it for {place.name}: ").strip() != study.name:
+            raise UserError(f"{study.name} is not approved: its name was not typed")
+    if not by:
+        raise UserError("--by NAME is missing: the audit log says who approved a study")
+    return approvals.approve(place.state, place.name, text, by, signer, warnings)
+
+
+def check_signer(signer: str, place: Place, signed_by: str) -> None:
+    """Raise DataError where a study is signed by another key than wanted, or by none."""
+    if signed_by == UNSIGNED:
+        return
+    wanted = wanted_key(signed_by) if signed_by else place.signer
+    if not signer:
+        raise DataError(
+            f"this study is not signed: ask for a signed one (--signed-by {UNSIGNED} takes it all the same)"
+        )
+    if wanted and signer != wanted:
+        raise DataError(f"this study is signed by {signer}, not by {wanted}: somebody else made it")
+
+
+def overview(state: Path | None) -> list[dict[str, Any]]:
+    """The studies of this site, each with its state, and what was used of its limits."""
+    place, today = place_of(state), datetime.now(UTC).date()
+    found = []
+    for one in approvals.approved(place.state):
+        study = one.study
+        now = "revoked" if one.revoked else "ended" if today > study.end else "waits" if today < study.start else "open"
+        found.append(
+            {
+                "name": study.name,
+                "state": now,
+                "approved": one.when,
+                "by": one.by,
+                "signed_by": one.signer,
+                "revoked": one.revoked,
+                "start": study.start.isoformat(),
+                "end": study.end.isoformat(),
+                "digest": study.digest,
+                "used": used_up(place.state, study),
+                "limits": asdict(study.limits),
+            }
+        )
+    return found
+
+
+def released(state: Path | None) -> list[dict[str, Any]]:
+    """What left of each data file that this silo ever had, by its SHA-256, from the audit log: the oldest first."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in verify(place_of(state).state / "audit").entries:
+        if entry["asked"].partition(".")[0] != "train" or "error" in (record["name"] for record in entry["sent"]):
+            continue
+        cohort = entry.get("cohort", "")
+        one = found.setdefault(
+            cohort, {"cohort": cohort, "from": entry["time"], "studies": [], "models": 0, "bytes": 0}
+        )
+        study = entry.get("study", {}).get("name", "")
+        one["studies"] = sorted({*one["studies"], study})
+        one |= {"to": entry["time"], "models": one["models"] + 1, "bytes": one["bytes"] + entry["bytes"]}
+    return list(found.values())
+
+
+def released_page(found: list[dict[str, Any]]) -> str:
+    """What left of each data file, a line each."""
+    lines = ["", "Training replies of this silo, ever"] if found else []
+    for one in found:
+        data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
+        names = ", ".join(name or "no study" for name in one["studies"])
+        span = f"{one['from'][:10]} to {one['to'][:10]}"
+        lines.append(f"  {data}: {one['models']:,}, {one['bytes']:,} bytes, {span} ({names})")
+    return "\n".join(map(escaped, lines))
+
+
+def overview_page(studies: list[dict[str, Any]]) -> str:
+    """The studies of this site, a few lines each."""
+    if not studies:
+        return "no study was approved here"
+    lines = []
+    for one in studies:
+        ended = f", revoked {one['revoked'][:10]}" if one["revoked"] else ""
+        lines.append(f"{one['name']}: {one['state']} ({one['start']} to {one['end']}){ended}")
+        lines.append(f"  approved {one['approved'][:10]} by {one['by']}")
+        used = (f"{name} {one['used'][name]:,} of {most:,}" for name, most in one["limits"].items())
+        lines += textwrap.wrap(f"used: {', '.join(used)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(map(escaped, lines))
+
+
+def revoke(name: str, state: Path | None, by: str) -> None:
+    """End a study of this site at once. Raises SiteError where there is none of this name."""
+    place = place_of(state)
+    approvals.revoke(place.state, place.name, name, by)

@@ -1,0 +1,102 @@
+"""The draft of a study's protocol, from a run's settings, and whether a protocol can be run as it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from client.site.study.dangers import relevant
+from client.site.study.protocol import FREE, KIND, Study, parse_study
+from client.site.trust.apps import build
+from client.site.trust.methods import DEFAULTS
+from client.site.trust.pins import content_sum
+from client.studies import corners
+from partitions.common.errors import UserError
+from strategies.base.run_settings import parse_settings
+
+ALWAYS = (  # settings that every protocol says, though they be defaults
+    *("rounds", "seed", "model", "local-epochs", "batch-size", "optimizer", "learning-rate", "momentum"),
+    *("weight-decay", "participation", "evaluate-every", "robust"),
+)
+BYTES = 10**9  # that leave a hospital, unless another number is given
+DAYS = 365
+
+
+def draft(
+    name: str,
+    values: Mapping[str, object],
+    *,
+    texts: Mapping[str, str],
+    end: date | None,
+    apps: Sequence[str],
+    bytes_: int = BYTES,
+) -> str:
+    """A protocol of runs with these settings; several strategies or seeds, with commas, are several runs.
+
+    ``texts``: purpose, contact, results, retention; one that is missing stays empty, and the protocol is not complete.
+    Raises UserError for settings that make no run.
+    """
+    given = {key: str(value) for key, value in values.items()}
+    methods, seeds = (given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed"))
+    runs = [parse_settings({**values, "strategy": method, "seed": seed}) for method in methods for seed in seeds]
+    flat: dict[str, Any] = {}
+    for run in runs:
+        flat |= {key: value for key, value in run.flat().items() if key in DEFAULTS and key not in FREE}
+    settings = {key: value for key, value in flat.items() if key in ALWAYS or value != DEFAULTS[key]}
+    settings |= {"strategy": methods, "seed": [int(seed) for seed in seeds]}
+    rounds = len(runs) * runs[0].common.rounds
+    today = datetime.now(UTC).date()
+    lines = [
+        f"kind = {json.dumps(KIND)}",
+        f"name = {json.dumps(name)}",
+        *(f"{key} = {json.dumps(texts.get(key, ''), ensure_ascii=False)}" for key in texts),
+        f"start = {today}",
+        f"end = {end or today + timedelta(days=DAYS)}",
+        f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
+        f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
+        'metrics = ["loss", "score"]',
+        "",
+        "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
+        "[settings]",
+        *(f"{json.dumps(key) if '.' in key else key} = {_toml(value)}" for key, value in sorted(settings.items())),
+        "",
+        "# What one hospital answers at most, in all runs together.",
+        "[limits]",
+        f"runs = {len(runs)}",
+        f"rounds = {rounds}",
+        f"evaluations = {2 * len(runs)}",
+        f"messages = {rounds + 4 * len(runs)}",
+        f"bytes = {bytes_}",
+        f"days = {DAYS}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def app_sums(folder: Path) -> list[str]:
+    """The sum of the app of a checkout. Raises UserError where there is none."""
+    try:
+        return [content_sum(build(folder))]
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"--app {folder} is no checkout with an app ({error}): name one, or its sums with --sum"
+        ) from None
+
+
+def check(text: str, path: str) -> Study:
+    """The study of a file, where each of its methods runs with the least and the most of every setting.
+
+    Raises SiteError or UserError, one line, that says what does not fit.
+    """
+    study = parse_study(text, path)
+    for method in study.methods:
+        for run in corners(study, method):
+            asked = {*relevant(study), *study.settings, "strategy"}
+            parse_settings({key: value for key, value in run.items() if key in asked})
+    return study

@@ -1,0 +1,539 @@
+"""Studies: what a protocol may say, what lies outside it, its limits, its signature, and a hospital's decision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client import studies
+from client.site import audit_gate
+from client.site.errors import SiteError
+from client.site.messages import check_message
+from client.site.study import accounting, approvals
+from client.site.study.dangers import dangers
+from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
+from client.site.study.signature import signed, signer_of
+from client.site.trust import audit
+from client.site.trust.methods import DEFAULTS, METHODS
+from client.site.trust.policy import Policy, PolicyRefusedError
+from client.site.trust.run_config import owner
+from partitions.common.errors import DataError, UserError
+from server.cli.main import main
+from server.simulation.engine import flower_identity
+
+APP = "ab" * 32
+TEXT = f"""\
+kind = "silofl study 1"
+name = "heart"
+purpose = "Does it help?"
+contact = "A. Person"
+results = "The hospitals."
+retention = "Models for a year."
+start = 2026-01-01
+end = 2099-12-31
+apps = ["{APP}"]
+participants = 3
+metrics = ["loss", "score"]
+
+[settings]
+strategy = ["fedavg", "apple"]
+learning-rate = {{min = 0.01, max = 0.1}}
+batch-size = 32
+rounds = [2, 3]
+
+[settings.apple]
+mu = 0.2
+
+[limits]
+runs = 2
+rounds = 3
+evaluations = 1
+messages = 6
+bytes = 1000
+days = 2
+"""
+RUN: dict[str, Any] = {**DEFAULTS, "study": "heart", "strategy": "fedavg", "batch-size": 32, "rounds": 2}
+ASKED = {"participants": 3}
+TODAY = date(2026, 11, 24)
+
+
+def study(**changes: str) -> Study:
+    """The study with these lines of its protocol in place of its own."""
+    lines = TEXT.splitlines()
+    for key, line in changes.items():
+        place = next(i for i, old in enumerate(lines) if old.startswith(f"{key.replace('_', '-')} = "))
+        lines[place] = line
+    return parse_study("\n".join(lines), "study.toml")
+
+
+# ---- The protocol ----------------------------------------------------------------------------------------------------
+
+
+def test_a_protocol_is_read() -> None:
+    found = study()
+    assert found.methods == ("fedavg", "apple") and found.settings["apple.mu"] == 0.2
+    assert found.limits.messages == 6 and found.end == date(2099, 12, 31) and found.apps == (APP,)
+
+
+BAD = {
+    "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': 'silofl study 1' is wanted here"),
+    "name": ('name = "../heart"', r"name = '../heart': 1 to 63 lower-case letters"),
+    "purpose": ('purpose = " "', "purpose = ' ': a text is wanted here"),
+    "contact": ("", "contact is missing; `silofl study new`"),
+    "end": ("end = 2025-12-31", "end = 2025-12-31: a day after start = 2026-01-01"),
+    "start": ('start = "2026-01-01"', "start = '2026-01-01': a day is wanted here"),
+    "apps": ("apps = []", r"apps = \[\]: a list of SHA-256 sums"),
+    "participants": ("participants = 0", "participants = 0: a whole number of at least 1"),
+    "metrics": ('metrics = ["f1"]', r"metrics = \['f1'\]: a list of these"),
+    "learning-rate": ("learning-rate = {min = 1, max = 0}", "a range is {min = LEAST, max = MOST}"),
+    "batch-size": ('batch-size = "all"', "a value like 64 is wanted here"),
+    "rounds": ("rounds = []", "a list of the values that it may have"),
+    "strategy": ('strategy = ["fedavgg"]', "there is no method 'fedavgg'"),
+    "mu": ("nu = 0.2", r"'apple.nu': this silofl has no such setting"),
+    "runs": ("rins = 2", r"\[limits\]: 'rins' is no key of a study"),
+    "bytes": ("bytes = true", "limits.bytes = True: a whole number"),
+    "days": ("days = 2\nout = 'x'", "'out' is no key of a study"),
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_what_is_no_protocol_is_one_line(key: str) -> None:
+    line, reason = BAD[key]
+    with pytest.raises(SiteError, match=reason) as caught:
+        study(**{key: line})
+    assert "\n" not in str(caught.value)
+
+
+def test_no_study_fixes_what_changes_nothing_at_a_hospital() -> None:
+    assert set(DEFAULTS) >= FREE
+    with pytest.raises(SiteError, match="'resume': no study fixes it; leave it out"):
+        study(batch_size="resume = true")
+
+
+def test_values_by_hand() -> None:
+    assert allows({"min": 1, "max": 2}, 1) and allows({"min": 1, "max": 2}, "1.5")
+    assert not allows({"min": 1, "max": 2}, 2.1) and not allows({"min": 1, "max": 2}, "nan")
+    assert allows([1, 2], 2) and not allows([1, 2], 3) and allows("sgd", "sgd") and not allows("sgd", "adam")
+    assert allows(True, "true") and not allows(True, 1) and not allows(1, True) and not allows(0, False)
+
+
+# ---- What is outside a study -----------------------------------------------------------------------------------------
+
+
+def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
+    facts = {"sent": ASKED, "app": (APP,), "today": TODAY, **more}
+    return message_faults(study(), run, kind, **facts)
+
+
+def test_what_is_within() -> None:
+    for run in (RUN, {**RUN, "strategy": "apple", "apple.mu": 0.2, "learning-rate": 0.01}, {**RUN, "rounds": "3"}):
+        assert outside(run) == outside(run, "query") == outside(run, "evaluate") == []
+
+
+def test_every_setting_that_may_matter_is_fixed() -> None:
+    """Red team: each setting alone, moved off what the study says. None gets through but the free ones."""
+    run = {**RUN, "strategy": "apple", "apple.mu": 0.2}
+    for key, default in DEFAULTS.items():
+        value = run[key]
+        changed = not value if isinstance(default, bool) else value + 7 if not isinstance(value, str) else f"{value}x"
+        ignored = owner(key) in METHODS and owner(key) != "apple"  # another method's
+        assert bool(setting_faults(study(), {**run, key: changed})) == (key not in FREE and not ignored), key
+
+
+@pytest.mark.parametrize(
+    ("run", "reason"),
+    [
+        ({"batch-size": 1}, "the study heart has batch-size = 32, the run 1"),
+        ({"learning-rate": 0.2}, "the study heart has learning-rate = 0.01 to 0.1, the run 0.2"),
+        ({"strategy": "ditto"}, "the study heart has strategy = fedavg or apple, the run 'ditto'"),
+        ({"momentum": 0.9}, "the study heart has momentum = 0.0, the run 0.9"),
+        ({"ala": True}, "the study heart has ala = False, the run True"),
+        ({"mlp.hidden": "1"}, "the study heart has mlp.hidden"),
+        ({"trainable": "conv1"}, "the study heart has trainable = all, the run 'conv1'"),
+        ({"init-weights": "imprint.safetensors"}, "the study heart has init-weights = "),
+        ({"noise": 1}, "the study heart knows no setting 'noise'"),
+    ],
+)
+def test_a_setting_outside(run: dict[str, Any], reason: str) -> None:
+    (fault,) = outside({**RUN, **run})
+    assert fault.startswith(reason)
+
+
+def test_a_listed_setting_may_not_be_left_out() -> None:
+    run = {key: value for key, value in RUN.items() if key != "batch-size"}
+    assert outside(run) == ["the study heart has batch-size = 32, the run none"]
+
+
+def test_dates_builds_and_participants() -> None:
+    assert outside(RUN, today=date(2025, 12, 31)) == ["the study heart starts on 2026-01-01"]
+    assert outside(RUN, today=date(2100, 1, 1)) == ["the study heart ended on 2099-12-31"]
+    assert outside(RUN, app=("cd" * 32, "ef" * 32)) == [
+        "the study heart has 1 app builds, and cdcdcdcdcdcdcdcd... is none of them"
+    ]
+    assert outside(RUN, app=("cd" * 32, APP)) == [] and outside(RUN, app=()) == []
+    assert outside(RUN, sent={"participants": 2}) == ["the study heart has participants = 3, the round 2"]
+    assert outside(RUN, sent={}) and not outside(RUN, "evaluate", sent={})
+
+
+def test_the_stricter_holds() -> None:
+    policy = narrowed(Policy(metrics=("loss", "accuracy"), min_silos=5), study(participants="participants = 4"))
+    assert policy.metrics == ("loss",) and policy.min_silos == 5
+    assert narrowed(Policy(min_silos=2), study()).min_silos == 3
+
+
+# ---- A hospital decides ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> Path:
+    """The state directory of a silo whose policy wants a study."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
+    return tmp_path / "state"
+
+
+def ask(silo: Path, run: dict[str, Any] = RUN, kind: str = "train", run_id: int = 1, **more: Any) -> Study | None:
+    """A message to the silo, as the site's own process checks it."""
+    node = {"name": "a", "data": "a.npz", "policy": str(silo.parent / "policy.toml"), "state-dir": str(silo)}
+    message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": ASKED})
+    context = SimpleNamespace(node_config=node, run_config=run, run_id=run_id)
+    return check_message(message, context, **{"app": (APP,), **more})
+
+
+def approve(silo: Path, text: str = TEXT) -> None:
+    approvals.approve(silo, "a", text, "Dr. B", "", ["a warning"])
+
+
+def test_only_an_approved_study_is_answered(silo: Path) -> None:
+    with pytest.raises(
+        PolicyRefusedError, match='a refuses: its policy has studies = "required", and the run names none'
+    ):
+        ask(silo, {**RUN, "study": ""})
+    with pytest.raises(PolicyRefusedError, match="a refuses: no study 'heart' is approved here: silofl approve FILE"):
+        ask(silo)
+    approve(silo)
+    found = ask(silo)
+    assert found is not None and found.name == "heart"
+    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):
+        ask(silo, {**RUN, "study": "other"})
+    with pytest.raises(PolicyRefusedError, match=r"no study '../studies/heart' is approved here"):
+        ask(silo, {**RUN, "study": "../studies/heart"})
+    with pytest.raises(PolicyRefusedError, match="the study heart has batch-size = 32, the run 8"):
+        ask(silo, {**RUN, "batch-size": 8})
+    with pytest.raises(PolicyRefusedError, match="is none of them"):
+        ask(silo, app=("cd" * 32,))
+    (silo.parent / "policy.toml").write_text('studies = "optional"\nmin-silos = 1\n')
+    assert ask(silo, {**RUN, "study": ""}) is None
+    with pytest.raises(PolicyRefusedError, match="no study 'other' is approved here"):  # named, so it has to be there
+        ask(silo, {**RUN, "study": "other"})
+
+
+def test_policy_and_study_both_hold(silo: Path) -> None:
+    (silo.parent / "policy.toml").write_text('studies = "required"\nmin-batch-size = 64\n')
+    approve(silo)
+    with pytest.raises(PolicyRefusedError, match="its policy has min-batch-size = 64, the run batch-size = 32"):
+        ask(silo)
+
+
+def test_limits_hold_over_all_runs(silo: Path) -> None:
+    """Three trainings in all: two in the first run, one in the second; a third run is one too many."""
+    approve(silo)
+    assert all(ask(silo, kind=kind) for kind in ("query", "train", "train"))
+    assert ask(silo, run_id=2)
+    with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4: it is used up here"):
+        ask(silo, run_id=2)
+    with pytest.raises(PolicyRefusedError, match=r"limits.runs = 2, and this is number 3"):
+        ask(silo, kind="query", run_id=3)
+    assert ask(silo, kind="evaluate", run_id=2) and ask(silo, kind="query", run_id=2)
+    with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
+        ask(silo, kind="query", run_id=2)
+    used = {"runs": 2, "rounds": 3, "evaluations": 1, "messages": 6, "bytes": 0, "days": 1}
+    assert accounting.used_up(silo, study()) == used
+    ask(silo, run_id=2, count=False)  # the app's own check, after the site's process has counted
+
+
+def test_days_are_counted(silo: Path) -> None:
+    days = ["2026-01-01", "2026-01-02", "2026-01-03"]
+    faults = [accounting.count_message(study(), str(silo), "a", "1", "query", day) for day in days]
+    assert faults[:2] == ["", ""] and "limits.days = 2, and this is number 3" in faults[2]
+
+
+def test_a_revoked_study_is_refused_and_approved_again_keeps_its_counts(silo: Path) -> None:
+    approve(silo)
+    assert ask(silo) and ask(silo)
+    approvals.revoke(silo, "a", "heart", "Dr. B")
+    with pytest.raises(PolicyRefusedError, match="the study heart was revoked here on 20"):
+        ask(silo)
+    with pytest.raises(SiteError, match="was revoked before"):
+        approvals.revoke(silo, "a", "heart", "Dr. B")
+    approve(silo, TEXT.replace("days = 2", "days = 3"))  # another version of it
+    assert ask(silo)
+    with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
+        ask(silo)
+
+
+def test_another_version_is_no_silent_change(silo: Path) -> None:
+    approve(silo)
+    approve(silo)  # the same once more
+    with pytest.raises(
+        SiteError, match=r"another version of the study heart is approved here since .*: silofl revoke heart"
+    ):
+        approve(silo, TEXT.replace("rounds = 3", "rounds = 300"))
+
+
+def test_a_file_that_was_edited_after_the_approval(silo: Path) -> None:
+    approve(silo)
+    file = silo / "studies" / "heart" / "study.toml"
+    file.write_text(TEXT.replace("rounds = 3", "rounds = 300"))
+    with pytest.raises(PolicyRefusedError, match=r"study.toml is not what was approved: approve the study again"):
+        ask(silo)
+    file.unlink()
+    with pytest.raises(PolicyRefusedError, match=r"is damaged .*: approve the study again"):
+        ask(silo)
+
+
+def test_the_decision_is_in_the_audit_log(silo: Path) -> None:
+    approve(silo)
+    approvals.revoke(silo, "a", "heart", "Dr. C")
+    found = audit.verify(silo / "audit")
+    assert not found.faults
+    told = [(e["asked"], e["run"], e["asked-by"], e["study"]["digest"], e["warnings"]) for e in found.entries]
+    assert told == [
+        ("study approved", "heart", "Dr. B", study().digest, ["a warning"]),
+        ("study revoked", "heart", "Dr. C", "", []),
+    ]
+
+
+def test_nothing_is_approved_where_the_log_cannot_be_written(silo: Path) -> None:
+    (silo / "audit").write_text("no folder")
+    with pytest.raises(OSError):
+        approve(silo)
+    assert approvals.find(silo, "heart") is None
+
+
+def test_bytes_count_before_they_leave(silo: Path) -> None:
+    """Replies of 600 and 300 bytes leave; one of 200 would be 1100 of 1000: an error of one line goes in its place."""
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    def reply(size: int) -> tuple[Any, Any]:
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
+        return Message(content, reply_to=message), message
+
+    entry = {"time": "", "silo": "a", "asked-by": "", "run-id": "1", "run": "r", "round": 1, "asked": "train"}
+    task = {"folder": str(silo / "audit"), **entry, "method": "", "app": "", "settings": "", "rule": ""}
+    with flower_identity():
+        sent = [audit_gate.release_reply(*_with(reply(size), task)) for size in (600, 300, 200)]
+    assert [one.has_error() for one in sent] == [False, False, True]
+    line = "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"
+    assert sent[2].error.reason == line
+    entries = audit.verify(silo / "audit").entries
+    assert [e["bytes"] for e in entries] == [600, 300] and entries[0]["study"]["name"] == "heart"
+    assert accounting.used_up(silo, study())["bytes"] == 900
+
+
+def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two replies of one data file, one of another version of it; a refusal's bytes are no model."""
+    data, node = silo / "a.npz", {"name": "a", "data": str(silo / "a.npz"), "state-dir": str(silo)}
+    assert audit_gate.cohort_of(node) == ""  # there is none
+    sums = []
+    for content in (b"one", b"one", b"two"):
+        if not data.exists() or data.read_bytes() != content:
+            data.write_bytes(content)
+        sums.append(audit_gate.cohort_of(node))
+        entry = {"time": "2026-01-02T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": "1", "run": "r", "round": 1}
+        entry |= {"asked": "train", "method": "fedavg", "app": APP, "settings": "", "rule": "", "sent": []}
+        study = {"name": "heart", "digest": ""} if content == b"one" else {}
+        audit.Log(silo / "audit").append(
+            {**entry, "cohort": sums[-1], "bytes": 10} | ({"study": study} if study else {})
+        )
+    refusal = {**entry, "cohort": sums[-1], "bytes": 10, "sent": [{"name": "error", "bytes": 10, "sha256": ""}]}
+    audit.Log(silo / "audit").append(refusal)
+    assert sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest() and sums[2] == hashlib.sha256(b"two").hexdigest()
+    found = studies.released(silo)
+    assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [(2, 20, ["heart"]), (1, 10, [""])]
+    assert main(["studies", "--state-dir", str(silo)]) == 0
+    assert f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02 (heart)" in capsys.readouterr().out
+
+
+def _with(pair: tuple[Any, Any], task: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
+    return pair[0], audit_gate.in_study(task, study()), pair[1]
+
+
+def _answer_until_killed(silo: Path) -> None:
+    ask(silo)
+    os.kill(os.getpid(), signal.SIGKILL)  # before a reply
+
+
+def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
+    approve(silo)
+    for count in (1, 2, 3):
+        process = multiprocessing.get_context("spawn").Process(target=_answer_until_killed, args=(silo,))
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL and accounting.used_up(silo, study())["rounds"] == count
+    with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
+        ask(silo)
+
+
+# ---- The signature ---------------------------------------------------------------------------------------------------
+
+
+def test_a_signature_is_over_every_byte() -> None:
+    key = Ed25519PrivateKey.generate()
+    text = signed(TEXT, key)
+    assert signer_of(text).startswith("SHA256:") and parse_study(text, "f").digest == study().digest
+    assert signed(text, Ed25519PrivateKey.generate()) != text and signed(text, key) == text  # in its place
+    assert signer_of(TEXT) == ""
+    for changed in (text.replace("rounds = 3", "rounds = 4"), text.replace("Does", "does"), "# x\n" + text):
+        with pytest.raises(DataError, match="was changed after it was signed"):
+            signer_of(changed)
+    for damaged in (text.replace("public-key", "public"), text.replace("BEGIN PUBLIC", "BEGIN"), text[:-8]):
+        with pytest.raises(DataError, match="the study's signature is damaged"):
+            signer_of(damaged)
+
+
+def test_who_signed_it_decides(silo: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    fingerprint = signer_of(signed(TEXT, key))
+    place = studies.place_of(silo)
+    assert place.name == silo.parent.name and place.policy.studies == "required"
+    studies.check_signer(fingerprint, place, "")  # of no bundle is a signer known
+    (silo.parent / "signed-by").write_text(fingerprint + "\n")
+    place = studies.place_of(silo)
+    studies.check_signer(fingerprint, place, "")
+    other = signer_of(signed(TEXT, Ed25519PrivateKey.generate()))
+    with pytest.raises(DataError, match="somebody else made it"):
+        studies.check_signer(other, place, "")
+    with pytest.raises(DataError, match="this study is not signed"):
+        studies.check_signer("", place, "")
+    studies.check_signer("", place, "nobody")
+
+
+# ---- Warnings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "attack"),
+    [
+        ({"batch_size": "batch-size = 8"}, "gradient inversion"),
+        ({"batch_size": "weight-decay = 0.5"}, "forgetting"),
+        ({"evaluations": "evaluations = 51"}, "metric oracle"),
+        ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
+        ({"batch_size": 'init-weights = "w.safetensors"'}, "imprint"),
+        ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
+    ],
+)
+def test_a_danger_is_named(changes: dict[str, str], attack: str) -> None:
+    safe = study(strategy='strategy = "fedavg"')
+    assert dangers(safe, Policy()) == []
+    (line,) = dangers(study(strategy='strategy = "fedavg"', **changes), Policy())
+    assert attack in line
+
+
+def test_dangers_of_people(silo: Path) -> None:
+    approve(silo)
+    one = study(strategy='strategy = "fedavg"', name='name = "second"')
+    found = dangers(one, Policy(), approvals.approved(silo), samples=150)
+    assert ["membership" in found[0], "differencing" in found[1], len(found)] == [True, True, 2]
+    assert dangers(one, Policy(), (), samples=200) == []
+    assert any("hands your model to the other hospitals" in line for line in dangers(study(), Policy()))
+    assert any("means per class" in line for line in dangers(study(strategy='strategy = "fedproto"'), Policy()))
+
+
+# ---- The commands ----------------------------------------------------------------------------------------------------
+
+WORDS = ("--purpose", "P", "--contact", "C", "--results", "R", "--retention", "T")
+
+
+def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands in their order, as documented; a study that is written, signed, approved, listed, revoked."""
+    file, key = tmp_path / "study.toml", tmp_path / "signing.key"
+    run = ["--strategy", "fedavg,ditto", "--rounds", "2", "--seed", "1,2", "--set", "batch-size=32", "mlp.hidden=8"]
+    new = ["study", "new", str(file), "--name", "trial", "--sum", APP, *run]
+    assert main(new) == 0 and "write purpose, contact, results, retention into it" in capsys.readouterr().out
+    assert main(["study", "check", str(file)]) == 2
+    assert "purpose = '': a text is wanted here" in capsys.readouterr().err
+    assert main(new) == 2 and "is there already: --overwrite replaces it" in capsys.readouterr().err
+    assert main([*new, "--overwrite", *WORDS]) == 0
+    assert main(["study", "check", str(file)]) == 0 and "not signed" in capsys.readouterr().out
+    key.write_bytes(_pem(Ed25519PrivateKey.generate()))
+    assert main(["study", "sign", str(file), "--sign-with", str(key)]) == 0
+    assert main(["study", "show", str(file)]) == 0
+    page = capsys.readouterr().out
+    assert "signed by SHA256:" in page and "fedavg: the whole model. Can be inferred: class counts" in page
+    assert "mlp.hidden = 8" in page and "seed = 1 or 2" in page
+
+    here = ["--state-dir", str(silo)]
+    assert main(["approve", str(file), *here]) == 2  # no terminal
+    assert "--yes --by NAME approves without a question" in capsys.readouterr().err
+    assert main(["approve", str(file), *here, "--yes"]) == 2 and "--by NAME is missing" in capsys.readouterr().err
+    assert main(["studies", *here]) == 0 and "no study was approved here" in capsys.readouterr().out
+    assert main(["approve", str(file), *here, "--yes", "--by", "Dr. B", "--samples", "50"]) == 0
+    page = capsys.readouterr().out
+    assert "! you have 50 training samples: membership" in page and "Checked against" in page
+    found = parse_study(file.read_text(), "f")
+    (run_config,) = {json.dumps(run, sort_keys=True) for run in studies.corners(found, "ditto")[:1]}
+    assert ask(silo, {**json.loads(run_config), "seed": 2}) is not None
+    assert main(["studies", *here, "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["state"], listed["by"], listed["used"]["rounds"]) == ("trial", "open", "Dr. B", 1)
+    assert listed["limits"]["rounds"] == 8 and listed["limits"]["runs"] == 4
+    assert main(["revoke", "trial", *here, "--by", "Dr. B"]) == 0
+    assert main(["studies", *here]) == 0 and "trial: revoked" in capsys.readouterr().out
+    assert main(["revoke", "trail", *here]) == 2
+    assert "no study 'trail' is approved here" in capsys.readouterr().err
+
+
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
+    (file := tmp_path / "study.toml").write_text(TEXT.replace('"fedavg", "apple"', '"fedavg"'))
+    said: list[str] = []
+    answers = iter(["Dr. B", "no", "Dr. B", "heart"])
+
+    def decide() -> Study:
+        return studies.approve(
+            file, silo, by="", signed_by="nobody", ask=lambda question: next(answers), echo=said.append
+        )
+
+    with pytest.raises(UserError, match="heart is not approved: its name was not typed"):
+        decide()
+    assert approvals.find(silo, "heart") is None
+    assert decide().name == "heart" and "NOT SIGNED" in said[0]
+    assert approvals.approved(silo)[0].by == "Dr. B"
+
+
+def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) -> None:
+    (silo.parent / "policy.toml").write_text("min-batch-size = 64\n")
+    with pytest.raises(UserError, match=r"the study cannot run under .*: its policy has min-batch-size = 64, the run"):
+        studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
+    (silo.parent / "policy.toml").write_text("max-rounds = 2\n")
+    (line,) = studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
+    assert line == "your policy refuses a part of it: its policy has max-rounds = 2, the run rounds = 3"
+
+
+def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
+    today = datetime.now(UTC).date()
+    for name, start, end in (("waits", 1, 2), ("ended", -2, -1)):
+        dates = {"start": f"start = {today + timedelta(start)}", "end": f"end = {today + timedelta(end)}"}
+        text = TEXT.replace('name = "heart"', f'name = "{name}"')
+        text = text.replace("start = 2026-01-01", dates["start"]).replace("end = 2099-12-31", dates["end"])
+        approve(silo, text)
+        with pytest.raises(PolicyRefusedError, match=f"the study {name} {'starts' if start > 0 else 'ended'} on"):
+            ask(silo, {**RUN, "study": name})
+    assert [one["state"] for one in studies.overview(silo)] == ["ended", "waits"]
