@@ -34,6 +34,7 @@ FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
 MOST_FILES = 20  # with the folder, and what a tar adds
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
+COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")  # what Docker Compose reads in a folder
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
@@ -180,11 +181,28 @@ def signed_by(folder: Path) -> Path:
     return folder / "signed-by"
 
 
+def check_compose_files(folder: Path) -> list[str]:
+    """The files beside an unpacked bundle's that Docker Compose adds to its docker-compose.yml.
+
+    Raises DataError for one that Compose would start in its place.
+    """
+    names = sorted(name for name in (os.listdir(folder) if folder.is_dir() else []) if COMPOSE.fullmatch(name))
+    for name in names:
+        if ".override." not in name and name != "docker-compose.yml":
+            raise DataError(
+                f"{folder / name}: Docker Compose would start this file in place of the bundle's docker-compose.yml: "
+                "remove it, or check the tar and unpack it anew"
+            )
+    return [name for name in names if ".override." in name]
+
+
 def check(bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False) -> None:
     """`silofl check-bundle`: whose bundle it is, and whether Docker here has the image that they signed."""
     files = read_bundle(bundle)
-    site = site_of(files, Path())
+    site, added = site_of(files, Path()), check_compose_files(bundle)
     echo(f"{site.name}, at the server {site.server}")
+    for name in added:
+        echo(f"not of the bundle: {name}, which Docker Compose adds to it; read it, unless you wrote it")
     signed = check_signature(bundle, files, site.name, by, echo=echo, allow_older=allow_older)
     if signed is None:
         echo("this bundle has no signature")

@@ -249,6 +249,25 @@ def test_in_a_bundles_folder_only_plain_files_are_read(tar: Path, tmp_path: Path
         assert main([command, str(folder), *(["--data", "x.npz"] if command == "join" else [])]) == 2
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.yml", "docker-compose.yaml"])
+def test_a_compose_file_that_would_start_instead(
+    tar: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Docker Compose prefers compose.yaml, and adds an override: the one is refused, the other named."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "clinic"
+    folder.mkdir()
+    for file, content in read_bundle(tar).items():
+        (folder / file).write_bytes(content)
+    assert main(["check-bundle", str(folder)]) == 0
+    (folder / "docker-compose.override.yml").write_text("services: {}\n")
+    assert main(["check-bundle", str(folder)]) == 0
+    assert "not of the bundle: docker-compose.override.yml, which Docker Compose adds" in capsys.readouterr().out
+    (folder / name).write_text("services: {}\n")
+    assert main(["check-bundle", str(folder)]) == 2
+    assert f"{name}: Docker Compose would start this file in place of the bundle's" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [b"", b"no tar at all" * 100])
 def test_what_is_no_bundle(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.tar"
