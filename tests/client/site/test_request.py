@@ -100,7 +100,7 @@ def test_join_finds_the_sites_own_key(tmp_path: Path) -> None:
     assert site.node_key == key
     unpack(files, tmp_path / "files")
     assert not (tmp_path / "files" / "node.key").exists()
-    assert "holds no private key" in files["README.md"].decode() and len(files["README.md"].splitlines()) == 10
+    assert "holds no private key" in files["README.md"].decode() and len(files["README.md"].splitlines()) == 12
 
 
 def test_a_bundle_whose_key_is_elsewhere() -> None:
