@@ -17,6 +17,7 @@ from typing import Any
 
 from client.site.flower import internal
 from client.site.node import Site
+from client.site.study.approvals import REQUIRED, approved
 from client.site.trust.pins import read_pins
 from client.site.trust.policy import read_policy
 from partitions.common.errors import UserError
@@ -45,7 +46,7 @@ def site_checks(site: Site) -> list[Check]:
         *state_checks(site.state),
         device_check(site.device),
     ]
-    checks += [*pin_checks(site.allowed_apps), policy_check(site.policy)]
+    checks += [*pin_checks(site.allowed_apps), policy_check(site.policy), *study_checks(site)]
     return [*checks, *connection_checks(site)]
 
 
@@ -167,6 +168,18 @@ def policy_check(where: str) -> Check:
         return Check("policy", True, "the data are public: nothing is held back")
     told = ", ".join(policy.says(name) for name in ("whole_model", "peers", "sums", "min_metric_samples", "floor"))
     return Check("policy", True, f"{policy.where}: {told}; `silofl policy` prints all")
+
+
+def study_checks(site: Site) -> list[Check]:
+    """Say which studies this site has approved, where its policy wants one: without it, no run is answered."""
+    try:
+        if read_policy(site.policy).studies != REQUIRED:
+            return []
+        names = [one.study.name for one in approved(site.state) if not one.revoked]
+    except ValueError as error:
+        return [Check("studies", False, str(error), "until then no run is answered")]
+    none = "none is approved yet, so no run is answered: silofl approve FILE"
+    return [Check("studies", True, f"approved: {', '.join(names)}" if names else none)]
 
 
 # --- the way to the server --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from client import studies
 from client.site import audit_gate
 from client.site.errors import SiteError
 from client.site.messages import check_message
+from client.site.runtime.doctor import study_checks
 from client.site.study import accounting, approvals
 from client.site.study.dangers import dangers
 from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
@@ -289,6 +290,19 @@ def test_another_version_is_no_silent_change(silo: Path) -> None:
         SiteError, match=r"another version of the study heart is approved here since .*: silofl revoke heart"
     ):
         approve(silo, TEXT.replace("rounds = 3", "rounds = 300"))
+
+
+def test_the_doctor_says_which_are_approved(silo: Path) -> None:
+    site = SimpleNamespace(policy=str(silo.parent / "policy.toml"), state=silo)
+    assert [(c.ok, c.detail) for c in study_checks(site)] == [  # type: ignore[arg-type]
+        (True, "none is approved yet, so no run is answered: silofl approve FILE")
+    ]
+    approve(silo)
+    assert study_checks(site)[0].detail == "approved: heart"  # type: ignore[arg-type]
+    (silo / "studies" / "heart" / "study.toml").write_text("")
+    assert not study_checks(site)[0].ok  # type: ignore[arg-type]
+    (silo.parent / "policy.toml").write_text('studies = "optional"\n')
+    assert study_checks(site) == []  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_edited_after_the_approval(silo: Path) -> None:
