@@ -1,6 +1,7 @@
 """What one or three of twelve silos that lie do to the others, by aggregation rule; what a rule costs honest silos.
 
-``python -m benchmarks.robustness attacks [RULE...]``, ``methods [METHOD...]``, ``cost`` and ``ratios [METHOD...]``.
+``python -m benchmarks.robustness attacks [RULE...]``, ``methods [METHOD...]``, ``cost``, ``ratios [METHOD...]`` and
+``steps [METHOD...]``.
 *attacks*: FedAvg; *methods*: every method with a mean under ``screen``, one attacker on digits. 12 silos,
 ``dirichlet.beta = 1``, ``mlp``, 10 rounds; the number is the mean test accuracy of the honest silos in percent, of the
 snapshot that the method evaluates, in the closing exchange where that is the received model, else in the last round.
@@ -18,7 +19,9 @@ they change what their silo sends, v, or its step v - c from what it was sent, c
                 know, L their median length times 10, the bound of ``clip``; or times 1.4, within every bound
     own steps   c - (v - c), and c + 9 (v - c)
 
-*cost*: what ``screen`` changes in honest runs, in points, paired over seeds. *ratios*: over honest runs the largest
+*steps*: over honest runs the largest distance of a received model from the silo's own last one, in lengths of that
+(``step`` of a study). *cost*: what ``screen`` changes in honest runs, in points, paired over seeds.
+*ratios*: over honest runs the largest
 step of a silo, in the measure of ``robust-clip`` (strategies/base/aggregation/robust.py).
 """
 
@@ -32,6 +35,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -377,6 +381,37 @@ def ratios(methods: Sequence[str]) -> None:
     print(table(rows, ["method", *PARTITIONS]))
 
 
+STEPS_OF: Sequence[Mapping[str, Any]] = ({}, {"dirichlet.beta": 0.1}, {"learning-rate": 0.2, "local-epochs": 5})
+
+
+def steps(methods: Sequence[str]) -> None:
+    """Per method the largest and the 99th percentile over silos and 8 rounds of three kinds of run."""
+    found: list[float] = []
+
+    def note(silo: str, this: int, received: Tensor, last: Tensor, most: float, *, first: bool) -> None:
+        if not first:
+            found.append(float((received - last).norm() / last.norm()))
+
+    study = SimpleNamespace(step=1e9, weights="", participants=1, metrics=("loss", "accuracy"))
+    rows: list[list[str]] = []
+    with mock.patch("strategies.base.client.check_received", note), mock.patch("client.app.check_message") as check:
+        check.return_value = study
+        for method in methods or sorted(strategies()):
+            found.clear()
+            try:
+                for changes in STEPS_OF:
+                    given = {**RUN, "rounds": 8, "evaluate-every": 0, **changes, "strategy": method}
+                    settings = parse_settings(given)
+                    with flower_identity():
+                        RoundLoop(InProcessGrid(client_app, SILOS, settings.flat()), settings).run()
+            except UserError as error:
+                add(rows, [method, str(error), ""])
+                continue
+            if found:
+                add(rows, [method, f"{max(found):.2f}", f"{np.quantile(found, 0.99):.2f}"])
+    print(table(rows, ["method", "largest", "99 of 100"]))
+
+
 if __name__ == "__main__":
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios}[sys.argv[1]](sys.argv[2:])
+    {"attacks": attacks, "methods": methods, "cost": cost, "ratios": ratios, "steps": steps}[sys.argv[1]](sys.argv[2:])

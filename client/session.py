@@ -7,6 +7,7 @@ on the device and networks outlive the message, where the process does (``local_
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Mapping
@@ -171,6 +172,11 @@ class ClientSession:
         SHA-256 that the server's has.
         """
         part, agreed = self.settings.part(weights_file(self.settings, self.context)), self.config.get("weights")
+        if self.study is not None and part.weights is not None and part.weights.sha256 != self.study.weights:
+            raise PolicyRefusedError(
+                f"{self.name} refuses: the study {self.study.name} has weights = {self.study.weights[:16]}..., and "
+                f"{part.weights.file} has SHA-256 {part.weights.sha256[:16]}..."
+            )
         if part.weights is not None and part.weights.sha256 != agreed:
             raise UserError(
                 f"{self.name} has other weights than the server in {part.weights.file}: SHA-256 "
@@ -199,6 +205,7 @@ class ClientSession:
             settings.augmentation_for(data.input_shape),
             self.policy.min_batch_size,
             self.policy.max_decay,
+            math.inf if self.study is None else self.study.step,
         )
 
     @cached_property

@@ -93,6 +93,8 @@ def study_page(study: Study, signer: str) -> str:
             for name, f in Limits.__dataclass_fields__.items()
         ),
         f"  No training with fewer than {study.participants} hospitals in a round.",
+        f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
+        f"  more than {study.step:g} lengths away from this hospital's last one.",
         "",
         f"Software: {len(study.apps)} build(s), SHA-256",
         *(f"  {one}" for one in study.apps),

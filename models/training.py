@@ -18,6 +18,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 T = TypeVar("T")
 
 
+class MeanLoss:
+    """Mean loss of the steps of a training; nothing is read from the device before the end."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.steps = 0
+
+    def add(self, loss: Tensor) -> None:
+        self.total, self.steps = self.total + loss, self.steps + 1
+
+
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """A random generator of its own for every (seed, silo, round, purpose), the same in every process."""
     text = "/".join(str(part) for part in (seed, *purpose))

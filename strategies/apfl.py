@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from models.samples import Samples
-from models.training import predict
-from strategies.base.client import MeanLoss, SiloClient
+from models.training import MeanLoss, predict
+from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy

@@ -45,9 +45,9 @@ import torch
 from torch import Tensor
 
 from models.optimizers import Sgd
-from models.training import generator
+from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
-from strategies.base.client import MeanLoss, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.relationships import Relationships
 from strategies.base.settings import setting
@@ -111,6 +111,10 @@ class AppleClient(SiloClient):
         dr = self.state.dr
         self.dr = self._initial_dr() if dr is None else dr.to(self.model.device, copy=True)
         return torch.mv(self.cores.t(), self.dr)
+
+    def first_model(self) -> Tensor:
+        purposes = ["" if self.settings.common_init else name for name in self.names]
+        return torch.mv(torch.stack([self.silo.initial(p) for p in purposes]).t(), self.dr)
 
     def _core(self, name: str) -> Tensor:
         """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""

@@ -82,7 +82,14 @@ class FedCPClient(PartialClient):
         return split_parts(layout, head_blocks(layout, "own", "context"))
 
     def receive(self) -> Tensor:
-        vector, layout = super().receive(), self.model.layout
+        return self.with_context(super().receive())
+
+    def first_model(self) -> Tensor:
+        return self.with_context(self.silo.initial("").clone())
+
+    def with_context(self, vector: Tensor) -> Tensor:
+        """The vector (Σ,) with this silo's context in its place: drawn in the first round, then from its own head."""
+        layout = self.model.layout
         (context,) = layout.parts(head_blocks(layout, "context"))
         features = context.stop - context.start
         if self.previous is None:

@@ -56,6 +56,9 @@ class FedRoDClient(SiloClient):
     def receive(self) -> Tensor:
         return self.predictor(self.models[GLOBAL].vector)
 
+    def first_model(self) -> Tensor:
+        return self.predictor(self.silo.initial(""))
+
     def local_update(self) -> list[Tensor]:
         model, s = self.model, self.settings
         model.load(self.models[GLOBAL].vector)

@@ -89,7 +89,14 @@ class GPFLClient(PartialClient):
         return split_parts(layout, head_blocks(layout, "own", "context"))
 
     def receive(self) -> Tensor:
-        vector, layout = super().receive(), self.model.layout
+        return self.with_context(super().receive())
+
+    def first_model(self) -> Tensor:
+        return self.with_context(self.silo.initial("").clone())
+
+    def with_context(self, vector: Tensor) -> Tensor:
+        """The vector (Σ,) with this silo's context in its place, and the embeddings noted that it is made of."""
+        layout = self.model.layout
         (place,) = layout.parts(head_blocks(layout, "embeddings"))
         (context,) = layout.parts(head_blocks(layout, "context"))
         features = context.stop - context.start

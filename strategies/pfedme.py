@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from strategies.base.client import MeanLoss, SiloClient
+from models.training import MeanLoss
+from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy

@@ -57,6 +57,7 @@ def draft(
         f"end = {end or today + timedelta(days=DAYS)}",
         f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
         f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
+        "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
         'metrics = ["loss", "score"]',
         "",
         "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",

@@ -22,8 +22,9 @@ from models.flat import FlatModel, gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.samples import Samples
 from models.tasks import MULTICLASS, Task
-from models.training import batches, generator, loss_gradient, seed_dropout
+from models.training import MeanLoss, batches, generator, loss_gradient, seed_dropout
 from partitions.common.errors import UserError
+from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
@@ -36,17 +37,6 @@ from strategies.base.typed_state import ClientState
 def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object] | None:
     """A correction for :meth:`SiloClient.train`: the gradient of (weight / 2) ||w - centre||²; None for weight 0."""
     return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
-
-
-class MeanLoss:
-    """Mean loss of the steps of a training; nothing is read from the device before the end."""
-
-    def __init__(self) -> None:
-        self.total: Tensor | float = 0.0
-        self.steps = 0
-
-    def add(self, loss: Tensor) -> None:
-        self.total, self.steps = self.total + loss, self.steps + 1
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class Silo:
     augment: Augmentation | None = None  # how its training pictures are changed
     min_batch_size: int = 1  # its own rule: batches of fewer samples are not trained with
     max_decay: float = math.inf  # its own rule: the most of a model that one step may replace
+    max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
 
 
 class SiloClient(CodedClient, NumPyClient):
@@ -99,6 +90,10 @@ class SiloClient(CodedClient, NumPyClient):
     def receive(self) -> Tensor:
         """The model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
         return self.models[GLOBAL].vector
+
+    def first_model(self) -> Tensor:
+        """What :meth:`receive` gives in round 1 where the server sends the seed's models (Σ,); not to be written to."""
+        return self.silo.initial("")
 
     def received_blocks(self) -> list[str]:
         """The layer blocks that come from the server, input to output."""
@@ -373,7 +368,12 @@ class SiloClient(CodedClient, NumPyClient):
         self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
-        return self.receive()
+        received = self.receive()
+        if math.isfinite(self.silo.max_step):
+            last = self.first_model() if self.previous is None else self.previous
+            fresh = self.previous is None and self.round <= 1
+            check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)
+        return received
 
     def _load_buffers(self, name: str) -> None:
         if name in self.state.arrays:

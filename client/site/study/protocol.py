@@ -16,6 +16,7 @@ Standard library only, as in trust/policy.py: a message is checked in the site's
 """
 
 import hashlib
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,8 +42,11 @@ FREE = frozenset(
     )
 )
 TEXTS = ("purpose", "contact", "results", "retention")
-KEYS = ("kind", "name", *TEXTS, "start", "end", "apps", "schema", "participants", "metrics", "settings", "limits")
-OPTIONAL = ("schema",)
+KEYS = (
+    *("kind", "name", *TEXTS, "start", "end", "apps", "schema", "weights", "participants", "step", "metrics"),
+    *("settings", "limits"),
+)
+OPTIONAL = ("schema", "weights")
 MOST = 2**53
 
 
@@ -71,11 +75,13 @@ class Study:
     end: date
     apps: tuple[str, ...]  # SHA-256 of the app's builds, or of what they hold
     participants: int  # fewest silos that train in a round
+    step: float  # how far a received model may be from this silo's last one, in lengths of it
     metrics: tuple[str, ...]
     settings: Mapping[str, Any]
     limits: Limits
     digest: str  # SHA-256 of the protocol, without its signature
     schema: str = ""  # SHA-256 of the federation's schema; empty: none is declared
+    weights: str = ""  # SHA-256 of the file of initial weights; empty: the seed's
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -110,9 +116,12 @@ def parse_study(text: str, path: str) -> Study:
     start, end = (_day(path, key, found[key]) for key in ("start", "end"))
     if end < start:
         raise SiteError(f"{path}: end = {end}: a day after start = {start} is wanted here")
-    schema = found.get("schema", "")
-    if schema and not (isinstance(schema, str) and SUM.fullmatch(schema)):
-        raise SiteError(f"{path}: schema = {shown(schema)}: a SHA-256 is wanted here, 64 hexadecimal digits")
+    for key in OPTIONAL:
+        if (value := found.get(key, "")) and not (isinstance(value, str) and SUM.fullmatch(value)):
+            raise SiteError(f"{path}: {key} = {shown(value)}: a SHA-256 is wanted here, 64 hexadecimal digits")
+    settings = _settings(path, found["settings"])
+    if settings.get("init-weights", "") and not found.get("weights"):
+        raise SiteError(f"{path}: weights is missing: the SHA-256 of the file init-weights")
     return Study(
         **{key: found[key] for key in ("name", *TEXTS)},
         start=start,
@@ -120,10 +129,11 @@ def parse_study(text: str, path: str) -> Study:
         apps=_apps(path, found["apps"]),
         participants=_whole(path, "participants", found["participants"], 1),
         metrics=_metrics(path, found["metrics"]),
-        settings=_settings(path, found["settings"]),
+        step=_step(path, found["step"]),
+        settings=settings,
         limits=_limits(path, found["limits"]),
         digest=hashlib.sha256(body.encode()).hexdigest(),
-        schema=schema,
+        **{key: found.get(key, "") for key in OPTIONAL},
     )
 
 
@@ -147,6 +157,13 @@ def _whole(path: str, key: str, value: Any, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
         raise SiteError(f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here")
     return value
+
+
+def _step(path: str, value: Any) -> float:
+    found = None if isinstance(value, str) else number(value)
+    if found is None or found <= 0:
+        raise SiteError(f"{path}: step = {shown(value)}: a number above 0 is wanted here")
+    return found
 
 
 def _apps(path: str, value: Any) -> tuple[str, ...]:
@@ -276,6 +293,13 @@ def message_faults(
     if sums and not {*sums} & {*study.apps}:
         faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {sums[0][:16]}... is none of them")
     faults += setting_faults(study, run)
+    rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
+    last = {"train": rounds, "evaluate": rounds + 1}.get(kind, math.inf)
+    if kind in ("train", "evaluate") and (this is None or not 1 <= this <= last):
+        faults.append(
+            f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}, the round "
+            f"{sent.get('round')!r:.20}"
+        )
     present = number(sent.get("participants")) or 0
     if kind == "train" and METHODS.get(str(run.get("strategy")), {}).get("uploads") and present < study.participants:
         faults.append(f"the study {study.name} has participants = {study.participants}, the round {present:g}")

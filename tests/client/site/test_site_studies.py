@@ -44,6 +44,7 @@ start = 2026-01-01
 end = 2099-12-31
 apps = ["{APP}"]
 participants = 3
+step = 1.0
 metrics = ["loss", "score"]
 
 [settings]
@@ -64,7 +65,7 @@ bytes = 1000
 days = 2
 """
 RUN: dict[str, Any] = {**DEFAULTS, "study": "heart", "strategy": "fedavg", "batch-size": 32, "rounds": 2}
-ASKED = {"participants": 3}
+ASKED = {"participants": 3, "round": 1}
 TODAY = date(2026, 11, 24)
 
 
@@ -88,6 +89,7 @@ def test_a_protocol_is_read() -> None:
 
 BAD = {
     "kind": ('kind = "silofl bundle 1"', "kind = 'silofl bundle 1': 'silofl study 1' is wanted here"),
+    "step": ("step = 0", "step = 0: a number above 0 is wanted here"),
     "name": ('name = "../heart"', r"name = '../heart': 1 to 63 lower-case letters"),
     "purpose": ('purpose = " "', "purpose = ' ': a text is wanted here"),
     "contact": ("", "contact is missing; `silofl study new`"),
@@ -182,8 +184,18 @@ def test_dates_builds_and_participants() -> None:
         "the study heart has 1 app builds, and cdcdcdcdcdcdcdcd... is none of them"
     ]
     assert outside(RUN, app=("cd" * 32, APP)) == [] and outside(RUN, app=()) == []
-    assert outside(RUN, sent={"participants": 2}) == ["the study heart has participants = 3, the round 2"]
-    assert outside(RUN, sent={}) and not outside(RUN, "evaluate", sent={})
+    assert outside(RUN, sent={**ASKED, "participants": 2}) == ["the study heart has participants = 3, the round 2"]
+    assert outside(RUN, sent={"round": 1}) and not outside(RUN, "evaluate", sent={"round": 1})
+
+
+def test_rounds_are_those_of_the_study() -> None:
+    """Two rounds of training, and after them one evaluation: no other number, and none left away."""
+    wrong = "the study heart has rounds = 2 or 3, the round"
+    assert outside(RUN, sent={**ASKED, "round": 2}) == outside(RUN, "evaluate", sent={"round": 3}) == []
+    assert outside(RUN, sent={**ASKED, "round": 3}) == [f"{wrong} 3"]
+    assert outside(RUN, "evaluate", sent={"round": 4}) == [f"{wrong} 4"]
+    assert outside(RUN, sent={**ASKED, "round": 0}) == [f"{wrong} 0"]
+    assert outside(RUN, sent={"participants": 3}) == [f"{wrong} None"] and outside(RUN, "query", sent={}) == []
 
 
 def test_the_stricter_holds() -> None:
@@ -434,6 +446,8 @@ def test_who_signed_it_decides(silo: Path) -> None:
     studies.check_signer("", place, "nobody")
 
 
+PREPARED = f'participants = 3\nweights = "{APP}"'
+
 # ---- Warnings --------------------------------------------------------------------------------------------------------
 
 
@@ -444,7 +458,7 @@ def test_who_signed_it_decides(silo: Path) -> None:
         ({"batch_size": "weight-decay = 0.5"}, "forgetting"),
         ({"evaluations": "evaluations = 51"}, "metric oracle"),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
-        ({"batch_size": 'init-weights = "w.safetensors"'}, "imprint"),
+        ({"batch_size": 'init-weights = "w.safetensors"', "participants": PREPARED}, "imprint"),
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
     ],
 )

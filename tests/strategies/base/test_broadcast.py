@@ -1,0 +1,155 @@
+"""What a silo under a study accepts as the model of a round: the seed's first one, and near its own last one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from flwr.app import Message
+from tiny import Files, TinyGrid, federate, random_silos
+from two_layers import DEEP
+
+from client import app
+from client.site.study.protocol import Study, parse_study
+from partitions.common.errors import RunFailedError, UserError
+from strategies import strategies
+from strategies.base.broadcast import check_received
+from strategies.base.transport.payload import array_record, tensor_of
+
+METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
+TEXT = """\
+kind = "silofl study 1"
+name = "heart"
+purpose = "p"
+contact = "c"
+results = "r"
+retention = "t"
+start = 2026-01-01
+end = 2099-12-31
+apps = ["{sum}"]
+participants = 1
+step = {step}
+metrics = ["loss", "score", "accuracy"]
+[settings]
+[limits]
+runs = 1
+rounds = 9
+evaluations = 9
+messages = 99
+bytes = 9
+days = 1
+"""
+
+
+def study(step: float) -> Study:
+    return parse_study(TEXT.format(sum="0" * 64, step=step), "f")
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> Files:
+    return random_silos(tmp_path, {"a": 6, "b": 11, "c": 8, "d": 7, "e": 9})
+
+
+@pytest.fixture
+def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Every message of the test belongs to a study with this step."""
+    return lambda step: monkeypatch.setattr(app, "check_message", lambda *args, **kwargs: study(step))
+
+
+def test_by_hand() -> None:
+    """From (3, 4), of length 5, to (3, 9) is 5, one length; to (3, 14) it is two."""
+    last = torch.tensor([3.0, 4.0])
+    check_received("a", 2, torch.tensor([3.0, 9.0]), last, 1.0, first=False)
+    check_received("a", 1, last.clone(), last, 1.0, first=True)
+    with pytest.raises(UserError, match=r"a refuses: the model of round 2 is 2 lengths away .* has step = 1$"):
+        check_received("a", 2, torch.tensor([3.0, 14.0]), last, 1.0, first=False)
+    with pytest.raises(UserError, match="is nan lengths away"):
+        check_received("a", 2, torch.tensor([3.0, math.nan]), last, 1.0, first=False)
+    with pytest.raises(UserError, match="the first model is not the one that the run's seed gives"):
+        check_received("a", 1, torch.nextafter(last, torch.tensor(9.0)), last, 1.0, first=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_honest_server_is_never_refused(
+    five: Files, under: Callable[[float], None], name: str, tiny_bn: None
+) -> None:
+    """Every method, its variants too, some silos absent at times: first models are the seed's, later steps short."""
+    under(100.0)
+    for case, (options, *_) in CASES.items():
+        if case.partition(",")[0] != name:
+            continue
+        grids: list[TinyGrid] = []
+        run = federate(five, prepare=grids.append, **{**DEEP, **OPTIONS, **options, "rounds": 3})
+        assert len(grids[0].traffic) > 0 and not [r for _, r in grids[0].traffic if r.has_error()], case
+        assert run.rows
+
+
+def replaced(grid: TinyGrid, this: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """From round ``this`` on the server sends this in place of every model that it sends in that round."""
+    push = grid.push_messages
+
+    def push_messages(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            config: Any = message.content.config_records.get("config", {})
+            for key, record in list(message.content.array_records.items()):
+                if config.get("round") == this and key.startswith("model."):
+                    message.content[key] = array_record({"vector": change(tensor_of(record["vector"]))})
+        return push(messages)
+
+    grid.push_messages = push_messages  # type: ignore[method-assign]
+
+
+# The server's vector is no model that training starts from: a projection to d numbers.
+NO_START = ("lp-proj",)
+LOCAL = [name for name in METHODS if strategies()[name].info.receives == "nothing"]
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in LOCAL])
+def test_a_crafted_first_model_is_refused(
+    five: Files, under: Callable[[float], None], name: str, tiny_bn: None
+) -> None:
+    """Red team: one number of the first model is another one. No silo trains on it, and none sends anything."""
+    under(100.0)
+    grids: list[TinyGrid] = []
+
+    def crafted(vector: torch.Tensor) -> torch.Tensor:
+        vector = vector.clone()
+        vector[len(vector) // 2] += 0.5
+        return vector
+
+    def prepare(grid: TinyGrid) -> None:
+        grids.append(grid)
+        replaced(grid, 1, crafted)
+
+    with contextlib.suppress(RunFailedError):  # no silo answers
+        federate(five, prepare=prepare, **{**DEEP, **OPTIONS, **CASES[name][0], "rounds": 1})
+    trained = [pair for pair in grids[0].traffic if pair[0].metadata.message_type == "train"]
+    sent = [any(k.startswith("model.") for k in message.content.array_records) for message, _ in trained]
+    refused = [r.has_error() and "the first model is not the one" in str(r.error.reason) for _, r in trained]
+    assert len(trained) == 5 and sum(sent) in (0, 5)
+    assert refused == ([False] * 5 if name in NO_START else sent)
+
+
+def test_a_crafted_later_model_is_refused(five: Files, under: Callable[[float], None]) -> None:
+    """Red team: in round 3 the server sends 100 times the model; the silos, which would train on it, name the step."""
+    under(1.0)
+    grids: list[TinyGrid] = []
+
+    def prepare(grid: TinyGrid) -> None:
+        grids.append(grid)
+        replaced(grid, 3, lambda vector: 100 * vector)
+
+    with pytest.raises(RunFailedError):
+        federate(five, strategy="fedavg", rounds=4, prepare=prepare, learning_rate=0.01)
+    trained = [(m, r) for m, r in grids[0].traffic if m.metadata.message_type == "train"]
+    replies: list[tuple[Any, Message]] = [(m.content["config"]["round"], r) for m, r in trained]
+    assert not any(reply.has_error() for this, reply in replies if this < 3)
+    reasons = [str(reply.error.reason) for this, reply in replies if this == 3]
+    assert len(reasons) == 5 and all("lengths away from its last one" in reason for reason in reasons)
