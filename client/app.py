@@ -98,6 +98,9 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     _, _, metrics = client.evaluate(parameters, config)
     if keep_evaluated(client, metrics, kept, session.info.reports, config):
         kept.numbers.setdefault("model", session.model_card())  # where it has not trained yet
-        to_disk = config["save"] or not config["personal"]
+        closing = not config["personal"]
+        if closing:  # after the last round, which may be an earlier one than was planned
+            kept.numbers["model"] = {**kept.numbers["model"], "rounds": client.round - 1}
+        to_disk = config["save"] or closing
         session.save(kept, kept.numbers.get("round", 0), to_disk=to_disk)
     return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)

@@ -222,7 +222,7 @@ def report(args: argparse.Namespace) -> None:
 
 def outcome(run: dict[str, Any]) -> str:
     """A run's result in one line."""
-    from server.results.summary import round_name
+    from server.results.summary import early_stop, round_name
 
     final = run["final"]
     score = run.get("score", "accuracy")  # which a run of an earlier version does not name
@@ -233,6 +233,7 @@ def outcome(run: dict[str, Any]) -> str:
     return (
         f"{score} {final[f'{score}_mean']:.4f}, the mean of {len(run['silos'])} silos' test parts "
         f"{when} ({run['reports']} model; best of all rounds {run['bmcta']:.4f})"
+        + (f"; {why}" if (why := early_stop(run)) else "")
     )
 
 

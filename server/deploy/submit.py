@@ -236,7 +236,7 @@ class Progress:
                     print(round_line(event), file=sys.stderr, flush=True)
                 elif event["event"] == "refused":
                     print(f"refused: {event['message']}", file=sys.stderr, flush=True)
-                elif event["event"] in ("note", "transfer"):
+                elif event["event"] in ("note", "transfer", "stopped"):
                     print(event["message"], file=sys.stderr, flush=True)
                 elif event["event"] == "error":
                     self.error = event["message"]

@@ -79,6 +79,7 @@ TEMPLATES = {
     "rounds": """{% from "macros" import widths %}
 <h2>{{ capital }} by round</h2><p class='lead'>How fast the silos' mean test {{ word }} rises.</p>
 <figure>{{ widths(by_round) }}</figure>
+{% if stopped %}<p class='note'>Early stopping: {{ stopped|join("; ") }}.</p>{% endif %}
 <h3>Before and after local training</h3>
 <p class='note'>In every round a silo tests the model it <b>received</b> (dashed, squares) and, after training on its own data, its <b>personal</b> one (solid, circles); the thin lines are single silos.
 {%- if panels|length < methods %} Shown are {{ panels|length }} of {{ methods }} methods; history.csv has all.{% endif %}</p>

@@ -20,11 +20,13 @@ class Chosen:
 
     It is what :func:`server.results.summary.run_summary` finds in the whole history, taken one round after another:
     the time per round stays the same. A silo that misses a round has the score of its last one before, or of its first.
+    A round is better whose mean is higher by more than ``min_delta``.
     """
 
-    def __init__(self, snapshot: str, score: str) -> None:
-        self.snapshot, self.score = snapshot, score
+    def __init__(self, snapshot: str, score: str, min_delta: float = 0.0) -> None:
+        self.snapshot, self.score, self.min_delta = snapshot, score, min_delta
         self.round = 0  # 0: nothing is evaluated yet
+        self.evaluated = 0  # the last evaluated round
         self.rounds: dict[str, int] = {}  # by silo, the round that its score is of
         self._last: dict[str, int] = {}
         self._values: dict[str, float] = {}
@@ -41,7 +43,8 @@ class Chosen:
         ]
         if not known:
             return
-        number, found = known[0].round, {r.silo: r.value for r in known if r.split == "val"}
+        self.evaluated = number = known[0].round
+        found = {r.silo: r.value for r in known if r.split == "val"}
         for silo in {r.silo for r in known}:
             if silo not in self._last:  # rounds before have its first score
                 self.rounds[silo] = number
@@ -49,8 +52,13 @@ class Chosen:
             self._last[silo] = number
             self._values.pop(silo, None)
         self._values |= found
-        if mean(self._values) > mean(self._best) or not self._best or not self.round:
+        if mean(self._values) > mean(self._best) + self.min_delta or not self._best or not self.round:
             self.round, self.rounds, self._best = number, dict(self._last), dict(self._values)
+
+    @property
+    def validated(self) -> bool:
+        """Whether a silo has reported a validation score."""
+        return bool(self._best)
 
     def of(self, silos: Iterable[str]) -> dict[str, int]:
         """Return the round of each silo; the chosen one where scores are withheld; nothing before the first score."""

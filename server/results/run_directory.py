@@ -34,6 +34,8 @@ FREE_ON_RESUME = (
     "min-silos",
     "agreed",
     "checkpoint-every",
+    "patience",
+    "min-delta",
 )
 
 

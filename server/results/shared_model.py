@@ -57,7 +57,7 @@ def export_shared(
         known = " and ".join(map(str, sorted(kept)))
         raise UserError(f"{source} holds no shared model of round {wanted}, but of {known}: name one by --round")
     metrics = {f"test.{key}": value for key, value in mean_score(final).items() if wanted == shown}
-    card = model_card(run, state, wanted, metrics)
+    card = model_card(run, state, wanted, metrics, final.get("rounds", c.rounds))
     write_model(out, card, kept[wanted][GLOBAL], kept[wanted].get(BUFFERS))
     return card
 
@@ -68,8 +68,10 @@ def mean_score(final: Mapping[str, Any]) -> dict[str, Any]:
     return {key: final[key]} if final.get(key) is not None else {}
 
 
-def model_card(run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is written beside the shared model of a round."""
+def model_card(
+    run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
+) -> dict[str, Any]:
+    """Return what is written beside the shared model of a round; ``rounds``: those of the run."""
     facts, c, part = state.numbers["facts"], run.common, run.part()
     name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
     mean, std, labels = statistics(run, state, shape)
@@ -84,7 +86,7 @@ def model_card(run: RunSettings, state: State, server_round: int, metrics: Mappi
         "which": "shared",
         "snapshot": "received",
         "round": server_round,
-        "when": when("received", server_round, c.rounds),
+        "when": when("received", server_round, rounds),
         "metrics": dict(metrics),
         "samples": {
             p: sum(card[f"n_{p}"] for card in state.numbers["cards"].values()) for p in ("train", "val", "test")
@@ -122,7 +124,8 @@ def final_of(source: Path, run: RunSettings) -> dict[str, Any]:
     """Return the run's result in ``summary.json``, with the name of its score; empty for an unfinished run."""
     directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
     found = entries(directory) if directory.summary.exists() else []
-    return next(({**e["final"], "score": e["score"]} for e in found if (e["strategy"], e["seed"]) == which), {})
+    ours = (e for e in found if (e["strategy"], e["seed"]) == which)
+    return next(({**e["final"], "score": e["score"], "rounds": e["rounds"]} for e in ours), {})
 
 
 def statistics(run: RunSettings, state: State, shape: tuple[Any, ...]) -> tuple[Any, Any, dict[str, Any] | None]:

@@ -45,6 +45,7 @@ class FinishedRun:
     weight_cap: float = 0.0
     task: Task = MULTICLASS
     left_out: Mapping[str, str] = field(default_factory=dict)
+    stopped: Mapping[str, float] | None = None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
 
 
 def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "strategy": run.strategy,
         "seed": run.seed,
         "rounds": run.rounds,
+        "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
         "reports": snapshot,
         "task": task.name,
@@ -139,6 +141,16 @@ def _over_silos(
 def round_name(number: int, rounds: int) -> str:
     """Return ``round 17``; ``after round 25`` for the closing exchange of 25 rounds."""
     return f"round {number}" if number <= rounds else f"after round {rounds}"
+
+
+def early_stop(run: Mapping[str, Any]) -> str:
+    """Return in words that early stopping has ended a run, of its entry; empty where it has not."""
+    if not (why := run.get("stopped")):
+        return ""
+    return (
+        f"stopped after round {run['rounds']} of {why['planned']}, because the mean validation score was not better "
+        f"since round {why['since']} (patience = {why['patience']}, min-delta = {why['min_delta']:g})"
+    )
 
 
 def compare(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

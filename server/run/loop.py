@@ -20,7 +20,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.collector import Collector
-from server.run.preparation import prepare
+from server.run.preparation import check_patience, prepare
 from server.run.recorder import Recorder, metrics_of
 from server.run.recovery import earlier_start, gone_back, lost, refusal
 from server.run.registration import Registration
@@ -29,6 +29,8 @@ from strategies.base.damaged import damages
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
+
+UNVALIDATED = "no silo has reported a validation score so far, and without any the run does not stop early"
 
 
 class RoundLoop:
@@ -49,6 +51,7 @@ class RoundLoop:
         self.recorder = Recorder(self.common, self.history)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = RunState()
+        self.last = self.common.rounds  # the last round of all; an earlier one once the run has stopped early
         self.done = 0  # the last round that is done; the closing exchange comes after the last of all
         self.lost_now: dict[str, int] = {}  # silos that lost their state in this round, and the round that it was of
         self.repaired: set[str] = set()  # silos for which the run has gone back
@@ -57,8 +60,8 @@ class RoundLoop:
         """Do all rounds and the closing evaluation. Raises UserError, or RunFailedError with the reason."""
         use_threads(self.common.threads)
         strategy = self.begin(self.checkpoints.load())
-        while self.done <= self.common.rounds:
-            if self.done < self.common.rounds:
+        while self.done <= self.last:
+            if self.done < self.last:
                 self.round(strategy, self.done + 1)
             else:
                 self.close(strategy)
@@ -71,8 +74,10 @@ class RoundLoop:
         run = self.directory.name if self.directory else ""
         strategy = prepare(self.settings, self.registration, self.state, silos, run)
         strategy.summary()
+        check_patience(self.common, silos)
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
         self.recorder.rewind(strategy, self.registration.task, self.done)
+        self._stop_early(strategy)
         if saved is not None:
             self.checkpoints.check_history(saved, self.done)
         return strategy
@@ -81,14 +86,17 @@ class RoundLoop:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
         totals = self.state.total_bytes, self.state.seconds
-        return FinishedRun(c.strategy, c.seed, c.rounds, r.cards, *totals, c.weight_cap, r.task, r.left_out)
+        return FinishedRun(
+            c.strategy, c.seed, self.last, r.cards, *totals, c.weight_cap, r.task, r.left_out, self._stopped()
+        )
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""
         self.registration.readmit(strategy, server_round)
         c, recorder, collector = self.common, self.recorder, self.collector
         started = time.perf_counter()
-        save = server_round % c.checkpoint_every == 0 or server_round == c.rounds
+        last = server_round == c.rounds or recorder.may_stop(server_round)
+        save = last or server_round % c.checkpoint_every == 0
         shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
         strategy.shown = recorder.chosen.of(strategy.silos)
         messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
@@ -107,7 +115,7 @@ class RoundLoop:
         rows = recorder.rows(strategy, server_round, metrics, self.registration.task, self.lost_now)
         rows += recorder.totals(server_round, aggregated - started, strategy.bytes_down, strategy.bytes_up)
         recorder.history.add(rows)
-        recorder.chosen.add(rows)
+        recorder.follow(rows)
         if recorder.chosen.round == server_round and strategy.info.reports == "received":
             self.state.shared = shared
         compute = collector.compute_seconds(metrics.values())
@@ -119,10 +127,11 @@ class RoundLoop:
             self.checkpoints.save(self.state, strategy, self.registration, recorder.chosen.round)
         self.done = server_round
         self.reporter.round_done(strategy, rows, aggregated - started, self.registration.task)
+        self._stop_early(strategy)
 
     def close(self, strategy: PersonalizedStrategy) -> None:
         """Evaluate at every silo the model that it would start the next round from, or go back to an earlier round."""
-        started, rounds = time.perf_counter(), self.common.rounds
+        started, rounds = time.perf_counter(), self.last
         strategy.shown = self.recorder.chosen.of(strategy.silos)
         messages = strategy.configure_evaluate(rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid)
         if messages:
@@ -137,6 +146,22 @@ class RoundLoop:
             self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
             self.state.seconds["total"] += seconds
         self.done = rounds + 1
+
+    def _stop_early(self, strategy: PersonalizedStrategy) -> None:
+        """End the rounds where the mean validation score has not become better for ``patience`` rounds."""
+        improved = self.recorder.improved
+        if self.done < self.common.rounds and self.recorder.stops(self.done):
+            self.last = strategy.last_round = self.done
+            self.reporter.stopped_early(self.done, improved.round)
+        elif self.common.patience and self.done == self.common.evaluate_every and not improved.validated:
+            self.reporter.note(f"patience = {self.common.patience}: {UNVALIDATED}")
+
+    def _stopped(self) -> dict[str, float] | None:
+        """Return why the run ended before its last planned round; None where it did not."""
+        c = self.common
+        since = self.recorder.improved.round
+        early = {"since": since, "planned": c.rounds, "patience": c.patience, "min_delta": c.min_delta}
+        return early if self.last < c.rounds else None
 
     def _goes_back(self, strategy: PersonalizedStrategy, replies: Sequence[Message]) -> bool:
         """Go back where silos' states are damaged: to ``self.done``, with the strategy as it was then.
@@ -165,4 +190,5 @@ class RoundLoop:
         self.recorder.rewind(strategy, self.registration.task, start.done)
         self.reporter.note(gone_back(start), about="state")
         self.done = self.state.apply(strategy, start.state)
+        self.last = strategy.last_round = self.common.rounds
         return True

@@ -12,7 +12,17 @@ from server.run.registration import Registration
 from server.run.registration_notes import note_weights, without_sums
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
+from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy, SiloInfo, check_task
+
+
+def check_patience(common: Common, silos: Sequence[SiloInfo]) -> None:
+    """Raise UserError where a run is to stop early and no silo has validation data to stop by."""
+    if common.patience and not any(silo.n_val for silo in silos):
+        raise UserError(
+            f"patience = {common.patience}: no silo has a part for validation, by which a run stops early; set "
+            "validation = 0.2, or patience = 0"
+        )
 
 
 def prepare(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import cast
 
@@ -22,14 +22,31 @@ class Recorder:
     def __init__(self, common: Common, history: History) -> None:
         self.common, self.history = common, history
         self.chosen = Chosen("", "")
+        self.improved = Chosen("", "")  # the last round that was better by min-delta
 
     def rewind(self, strategy: PersonalizedStrategy, task: Task, done: int) -> None:
         """Drop the rows after round ``done``, and find the reported round in those that are left."""
         which = self.common.strategy, self.common.seed
         self.history.forget(*which, after=done)
         self.chosen = Chosen(strategy.info.reports, task.score)
+        self.improved = Chosen(strategy.info.reports, task.score, self.common.min_delta)
         for _, rows in groupby(self.history.of(*which), key=lambda row: row.round):
-            self.chosen.add(rows)
+            self.follow(list(rows))
+
+    def follow(self, rows: Sequence[Row]) -> None:
+        """Take in the rows of the next round, which the history has."""
+        self.chosen.add(rows)
+        self.improved.add(rows)
+
+    def may_stop(self, server_round: int) -> bool:
+        """Return whether early stopping may end the run after this round, so that all states have to be saved."""
+        c, since = self.common, self.improved.round
+        evaluated = bool(c.evaluate_every) and server_round % c.evaluate_every == 0
+        return bool(c.patience and since and evaluated) and server_round - since >= c.patience
+
+    def stops(self, server_round: int) -> bool:
+        """Return whether early stopping ends the run after this round: it is evaluated, and no better one came."""
+        return self.may_stop(server_round) and self.improved.evaluated == server_round
 
     def rows(
         self,

@@ -75,6 +75,16 @@ class Reporter:
         log(INFO, "%s", line)
         self.event("transfer", message=line)
 
+    def stopped_early(self, last: int, since: int) -> None:
+        """Report that early stopping ends the run after round ``last``; round ``since`` was the last better one."""
+        c = self.common
+        line = (
+            f"{c.strategy} seed {c.seed} stops after round {last} of {c.rounds}: no better mean validation score since "
+            f"round {since} (patience = {c.patience}, min-delta = {c.min_delta:g})"
+        )
+        log(INFO, "%s", line)
+        self.event("stopped", round=last, rounds=c.rounds, since=since, message=line)
+
     def round_done(self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task) -> None:
         """Report the round that the strategy has just finished, with its rows of the history."""
         number, rounds = strategy.round, self.common.rounds

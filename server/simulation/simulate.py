@@ -122,7 +122,7 @@ def run_one(
         with flower_identity(), frozen():
             federation = RoundLoop(grid, run, directory, watch)
             federation.run()
-        record(run.common.rounds + 1)  # the closing evaluation
+        record(federation.last + 1)  # the closing evaluation
         write_summary(directory, History(directory.history), federation.finished())
         finished = True
     except Exception as error:
@@ -132,8 +132,8 @@ def run_one(
     finally:
         for tracker in trackers:
             tracker.end(failed=not finished)
-    if bar is not None and done is None:
-        skip(bar, run.common.rounds)  # all of it was done before
+    if bar is not None:  # what was done before, or early stopping has left out
+        skip(bar, run.common.rounds - (done or 0))
     directory.progress("done", **which, out=str(directory.path.resolve()))
 
 

@@ -107,7 +107,7 @@ class Going:
         self.going = dict(self.runs)
         self.failed: dict[str, tuple[int, str]] = {}
         self.said: dict[str, str] = {}  # why a run failed, in its own words
-        self.seen: set[str] = set()  # runs of which a round has been shown
+        self.seen: dict[str, int] = {}  # by run, the last round that has been shown
         history = History(directories.directory.history)
         self.known = {r.run_key: {row.round for row in history.of(*_which(r))} for r in runs}
         total = sum(run.common.rounds for run in runs)
@@ -126,8 +126,8 @@ class Going:
             self.show(key, self.directories.take_back(run))
             if code:
                 self.fail(key, code)
-            elif key not in self.seen:
-                skip(self.bar, run.common.rounds)  # all of it was done before
+            else:  # what was done before, or early stopping has left out
+                skip(self.bar, run.common.rounds - self.seen.get(key, 0))
             self.track(run, rows, failed=bool(code))
             self.describe()
 
@@ -138,7 +138,7 @@ class Going:
             if event["event"] == "round":
                 if key not in self.seen:
                     skip(self.bar, event["round"] - 1)
-                self.seen.add(key)
+                self.seen[key] = event["round"]
                 if (score := event[name := event["score"]]) is not None:
                     self.bar.set_postfix_str(f"{key} {name} {score:.4f}", refresh=False)
                 self.bar.update()

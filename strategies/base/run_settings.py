@@ -105,6 +105,16 @@ class RunSettings:
         return found
 
 
+def check_patience(common: Common) -> None:
+    """Raise UserError where early stopping could never happen."""
+    if common.patience and not common.evaluate_every:
+        raise UserError(
+            f"patience = {common.patience}: nothing is evaluated with evaluate-every = 0; set evaluate-every = 1"
+        )
+    if common.min_delta and not common.patience:
+        raise UserError(f"min-delta = {common.min_delta:g} is of early stopping: it needs patience = 1 or more")
+
+
 def augmentation(text: str) -> Augmentation | None:
     """The setting ``augment`` as it is written. Raises UserError where it makes no sense."""
     return read_augmentation(text)
@@ -154,6 +164,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
         raise UserError(f"weight-cap = {common.weight_cap:g}: at least 1, or 0 for none, is wanted here")
+    check_patience(common)
     read_agreed(common.agreed)
     augmentation(common.augment)
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}

@@ -165,6 +165,16 @@ class Common:
     evaluate_every: int = setting(
         1, "evaluate every so many rounds and at the end, 0: never", minimum=0, maximum=MOST_ROUNDS
     )
+    patience: int = setting(
+        0,
+        "early stopping: end the run once so many rounds have passed since the mean validation score was last better, "
+        "0: never; test data are not looked at",
+        minimum=0,
+        maximum=MOST_ROUNDS,
+    )
+    min_delta: float = setting(
+        0.0, "early stopping: by more than this a mean validation score must be better to count as better", minimum=0
+    )
     participation: float = setting(1.0, "share of the silos that train in a round", symbol="ρ", above=0, maximum=1)
     min_silos: int = setting(
         0,

@@ -126,6 +126,7 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
         self.silos: dict[str, SiloInfo] = {}
         self.samples: dict[str, int] = {}  # what each silo counts in a mean: its samples, agreed or capped
         self.round = 0
+        self.last_round = common.rounds  # an earlier one where the run stops early
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
         self.rejected: dict[str, str] = {}
@@ -260,7 +261,7 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """The closing exchange: every silo evaluates what it would start round ``rounds + 1`` from. Else nothing."""
-        if server_round < self.common.rounds or self.common.evaluate_every == 0:
+        if server_round < self.last_round or self.common.evaluate_every == 0:
             return []
         self.round, self.bytes_down, self.bytes_up = server_round + 1, 0, 0
         self.rejected, self.bounded, self.sent = {}, {}, {}

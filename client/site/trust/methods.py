@@ -135,6 +135,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "wire-feedback": "auto",
     "wire-sparse": False,
     "evaluate-every": 1,
+    "patience": 0,
+    "min-delta": 0.0,
     "participation": 1.0,
     "min-silos": 0,
     "weight-cap": 5.0,

@@ -10,6 +10,7 @@ from server.report.html import capital
 from server.report.methods import reports, spelled
 from server.report.study import Study
 from server.report.templates import render
+from server.results.summary import early_stop
 
 PANELS = 6  # methods that are shown before and after local training
 
@@ -27,6 +28,9 @@ def rounds_section(study: Study) -> Markup:
         by_round=[Markup(by_round(study, width)) for width in (820, 350)],
         panels=[(spelled(m), Markup(before_after(study, m))) for m in shown],
         methods=len(methods),
+        stopped=[
+            f"{spelled(r['strategy'])}, seed {r['seed']}, {why}" for r in study.summarised if (why := early_stop(r))
+        ],
     )
 
 
