@@ -29,7 +29,10 @@ from uv import find_uv_bin
 FOLDER = Path(__file__).resolve().parent
 PARTS = ("silo", "server", "dev")  # each holds the one before; the last one's versions are everybody's
 # A silo reads its own file and trains; it downloads no public data set and draws no report.
-LEFT_OUT = {"server": {"ray"}, "silo": {"ray", "torchvision", "medmnist", "scikit-learn", "scipy", "matplotlib"}}
+LEFT_OUT = {
+    "server": {"ray"},
+    "silo": {"ray", "torchvision", "medmnist", "scikit-learn", "scipy", "pandas", "matplotlib"},
+}
 TOLD = {"silo": "A silo.", "server": "The server, beyond silo.txt.", "dev": "`make install`, beyond server.txt."}
 OLDEST = "3.11"
 LINUX = "sys_platform == 'linux'"  # in the markers of what PyTorch needs for CUDA, and of nothing else it needs

@@ -72,6 +72,20 @@ def test_the_wheel_simulates_and_reports(environment: Path, tmp_path: Path) -> N
     assert len(methods) >= len(files)
 
 
+NOTEBOOK = """
+import sys, silofl
+run = silofl.load_run(sys.argv[1])
+print(silofl.__file__, run.runs.loc[0, "strategy"], len(run.silos), run.model("hospital-01").card["silo"])
+"""
+
+
+def test_the_wheel_reads_a_run_in_a_script(environment: Path, tmp_path: Path) -> None:
+    """`import silofl` is the installed module, and reads the run that the installed command has made."""
+    made = run(environment, ["silofl", "simulate", "--strategy", "local", "--rounds", "1", "--silos", "2"], tmp_path)
+    place, *found = run(environment, ["python", "-c", NOTEBOOK, made.splitlines()[-1]], tmp_path).split()
+    assert Path(place).is_relative_to(environment) and found == ["local", "2", "hospital-01"]
+
+
 def test_the_changelog_and_the_images_have_this_version() -> None:
     assert f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     assert f"silofl-silo:{VERSION}" in (ROOT / "docker-compose.yml").read_text("utf-8")

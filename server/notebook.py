@@ -1,0 +1,216 @@
+"""A run directory as pandas frames, models and plots: what ``import silofl`` gives."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import nn
+
+from client.export import export_model, predict_file, read_model
+from partitions.common.errors import UserError
+from server.report.charts.canvas import styles
+from server.report.methods import spelled
+from server.report.study import Study
+from server.results.history import HEADER
+from server.results.shared_model import export_shared
+from server.results.summary import values_by_round
+from strategies import strategies
+from strategies.base.settings import Value
+
+PARTS = {"val": "validation", "test": "test"}
+
+
+def load_run(path: str | Path) -> Run:
+    """Return the run, or study, in a run directory; it may still be going on.
+
+    Raises UserError where the directory holds no run, DataError where its history is damaged.
+    """
+    return Run(Path(path).expanduser())
+
+
+class Run:
+    """One run directory: a run, or a study of several methods and seeds, as it was when it was loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._study = Study(path)
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """Every setting, as in ``config.toml``, by its key."""
+        return dict(self._study.config)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """``history.csv``: a row per strategy, seed, round, silo, split, snapshot and metric; NaN where withheld."""
+        rows = [[getattr(row, name) for name in HEADER] for row in self._study.history.rows]
+        return pd.DataFrame(rows, columns=HEADER).astype({"value": "float64", "n": "Int64"})
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row per finished run; ``mean``, ``weighted`` and ``worst`` are of the score, at the reported round.
+
+        ``score`` names it. ``chosen`` is the reported round, ``rounds`` how many were done, ``planned`` how many were
+        asked for.
+        """
+        rows = []
+        for run in self._study.summarised:
+            final, score = run["final"], run.get("score", "accuracy")
+            rows.append(
+                {
+                    "strategy": run["strategy"],
+                    "seed": run["seed"],
+                    "rounds": run["rounds"],
+                    "planned": (run.get("stopped") or {}).get("planned", run["rounds"]),
+                    "silos": len(run["silos"]),
+                    "score": score,
+                    "chosen": final["round"],
+                    **{kind: final.get(f"{score}_{kind}") for kind in ("mean", "weighted", "worst")},
+                    "fairness_variance": final["fairness_variance"],
+                    "bmcta": run["bmcta"],
+                    "incentivized_rate": run["incentivized_rate"],
+                    "bytes_down": run["bytes_down"],
+                    "bytes_up": run["bytes_up"],
+                    "seconds": run["seconds"]["total"],
+                }
+            )
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def silos(self) -> pd.DataFrame:
+        """A row per finished run and silo: samples, ``score`` and other metrics on its test part, and its gains."""
+        rows = []
+        for run in self._study.summarised:
+            for name, values in run["per_silo"].items():
+                score = values[run.get("score", "accuracy")]
+                rows.append({"strategy": run["strategy"], "seed": run["seed"], "silo": name, "score": score, **values})
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row per run and round, also of unfinished runs: mean scores of the silos' parts, seconds and bytes.
+
+        The scores are of the model that the method reports. A silo that misses a round has the score of its last one
+        before, or of its first, as in the report. The round after the last is the closing evaluation.
+        """
+        rows: list[dict[str, Any]] = []
+        for strategy, seed in dict.fromkeys((r.strategy, r.seed) for r in self._study.history.rows):
+            own = self._study.history.of(strategy, seed)
+            found: dict[int, dict[str, Any]] = {r.round: {} for r in own}
+            snapshot = strategies()[strategy].info.reports if strategy in strategies() else "personal"
+            for part, name in PARTS.items():
+                for number, values in values_by_round(own, part, snapshot, self._study.task.score).items():
+                    found[number][name] = sum(values.values()) / len(values)
+            for row in own:
+                if not row.silo:
+                    found[row.round][row.metric] = row.value
+            rows += [{"strategy": strategy, "seed": seed, "round": number, **found[number]} for number in sorted(found)]
+        columns = ["strategy", "seed", "round", *PARTS.values(), "round_seconds", "bytes_down", "bytes_up"]
+        return pd.DataFrame(rows, columns=columns)
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """``progress.jsonl``: a row per event, with the columns that events of its kind have."""
+        return pd.DataFrame(self._study.events)
+
+    def model(
+        self,
+        silo: str = "",
+        which: str = "",
+        *,
+        strategy: str | None = None,
+        seed: int | None = None,
+        round: int | None = None,
+    ) -> Model:
+        """Return a silo's model, or without a silo the one that all share, as ``silofl export`` saves it.
+
+        ``which``: ``reported`` (the default: the model whose score the report shows), ``best`` or ``last``. A silo's
+        models lie with its states: below a simulation's run directory, at the hospital in a federation. ``strategy``
+        and ``seed`` choose where there are several. Raises UserError where there is no such model.
+        """
+        if not silo and which not in ("", "shared"):
+            raise UserError(f"which = {which!r}: it needs the name of a silo")
+        folder = tempfile.TemporaryDirectory(prefix="silofl-")
+        file = Path(folder.name, "model.safetensors")
+        if silo:
+            export_model(self.path, silo, which or "reported", file, strategy, seed, round=round)
+        else:
+            export_shared(self.path, file, strategy, seed, round)
+        return Model(file, folder)
+
+    def plot_rounds(self, part: str = "validation") -> Plot:
+        """Draw the mean score over silos by round: a line per method, the mean of its seeds, and their range."""
+        if part not in PARTS.values():
+            raise UserError(f"part = {part!r}: one of {', '.join(PARTS.values())} is wanted here")
+        plot, looks = Plot(), styles(self._study)
+        axes = plot.add_subplot()
+        for strategy, own in self.rounds.dropna(subset=[part]).groupby("strategy", sort=False):
+            name = str(strategy)
+            by_round = own.groupby("round")[part].agg(["mean", "min", "max"])
+            colour = looks[name].colour if name in looks else None
+            axes.plot(by_round.index, by_round["mean"], label=spelled(name), color=colour)
+            axes.fill_between(by_round.index, by_round["min"], by_round["max"], alpha=0.15, color=colour)
+        axes.set_xlabel("round")
+        axes.set_ylabel(f"mean {part} {self._study.task.score_label}")
+        return plot.finished()
+
+    def plot_silos(self) -> Plot:
+        """Draw every silo's test score at the reported round: a marker per method, the mean of its seeds."""
+        plot, looks = Plot(), styles(self._study)
+        axes = plot.add_subplot()
+        if not self.silos.empty:
+            means = self.silos.groupby(["strategy", "silo"], sort=False)["score"].mean().unstack("strategy")
+            for name in means:
+                look = looks.get(str(name))
+                colour, marker = (look.colour, look.marker) if look else (None, "o")
+                axes.plot(means.index, means[name], marker, label=spelled(str(name)), color=colour)
+            axes.tick_params(axis="x", rotation=90)
+        axes.set_ylabel(f"test {self._study.task.score_label}")
+        return plot.finished()
+
+    def __repr__(self) -> str:
+        return f"<silofl run {self.path}: {', '.join(self._study.methods) or 'no results yet'}>"
+
+
+class Model:
+    """An exported model. ``card`` says what it is, ``module`` is the network (in evaluation mode) with its weights."""
+
+    def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
+        self._file, self._folder = file, folder  # the folder goes with this object
+        self.card, network = read_model(file)
+        self.module: nn.Module = network.module.eval()
+
+    def predict(self, data: str | Path) -> pd.DataFrame:
+        """Return what the model says of each sample of a data file, as ``silofl predict`` does; a row per sample."""
+        return pd.read_csv(io.StringIO(predict_file(self._file, Path(data)))).set_index("index")
+
+    def __repr__(self) -> str:
+        whose = self.card["silo"] or "all silos"
+        return f"<silofl model of {whose}: {self.card['method']}, seed {self.card['seed']}, {self.card['when']}>"
+
+
+class Plot(Figure):
+    """A matplotlib figure that a notebook shows without any set-up."""
+
+    def __init__(self) -> None:
+        super().__init__(figsize=(8, 4.5), layout="constrained")
+        FigureCanvasAgg(self)
+
+    def finished(self) -> Plot:
+        """Add the legend, where there is something to name."""
+        for axes in self.axes:
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(frameon=False)
+        return self
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
