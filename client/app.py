@@ -44,7 +44,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         study, reply = reply_of(message, context)
         if ALONE:
             task = task_of(message, context, own_build(Path(__file__)))
-            reply = release_reply(reply, in_study(task, study), message)
+            reply = release_reply(reply, in_study(task, study, context.node_config), message)
         return reply
 
     def reply_of(message: Message, context: Context) -> tuple[Study | None, Message]:

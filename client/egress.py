@@ -1,12 +1,13 @@
 """What leaves a silo: the data summary through :func:`release_summary`, everything else through :func:`release`.
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
-seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Everything that left is logged.
+seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Everything that left is logged. What the
+rules held back goes to the site's own process alone, for its audit log (``client/site/egress_record.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from logging import INFO
 from typing import cast
 
@@ -14,12 +15,14 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.common import log
 from torch import Tensor
 
-from client.site.trust.policy import SCORE, Policy, PolicyRefusedError
+from client.site.audit_gate import runs_alone
+from client.site.egress_record import RECORD, site_takes
+from client.site.trust.policy import SCORE, Policy, PolicyRefusedError, key_of
 from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
-from strategies.base.schema.reporting import CARD, SCHEMA, SECONDS, SPLITS, SUMS, allowed_metrics
+from strategies.base.schema.reporting import CARD, SCHEMA, SECONDS, SPLITS, SUMS, WITHHELD, allowed_metrics
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
 
 
@@ -33,7 +36,42 @@ def release_summary(card: Mapping[str, Number]) -> RecordDict:
         schema = read_schema(str(card[SCHEMA]))
         shown[SCHEMA] = f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
     log(INFO, "%s sent its data card: %s", card["name"], shown)
-    return RecordDict({"card": ConfigRecord({**card})})
+    records = RecordDict({"card": ConfigRecord({**card})})
+    tell_site(records, {"sums": [str(card[WITHHELD])]} if WITHHELD in card else {})
+    return records
+
+
+def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> None:
+    """Add what was held back, by rule, for the site's process, which takes it out again. No simulation has one."""
+    if site_takes() or runs_alone():
+        records[RECORD] = ConfigRecord({rule: sorted(items) for rule, items in withheld.items()})
+
+
+def sift_metrics(
+    metrics: Mapping[str, float], counts: Mapping[str, int], least: int, released: Collection[str]
+) -> tuple[dict[str, float], dict[str, set[str]]]:
+    """Return the metrics that may leave, and by rule the names of metrics, or the splits, that stay.
+
+    ``counts``: samples by split; ``least``: the fewest behind a metric; ``released``: the metrics that may leave.
+    Raises UserError for a metric that no list has.
+    """
+    kept: dict[str, float] = {}
+    few, metric_rule = key_of("min_metric_samples"), key_of("metrics")
+    withheld: dict[str, set[str]] = {few: set(), metric_rule: set()}
+    for name, value in metrics.items():
+        if name not in allowed_metrics():
+            raise UserError(f"metric '{name}' is not on the list of what may leave a silo")
+        if name in SECONDS:
+            kept[name] = value
+            continue
+        snapshot, split, metric = name.split(".")
+        if metric not in released:
+            withheld[metric_rule].add(metric)
+        elif counts[split] < least:
+            withheld[few].add(f"{snapshot}.{split}")
+        else:
+            kept[name] = value
+    return kept, {rule: items for rule, items in withheld.items() if items}
 
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
@@ -66,17 +104,9 @@ def release(
     config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
     records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.coded)
     counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
-    kept: dict[str, float] = {}
     released = set(policy.metrics) | ({client.silo.task.score, *ENDS} if SCORE in policy.metrics else set())
-    for name, value in metrics.items():
-        if name not in allowed_metrics():
-            raise UserError(f"metric '{name}' is not on the list of what may leave a silo")
-        if name in SECONDS:
-            kept[name] = value
-            continue
-        _, split, metric = name.split(".")
-        if counts[split] >= max(min_samples, policy.min_metric_samples) and metric in released:
-            kept[name] = value
+    kept, withheld = sift_metrics(metrics, counts, max(min_samples, policy.min_metric_samples), released)
+    tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
     size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.coded.items()}

@@ -14,15 +14,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
 from .study.accounting import charge_bytes
+from .study.protocol import narrowed
 from .trust.audit import Log, digest, plain, write_whole
-from .trust.policy import key_of, policy_of, rules
+from .trust.policy import Policy, policy_of
 
-BY_SITE = (
-    "SILOFL_SITE_AUDITS"  # in the environment of an app whose messages the site's own process counts and writes down
-)
+# In the environment of an app whose messages the site's own process counts and writes down; what else it takes.
+BY_SITE = "SILOFL_SITE_AUDITS"
+BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error that the log shows
 
 
@@ -32,6 +34,7 @@ def task_of(message: Any, context: Any, app: str) -> dict[str, Any]:
     `app` is the SHA-256 of the app's build. What the server says of itself, the run's name and round, is its word.
     """
     node, told = dict(context.node_config), _config(message)
+    policy, rule = rule_of(node)
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
     return {
         "folder": str(folder_of(node)),
@@ -45,7 +48,10 @@ def task_of(message: Any, context: Any, app: str) -> dict[str, Any]:
         "app": app,
         "settings": digest(plain(settings)),
         "run-config": settings,
-        "rule": rule_of(node),
+        "rule": rule,
+        "policy": policy_sum(policy) if policy else "",
+        "rules": applied(policy) if policy else {},
+        "versions": versions(),
         "cohort": cohort_of(node),
     }
 
@@ -73,23 +79,26 @@ def cohort_of(node_config: Mapping[str, Any]) -> str:
         return ""
 
 
-def in_study(task: Mapping[str, Any], study: Any) -> dict[str, Any]:
-    """The task of a message that belongs to a study, or to none (None): its bytes count there."""
+def in_study(task: Mapping[str, Any], study: Any, node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The task of a message that belongs to a study, or to none (None): its bytes count there, and its rules hold."""
     if study is None:
         return dict(task)
-    return {**task, "study": {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}}
+    told = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
+    return {**task, "study": told, "rules": applied(narrowed(policy_of(node_config), study))}
 
 
-def rule_of(node_config: Mapping[str, Any]) -> str:
-    """Return the rules that a message passed: the list of builds, and the policy's digest."""
+def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
+    """Return the policy of a message, and the rules that it passed in words: the list of builds, the policy's digest.
+
+    None for a policy that cannot be read.
+    """
     pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
     builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
     try:
         policy = policy_of(node_config)
     except ValueError as error:
-        return f"{builds}; no policy can be read, so only refusals leave: {error}"
-    own = digest(plain({key_of(f.name): getattr(policy, f.name) for f in rules().values()}))
-    return f"{builds}; policy: {policy.where} (rules {own[:16]})"
+        return None, f"{builds}; no policy can be read, so only refusals leave: {error}"
+    return policy, f"{builds}; policy: {policy.where} (rules {digest(plain(applied(policy)))[:16]})"
 
 
 def folder_of(node_config: Mapping[str, Any]) -> Path:
@@ -115,10 +124,11 @@ def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
 
 
 def write_down(reply: Any, task: Mapping[str, Any]) -> None:
-    """Append a reply to the log, and count its bytes in its study.
+    """Append a reply to the log, and count its bytes in its study; what the app tells the site alone is taken out.
 
     Raises OSError where the log cannot be written, SiteError where the study allows no more bytes.
     """
+    withheld = take_withheld(reply)
     sent = list(records(reply))
     facts = {key: value for key, value in task.items() if key != "folder"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -126,6 +136,9 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> None:
     if study := facts.get("study"):
         charge_bytes(study, Path(task["folder"]).parent, total)
         facts["study"] = {key: study[key] for key in ("name", "digest")}
+    facts["budget"] = budget(task, total)
+    if withheld is not None:
+        facts["withheld"] = withheld
     Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
 
 

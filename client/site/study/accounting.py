@@ -67,6 +67,17 @@ def charge_bytes(study: Mapping[str, Any], state: Path, size: int) -> None:
         raise SiteError(fault)
 
 
+def budget_of(study: Mapping[str, Any], state: Path, silo: str, size: int) -> tuple[dict[str, float], dict[str, float]]:
+    """What this silo had used of each limit before its last message, and with it; its reply has ``size`` bytes.
+
+    A silo answers one message at a time, and each counts before its reply.
+    """
+    place = state / folder(str(study["name"]))
+    own = [words for words in _lines(place / MESSAGES) if words[3:] == silo.split()]
+    sent = sum(int(words[0]) for words in _lines(place / BYTES) if words[0].isdecimal())
+    return {**used(own[:-1], silo), BYTES: sent - size}, {**used(own, silo), BYTES: sent}
+
+
 def used_up(state: Path, study: Study, silo: str = "") -> dict[str, int]:
     """What has been used of each limit; of all silos of this state directory, where none is named."""
     lines = _lines(state / folder(study.name) / MESSAGES)

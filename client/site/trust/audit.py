@@ -8,8 +8,9 @@ A line is on the disk before its message goes. Its `hash` is the SHA-256 of the 
 `head.json` tells of lines that were cut off at the end. A line that a crash has torn is left as it is; the next one
 notes its SHA-256 as `torn`, and goes on from the last whole one. Where nothing can be written, nothing leaves.
 
-Every line has the SHA-256 of its run's settings (`settings`). The settings themselves (`run-config`) are in the first
-line of a run in each file; the other lines of the run name that line (`settings-line`).
+Every line has the SHA-256 of its run's settings (`settings`). The settings themselves (`run-config`), the values of the
+rules that were applied (`rules`) and the versions of the tools (`versions`) are in the first line of a run in each
+file, and again where one of them changes; the other lines of the run name that line (`settings-line`).
 
 What this does not show: somebody who may write here can write the whole log anew. To be sure, keep the last hash
 elsewhere (`silofl audit` prints it, and `--seen HASH` looks for it).
@@ -36,6 +37,7 @@ LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no
 MOST_RUNS = 16  # whose settings' lines are noted; the settings of another run are written again
 START = "0" * 64  # what the first line follows
 END = b',"hash":"'
+ONCE = ("run-config", "rules", "versions")  # what is the same for many lines of a run
 # What every line tells, beside `torn`.
 FACTS = {"line", "previous", "time", "silo", "asked-by", "run-id", "run", "round", "asked", "method", "app", "settings"}
 FACTS |= {"rule", "bytes", "sent", "hash"}
@@ -75,9 +77,10 @@ class Log:
         if "run-config" in entry:
             if (size := len(plain(entry["run-config"]))) > LARGEST_SETTINGS:
                 raise SiteError(f"the run has {size} bytes of settings, and the log keeps at most {LARGEST_SETTINGS}")
-            run = f"{entry['run-id']} {entry['settings']}"
+            once = {key: entry[key] for key in ONCE if key in entry}
+            run = f"{entry['run-id']} {digest(plain(once))}"
             if run in lines:
-                entry = {k: v for k, v in entry.items() if k != "run-config"} | {"settings-line": lines[run]}
+                entry = {k: v for k, v in entry.items() if k not in ONCE} | {"settings-line": lines[run]}
             else:
                 lines = dict([*lines.items(), (run, number)][-MOST_RUNS:])
         return entry, {"file": file, "lines": lines}

@@ -88,9 +88,19 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
     yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
     for name, digest in sorted({(e["study"]["name"], e["study"]["digest"]) for e in sent if "study" in e}):
         yield f"  study     {name} ({digest[:16]})"
+    yield from textwrap.wrap(withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12)
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
+
+
+def withheld_text(sent: Iterable[Entry]) -> str:
+    """What the rules held back, by rule, as the app reported it; empty: nothing, or it does not report."""
+    found: dict[str, set[str]] = {}
+    for entry in sent:
+        for rule, items in entry.get("withheld", {}).items():
+            found.setdefault(rule, set()).update(items)
+    return "; ".join(f"{', '.join(sorted(items))} ({rule})" for rule, items in sorted(found.items()))
 
 
 def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import io
 import json
 import os
@@ -24,12 +25,14 @@ from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
 from tiny import write_silo
 
 from client.site import audit_gate, private
+from client.site.egress_record import applied
 from client.site.runtime.prefork.install import template_command
 from client.site.runtime.prefork.sockets import template_pid
 from client.site.runtime.supernode import Executor
 from client.site.trust import audit
 from client.site.trust.apps import listed
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
+from client.site.trust.policy import Policy
 from strategies.base.schema.reporting import reason_of
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prefork needs Linux")
@@ -428,7 +431,7 @@ def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
         "asked": "train",
         "method": "fedavg",
         "app": app.hash_str,
-        "rule": audit_gate.rule_of(warm_silo.node_config).replace("no allowed-apps: any build may send", LISTED),
+        "rule": audit_gate.rule_of(warm_silo.node_config)[1].replace("no allowed-apps: any build may send", LISTED),
         "run-id": str(RUN + 1),
     }
     plain = json.dumps(facts, sort_keys=True).encode()
@@ -436,6 +439,10 @@ def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
     record = {"name": "facts", "keys": sorted(facts), "bytes": len(plain), "sha256": digests[0]}
     assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
     assert sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG  # of three runs
+    assert sent["rules"] == applied(Policy()) and sent["policy"] == ""  # no file
+    assert sent["versions"]["flwr"] == importlib.metadata.version("flwr")
+    assert sent["budget"] == {"before": {}, "after": {}}
+    assert "withheld" not in sent  # this app reports nothing
     assert "no such column" in raised["sent"][0]["text"] and "SIGKILL" in killed["sent"][0]["text"]
 
 

@@ -393,7 +393,7 @@ def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str])
 
 
 def _with(pair: tuple[Any, Any], task: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-    return pair[0], audit_gate.in_study(task, study()), pair[1]
+    return pair[0], audit_gate.in_study(task, study(), {}), pair[1]
 
 
 def _answer_until_killed(silo: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     assert [(entry["asked"], entry["study"]["name"]) for entry in entries] == [
         (asked, "trial") for asked in ("study approved", "query", "train", "evaluate")
     ]
+    for entry in entries[1:]:  # under which rules each message left, and what it took of the study
+        assert entry["policy"] == hashlib.sha256((tmp_path / "policy.toml").read_bytes()).hexdigest()
+        assert entry["budget"]["after"]["messages"] == entry["budget"]["before"]["messages"] + 1
+        assert entry["budget"]["after"]["bytes"] == entry["budget"]["before"]["bytes"] + entry["bytes"]
+    assert [entry["budget"]["after"]["messages"] for entry in entries[1:]] == [1, 2, 3]
+    assert entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]  # the study's participants
+    assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [set(), {"metrics"}, {"metrics"}]
+    assert "macro_f1" in entries[2]["withheld"]["metrics"]
     assert used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
     (cohort,) = released(state)
     assert (cohort["models"], cohort["studies"]) == (3, ["", "trial"]) and len(cohort["cohort"]) == 64

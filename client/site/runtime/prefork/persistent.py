@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...audit_gate import BY_SITE
+from ...audit_gate import BY_SITE, BY_SITE_VALUE
 from ...flower import internal
 from .handover import adopt, peer
 from .records import read_answer, read_question, write_answer, write_exception, write_question
@@ -95,7 +95,7 @@ def find_persistent_worker(*private: Any) -> "PersistentWorker | None":
         try:
             with listen(path) as listener:
                 if os.fork() == 0:
-                    os.environ[BY_SITE] = "1"  # what runs there is asked by a worker, which counts and writes down
+                    os.environ[BY_SITE] = BY_SITE_VALUE  # a worker asks what runs there: it counts, and writes down
                     for other in filter(None, private):
                         other.close()
                     keep(listener, path, Path(template))

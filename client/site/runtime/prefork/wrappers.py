@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...audit_gate import BY_SITE, in_study, release_reply, task_of
+from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_study, release_reply, task_of
 from ...flower import internal
 from ...messages import check_message
 from ...trust.pins import check_pin, content_sum
@@ -97,7 +97,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     note = partial(send_note, report)
     pulled: dict[str, Any] = {}
-    os.environ[BY_SITE] = "1"  # the app need not write down what leaves
+    os.environ[BY_SITE] = BY_SITE_VALUE  # the app need not write down what leaves
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
@@ -116,7 +116,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
             check_pin(digest, content)
             # Here and not where it is pulled: Flower then answers the message with the reason.
             study = check_policy(*asked[-1], (digest, content_sum(content)))
-        pulled["task"] = in_study(pulled["task"], study)
+        pulled["task"] = in_study(pulled["task"], study, asked[-1][1].node_config)
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:

@@ -1,0 +1,197 @@
+"""A line of the audit log: under which policy, rules and study a message left, what was held back, and the budget."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from tiny import settings_of, write_silo
+
+from client.app import app
+from client.site import audit_gate, egress_record
+from client.site.egress_record import RECORD, applied
+from client.site.study import accounting
+from client.site.study.protocol import Study, parse_study
+from client.site.trust import audit
+from client.site.trust.policy import Policy, read_policy
+from server.cli.main import main
+from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, encode
+
+TEXT = """\
+kind = "silofl study 1"
+name = "heart"
+purpose = "p"
+contact = "c"
+results = "r"
+retention = "t"
+start = 2026-01-01
+end = 2099-12-31
+apps = ["{sum}"]
+participants = 4
+step = 1.0
+metrics = ["loss"]
+[settings]
+[limits]
+runs = 3
+rounds = 9
+evaluations = 9
+messages = 99
+bytes = 100000
+days = 3
+"""
+
+
+def study() -> Study:
+    return parse_study(TEXT.format(sum="0" * 64), "f")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "policy.toml").write_text("min-metric-samples = 3\n")
+    (tmp_path / "state").mkdir()
+    return {"name": "a", "policy": str(tmp_path / "policy.toml"), "state-dir": str(tmp_path / "state")}
+
+
+def answered(node: dict[str, Any], content: RecordDict, own: Study | None, run_id: int = 1) -> Message:
+    """A reply with this content, as it leaves the site, to a message that its process has counted."""
+    with flower_identity():
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        context = Context(run_id, 1, node, RecordDict(), {"strategy": "fedavg"})
+        if own is not None:
+            assert not accounting.count_message(own, node["state-dir"], "a", str(run_id), "train", "2026-01-02")
+        task = audit_gate.in_study(audit_gate.task_of(message, context, "ab" * 32), own, node)
+        reply: Message = audit_gate.release_reply(Message(content, reply_to=message), task, message)
+    return reply
+
+
+def log_of(node: dict[str, Any]) -> list[dict[str, Any]]:
+    found = audit.verify(Path(node["state-dir"]) / "audit")
+    assert (found.faults, found.notes) == ([], [])
+    return found.entries
+
+
+def content(size: int, **site: Any) -> RecordDict:
+    """A reply of so many bytes, with what the app tells the site."""
+    records = RecordDict({"config": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
+    if site:
+        records[RECORD] = ConfigRecord(site)
+    return records
+
+
+def test_the_rules_that_were_applied(node: dict[str, Any]) -> None:
+    """The file's, the stricter of it and the study, by the SHA-256 of the file and the values of all rules."""
+    answered(node, content(20), None)
+    answered(node, content(20), study())
+    alone, within = log_of(node)
+    policy = read_policy(node["policy"])
+    assert alone["policy"] == within["policy"] == hashlib.sha256(Path(node["policy"]).read_bytes()).hexdigest()
+    assert alone["rules"] == applied(policy) and alone["rules"]["min-metric-samples"] == 3
+    assert within["rules"] == applied(policy) | {"metrics": ["loss"], "min-silos": 4}
+    assert within["study"] == {"name": "heart", "digest": study().digest} and "study" not in alone
+    assert set(within["versions"]) == {"python", *egress_record.TOOLS}
+    assert within["versions"]["flwr"].startswith("1.39.")
+
+
+def test_rules_and_versions_stand_once_per_run_until_one_changes(node: dict[str, Any]) -> None:
+    for _ in range(2):
+        answered(node, content(20), None)
+    Path(node["policy"]).write_text("min-metric-samples = 4\n")
+    for run in (1, 1, 2):
+        answered(node, content(20), None, run)
+    entries = log_of(node)
+    assert [entry.get("rules", {}).get("min-metric-samples") for entry in entries] == [3, None, 4, None, 4]
+    assert [entry.get("settings-line") for entry in entries] == [None, 1, None, 3, None]
+    assert [{"run-config", "rules", "versions"} <= entry.keys() for entry in entries] == [True, False] * 2 + [True]
+    assert len({entry["policy"] for entry in entries}) == 2
+
+
+def test_the_budget_before_and_after(node: dict[str, Any]) -> None:
+    """Two replies of 20 and 30 bytes in run 1, one of 40 in run 2; one outside any study takes nothing."""
+    for size, run in ((20, 1), (30, 1), (40, 2)):
+        answered(node, content(size), study(), run)
+    answered(node, content(50), None, 3)
+    found = [(entry["budget"]["before"], entry["budget"]["after"]) for entry in log_of(node)]
+    names = ("runs", "rounds", "messages", "days", "bytes", "evaluations")
+    numbers = [[tuple(side[name] for name in names) for side in pair] for pair in found[:3]]
+    assert numbers == [
+        [(0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 20, 0)],
+        [(1, 1, 1, 1, 20, 0), (1, 2, 2, 1, 50, 0)],
+        [(1, 2, 2, 1, 50, 0), (2, 3, 3, 1, 90, 0)],
+    ]
+    assert found[3] == ({}, {})
+
+
+def test_what_the_app_tells_the_site_does_not_leave(node: dict[str, Any]) -> None:
+    reply = answered(node, content(20, metrics=["auc", "mae"], sums="its policy has sums = false"), None)
+    assert list(reply.content) == ["config"]
+    (entry,) = log_of(node)
+    assert entry["withheld"] == {"metrics": ["auc", "mae"], "sums": ["its policy has sums = false"]}
+    assert [record["name"] for record in entry["sent"]] == ["config"] and entry["bytes"] == 20
+
+
+@pytest.mark.parametrize("kind", [ArrayRecord, MetricRecord])
+def test_a_record_of_that_name_never_leaves(node: dict[str, Any], kind: Any) -> None:
+    """Whatever a malicious app hides in it stays here, and is not believed."""
+    records = content(20)
+    records[RECORD] = kind({}) if kind is ArrayRecord else kind({"a": 1.0})
+    reply = answered(node, records, None)
+    assert list(reply.content) == ["config"] and log_of(node)[0]["withheld"] == {}
+
+
+def test_the_apps_words_are_bounded(node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    answered(node, content(20, **{"x" * 999: ["y" * 999] * 999, "hash": ["\x1b[2J"]}), None)
+    (entry,) = log_of(node)
+    assert len(json.dumps(entry["withheld"])) < 25_000 and entry["withheld"]["hash"] == ["\x1b[2J"]
+    assert main(["audit", node["state-dir"]]) == 0
+    out = capsys.readouterr().out
+    assert "withheld" in out and "\\x1b[2J (hash)" in out and "\x1b" not in out
+
+
+def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
+    entry = {"time": "2026-01-01T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": "1", "run": "r", "round": 1}
+    settings = {"strategy": "fedavg"}
+    entry |= {"asked": "train", "method": "fedavg", "app": "", "settings": audit.digest(audit.plain(settings))}
+    audit.Log(Path(node["state-dir"]) / "audit").append(
+        {**entry, "rule": "", "bytes": 0, "sent": [], "run-config": settings}
+    )
+    answered(node, content(20), None)
+    assert [("rules" in e, "budget" in e) for e in log_of(node)] == [(False, False), (True, True)]
+
+
+# ---- The app ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "audits"), [("evaluate", "1 withheld"), ("query", "1 withheld"), ("evaluate", "1")])
+def test_the_app_reports_what_it_holds_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, audits: str
+) -> None:
+    """To a process that takes the report out again, and to no other: an earlier one would let it leave."""
+    monkeypatch.setenv(audit_gate.BY_SITE, audits)
+    (tmp_path / "policy.toml").write_text("min-metric-samples = 3\nmin-sum-samples = 99\n")
+    file = write_silo(tmp_path / "a.npz", [[float(i), 1.0] for i in range(24)], [0, 1] * 12)
+    settings = settings_of({"a": file}, batch_size=8, normalization="agreed")
+    node: dict[str, Any] = {"name": "a", "data": str(file), "policy": str(tmp_path / "policy.toml")}
+    context = Context(1, 1, {**node, "state-dir": str(tmp_path)}, RecordDict(), settings.flat())
+    config = {"round": 1, "classes": 2, "personal": False, "min_metric_samples": 99}
+    sent = encode(Payload({GLOBAL: Model(torch.zeros(6))}), config, Wire()) if kind == "evaluate" else RecordDict()
+    with flower_identity():
+        reply = app(Message(sent, 1, kind), context)
+    assert not reply.has_error(), reply
+    told: dict[str, Any] = dict(reply.content.config_records.get(RECORD, {}))
+    if audits == "1":
+        assert RECORD not in reply.content
+    elif kind == "query":
+        assert told == {"sums": ["its policy has min-sum-samples = 99, it has 24 training samples"]}
+    else:
+        assert told["min-metric-samples"] == ["received.test", "received.val"] and "macro_f1" in told["metrics"]
+        assert not reply.content["metrics"]
+
+
+def test_every_rule_has_its_value() -> None:
+    assert applied(Policy())["methods"] == ["all"] and json.dumps(applied(Policy()))
