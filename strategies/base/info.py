@@ -64,6 +64,9 @@ class MethodInfo:
     ala: bool = False  # whether its silos start from a received model, which ``ala = true`` may mix
     # BatchNorm statistics: "shared" averages them where the setting ``buffers`` says so, "local" never does.
     buffers: Literal["", "shared", "local"] = ""
+    # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
+    dp: Literal["", "gradient", "nothing"] = ""
+    not_dp: str = "its MethodInfo does not declare `dp`"  # else: why not
     vectorized: bool = False  # whether silos may train together (``vectorize = true``)
 
 

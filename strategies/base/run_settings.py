@@ -22,10 +22,23 @@ from partitions.datasets.registry import DATASETS
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
 from strategies.base.registry import strategies
 from strategies.base.schema.data_summary import read_agreed
-from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
+from strategies.base.settings import (
+    Common,
+    Privacy,
+    Value,
+    build_settings,
+    choose,
+    defaults_of,
+    keys_of,
+    limits_of,
+    values_of,
+)
 from strategies.base.strategy import PersonalizedStrategy
+
+DP = "dp"  # the common setting, and what stands before the keys of its own
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,7 @@ class RunSettings:
     partition: Any
     models: Mapping[str, Any]
     ala: Any = None  # settings of what ``ala = true`` adds
+    privacy: Privacy | None = None  # settings of ``dp = true``
 
     @property
     def strategy(self) -> type[PersonalizedStrategy]:
@@ -69,7 +83,7 @@ class RunSettings:
         values = values_of(c) | values_of(self.method, c.strategy)
         if self.ala is not None:
             values |= values_of(self.ala, adding("ala").info.name)
-        values |= values_of(self.partition, c.partition)
+        values |= values_of(self.privacy, DP) | values_of(self.partition, c.partition)
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
     def part(self, file: Path | None = None) -> Part:
@@ -128,7 +142,7 @@ def adding(key: str) -> type[PersonalizedStrategy]:
 def owners() -> dict[str, type[Any]]:
     """Settings dataclasses by the name that stands before their keys: methods, partitions, models."""
     found: dict[str, type[Any]] = {name: s.Settings for name, s in strategies().items()}
-    return {**found, **partition_settings(), **model_settings()}
+    return {**found, DP: Privacy, **partition_settings(), **model_settings()}
 
 
 def defaults() -> dict[str, Value]:
@@ -178,8 +192,22 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
     strategies()[common.strategy].check_robust(common)
     strategies()[common.strategy].check_wire(common)
+    _check_privacy(strategies()[common.strategy].info, common)
     ala = every[adding("ala").info.name] if common.ala else None
-    return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala)
+    privacy = every[DP] if common.dp else None
+    return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala, privacy)
+
+
+def _check_privacy(info: MethodInfo, common: Common) -> None:
+    """Raise UserError for ``dp = true`` with a method or a setting that is not private."""
+    if not common.dp:
+        return
+    if not info.dp:
+        raise UserError(f"dp = true: not with {info.name}: {info.not_dp}")
+    if common.ala:
+        raise UserError("dp = true: not with ala = true: how it mixes depends on records without noise")
+    if common.vectorize is True:
+        raise UserError("dp = true: not with vectorize = true, which computes no gradient of each unit")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,10 +218,12 @@ def toml_text(values: Mapping[str, Value], table: str = "") -> str:
     """Flat keys as TOML, below ``table`` if one is named; a key with a dot becomes a table's own."""
     above = f"{table}." if table else ""
     head = [f"[{table}]"] if table else []
-    plain = [f"{k} = {_toml(v)}" for k, v in values.items() if "." not in k]
+    # `dp` is a value, so `dp.clip-norm` cannot lie in a table of that name.
+    values = {f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v for k, v in values.items()}
+    plain = [f"{k} = {_toml(v)}" for k, v in values.items() if "." not in k or k.startswith('"')]
     tables: dict[str, list[str]] = {}
     for key, value in values.items():
-        if "." in key:
+        if "." in key and not key.startswith('"'):
             owner, _, short = key.partition(".")
             tables.setdefault(owner, []).append(f"{short} = {_toml(value)}")
     return (
@@ -209,8 +239,9 @@ def _toml(value: Value) -> str:
 
 def markdown() -> str:
     """``docs/settings.md``: every key with its default, range and meaning."""
-    groups = [
+    groups: list[tuple[str, list[tuple[str, type[Any]]]]] = [
         ("Common", [("", Common)]),
+        ("Differential privacy", [(DP, Privacy)]),
         ("Methods", [(name, s.Settings) for name, s in strategies().items()]),
         ("Partitions", list(partition_settings().items())),
         ("Models", list(model_settings().items())),

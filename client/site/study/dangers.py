@@ -82,7 +82,7 @@ def _of_people(study: Study, earlier: Sequence[Approved], samples: int | None) -
 
 def relevant(study: Study) -> Iterator[str]:
     """The settings that the study's methods read, common ones included."""
-    owners = {"", *study.methods}
+    owners = {"", "dp", *study.methods}
     return (key for key in DEFAULTS if owner(key) in owners)
 
 

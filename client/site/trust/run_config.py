@@ -14,7 +14,7 @@ def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
     """The common settings of a run, and those of its method and of the methods that it adds."""
     adding = {facts["adds"]: name for name, facts in METHODS.items() if "adds" in facts}
     added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
-    owners = {"", str(run.get("strategy")), *added}
+    owners = {"", "dp", str(run.get("strategy")), *added}
     return {key: value for key, value in run.items() if owner(key) in owners}
 
 

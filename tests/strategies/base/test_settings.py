@@ -334,3 +334,14 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     with pytest.raises(UserError, match=r"bad\.toml cannot be read"):
         read_toml(tmp_path / "bad.toml")
+
+
+def test_the_settings_of_privacy_are_beside_dp_in_a_file() -> None:
+    """`dp` is a value, so TOML has no table `dp`: the keys below it are quoted."""
+    values = {"dp": True, "dp.clip-norm": 0.5, "learning-rate": 0.1}
+    assert flatten(tomllib.loads(toml_text(values))) == values
+
+
+def test_a_method_without_a_declaration_is_not_private() -> None:
+    with pytest.raises(UserError, match="dp = true: not with fedfomo: "):
+        parse_settings({"strategy": "fedfomo", "dp": True})

@@ -1,0 +1,1 @@
+"""Differential privacy: the accountant, the noise, the clipping of each unit's gradient."""

@@ -1,0 +1,110 @@
+"""What Poisson-subsampled Gaussian noise promises: (ε, δ) by way of Rényi differential privacy (RDP).
+
+The mechanism takes each unit with probability q, adds up the chosen units' vectors of norm at most C, and adds noise of
+standard deviation σ C. Neighbouring data sets differ by one unit that is added or removed. With ν the density of
+N(0, σ²), its RDP of order α is log A(α) / (α - 1), where
+
+    A(α) = ∫ ν(z) (1 - q + q exp((2 z - 1) / (2 σ²)))^α dz
+
+(Mironov, Talwar and Zhang, arXiv 1908.10530, theorems 4 and 5), for whole and for fractional α. RDP of the same order
+adds up over releases. At the order that gives the least,
+
+    ε = RDP(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
+
+(Canonne, Kamath and Steinke, arXiv 2004.00010, proposition 12). The integral is a trapezoid sum. The integrand is
+analytic in a strip of half-width π σ² around the real line, so the sum's error is below exp(-2 π² σ² / h) for steps h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from partitions.common.errors import UserError
+
+ORDERS: tuple[float, ...] = (
+    1.25,
+    *(k / 10 for k in range(13, 110)),
+    *(float(k) for k in range(11, 65)),
+    *(72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0),
+)
+LEAST_NOISE, MOST_NOISE = 0.1, 1e5  # between these multipliers lie all that are computed
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Releases of one kind: the noise multiplier σ, the sample rate q, and how many of them."""
+
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+
+
+@lru_cache(maxsize=256)
+def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
+    """RDP of one release at each of :data:`ORDERS`."""
+    if not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
+        raise UserError(f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted here")
+    if not 0 <= sample_rate <= 1:
+        raise UserError(f"sample rate {sample_rate:g}: 0 to 1 is wanted here")
+    variance = noise_multiplier**2
+    if sample_rate == 1:
+        return tuple(order / (2 * variance) for order in ORDERS)
+    if sample_rate == 0:
+        return (0.0,) * len(ORDERS)
+    step, margin = min(noise_multiplier, variance) / 4, 12 * noise_multiplier
+    z = np.arange(-margin, ORDERS[-1] + margin, step)
+    density = -(z**2) / (2 * variance) + math.log(step / (noise_multiplier * math.sqrt(2 * math.pi)))
+    ratio = np.logaddexp(math.log1p(-sample_rate), math.log(sample_rate) + (2 * z - 1) / (2 * variance))
+    found = []
+    for order in ORDERS:
+        end = np.searchsorted(z, order + margin)
+        found.append(max(float(np.logaddexp.reduce(density[:end] + order * ratio[:end])), 0.0) / (order - 1))
+    return tuple(found)
+
+
+def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
+    """ε of several kinds of releases from the same units together, at this δ."""
+    if not 0 < delta < 1:
+        raise UserError(f"delta = {delta:g}: more than 0 and less than 1 is wanted here")
+    total = [0.0] * len(ORDERS)
+    for r in releases:
+        if r.steps:
+            one = _rdp(float(r.noise_multiplier), float(r.sample_rate))
+            total = [sum_ + r.steps * value for sum_, value in zip(total, one, strict=True)]
+    if not any(total):
+        return 0.0
+    return max(min(_converted(order, rdp, delta) for order, rdp in zip(ORDERS, total, strict=True)), 0.0)
+
+
+def _converted(order: float, rdp: float, delta: float) -> float:
+    return rdp + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
+def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
+    """ε after so many releases, at this δ. Raises UserError for a value out of its range."""
+    return composed_epsilon([Releases(noise_multiplier, sample_rate, steps)], delta)
+
+
+def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
+    """The least noise multiplier, up to one part in ten thousand, whose ε is at most ``target_epsilon``.
+
+    Raises UserError where no noise reaches it.
+    """
+
+    def reaches(noise: float) -> bool:
+        return epsilon(noise, sample_rate, steps, delta) <= target_epsilon
+
+    low = high = LEAST_NOISE
+    while not reaches(high):
+        low, high = high, 2 * high
+        if high > MOST_NOISE:
+            raise UserError(f"epsilon = {target_epsilon:g} at delta = {delta:g} is out of reach of any noise")
+    while high > low * (1 + 1e-4):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
