@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from client.egress import release, release_summary
 from client.faults import report
+from client.progress import OwnProgress
 from client.reported import describe, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
 from client.site.audit_gate import BY_SITE, in_study, own_build, release_reply, runs_alone, task_of
@@ -78,14 +79,18 @@ def query(message: Message, session: ClientSession) -> RecordDict:
 def train(message: Message, session: ClientSession) -> RecordDict:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
     session.check_floor()
+    progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
+    progress.begins(config["round"], closing=False)
     snapshot = session.info.reports
     keep_reported(client.state, config.get("reported"), snapshot, client.untrained())
     vectors, _, metrics = client.fit(parameters, config)
     describe(client, session.model_card(), metrics)
     note_candidate(client, metrics, snapshot, client.state)
     session.save(client.state, client.round, to_disk=config["save"])
-    return release(client, vectors, metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    sent = release(client, vectors, metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    progress.ends(client.round, metrics, sent, closing=False)
+    return sent
 
 
 @app.evaluate()
@@ -93,14 +98,18 @@ def train(message: Message, session: ClientSession) -> RecordDict:
 def evaluate(message: Message, session: ClientSession) -> RecordDict:
     """Metrics without training; the silo's state stays as it is, but for the model that the report will show."""
     session.check_floor()
+    progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
+    closing = not config["personal"]
+    progress.begins(config["round"], closing=closing)
     kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept
     _, _, metrics = client.evaluate(parameters, config)
     if keep_evaluated(client, metrics, kept, session.info.reports, config):
         kept.numbers.setdefault("model", session.model_card())  # where it has not trained yet
-        closing = not config["personal"]
         if closing:  # after the last round, which may be an earlier one than was planned
             kept.numbers["model"] = {**kept.numbers["model"], "rounds": client.round - 1}
         to_disk = config["save"] or closing
         session.save(kept, kept.numbers.get("round", 0), to_disk=to_disk)
-    return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    sent = release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    progress.ends(client.round, metrics, sent, closing=closing)
+    return sent

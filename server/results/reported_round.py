@@ -1,73 +1,16 @@
-"""The round that a run's report takes its scores from, so far: over all silos, of each silo, and its model."""
+"""The model that all silos share, of the round that a run's report takes its scores from so far."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from server.results.history import Row
 from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.strategy import PersonalizedStrategy
 
 NAMES = (GLOBAL, BUFFERS)
 REPORTED = "reported-"  # begins the names of the arrays of the model that the report shows
-
-
-class Chosen:
-    """The round with the best mean validation score; where there are no validation data, the last one tested.
-
-    It is what :func:`server.results.summary.run_summary` finds in the whole history, taken one round after another:
-    the time per round stays the same. A silo that misses a round has the score of its last one before, or of its first.
-    A round is better whose mean is higher by more than ``min_delta``.
-    """
-
-    def __init__(self, snapshot: str, score: str, min_delta: float = 0.0) -> None:
-        self.snapshot, self.score, self.min_delta = snapshot, score, min_delta
-        self.round = 0  # 0: nothing is evaluated yet
-        self.evaluated = 0  # the last evaluated round
-        self.rounds: dict[str, int] = {}  # by silo, the round that its score is of
-        self._last: dict[str, int] = {}
-        self._values: dict[str, float] = {}
-        self._best: dict[str, float] = {}
-
-    def add(self, rows: Iterable[Row]) -> None:
-        """Add the history's rows of the next round."""
-        known = [
-            r
-            for r in rows
-            if (r.snapshot, r.metric) == (self.snapshot, self.score)
-            and r.split in ("val", "test")
-            and not math.isnan(r.value)
-        ]
-        if not known:
-            return
-        self.evaluated = number = known[0].round
-        found = {r.silo: r.value for r in known if r.split == "val"}
-        for silo in {r.silo for r in known}:
-            if silo not in self._last:  # rounds before have its first score
-                self.rounds[silo] = number
-                self._best |= {silo: found[silo]} if silo in found else {}
-            self._last[silo] = number
-            self._values.pop(silo, None)
-        self._values |= found
-        if mean(self._values) > mean(self._best) + self.min_delta or not self._best or not self.round:
-            self.round, self.rounds, self._best = number, dict(self._last), dict(self._values)
-
-    @property
-    def validated(self) -> bool:
-        """Whether a silo has reported a validation score."""
-        return bool(self._best)
-
-    def of(self, silos: Iterable[str]) -> dict[str, int]:
-        """Return the round of each silo; the chosen one where scores are withheld; nothing before the first score."""
-        return {silo: self.rounds.get(silo, self.round) for silo in silos} if self.round else {}
-
-
-def mean(values: Mapping[str, float]) -> float:
-    """Return the mean over silos, -inf of none; summed in the order of the names, on which its last bit depends."""
-    return sum(values[name] for name in sorted(values)) / len(values) if values else -math.inf
 
 
 def shared_arrays(arrays: Mapping[str, Tensor], method: type[PersonalizedStrategy], size: int) -> dict[str, Tensor]:

@@ -50,6 +50,7 @@ class Collector:
             self.answered,
             self._report_transfer,
             most,
+            self._report_reply,
         )
         asked = {message.metadata.dst_node_id: message for message in messages}
         replies = [
@@ -95,6 +96,11 @@ class Collector:
     def _report_transfer(self, line: str, nodes: Collection[int]) -> None:
         names = sorted(map(self.registration.name_of, nodes))
         self.reporter.transfer(f"{line}; waits for {', '.join(names)}" if names else line)
+
+    def _report_reply(self, node: int, seconds: float) -> None:
+        if hasattr(self.grid, "seconds"):  # silos of this process compute one after the other
+            return
+        self.reporter.replied(self.registration.name_of(node), seconds)
 
     def _note_disconnected(self, node: int) -> None:
         """Report a silo that disconnects in the middle of a round, once."""

@@ -57,8 +57,9 @@ class Exchange:
 
     ``on_disconnect`` receives a node that disconnects while its reply is awaited, perhaps more than once.
     ``before_pull`` is called before each query for replies. ``on_transfer`` receives the progress of a long reply, and
-    the nodes whose replies are awaited. ``answered``: the nodes with a reply in the last exchange. ``most``: the
-    largest size of the reply to a message, in bytes.
+    the nodes whose replies are awaited. ``on_reply`` receives a node, and the seconds that its reply took.
+    ``answered``: the nodes with a reply in the last exchange. ``most``: the largest size of the reply to a message, in
+    bytes.
     """
 
     def __init__(
@@ -70,9 +71,11 @@ class Exchange:
         answered: Collection[int] = (),
         on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
         most: Callable[[Message], int] = lambda message: OTHER_BYTES,
+        on_reply: Callable[[int, float], object] = lambda node, seconds: None,
     ) -> None:
         self.grid, self.policy, self.most = grid, policy, most
         self.on_disconnect, self.before_pull, self.on_transfer = on_disconnect, before_pull, on_transfer
+        self.on_reply = on_reply
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # by node: the error that its disconnection made of its message
@@ -106,7 +109,9 @@ class Exchange:
             for reply in arrived:
                 if self._is_wanted(reply) and (answered := self._take(reply)) is not None:
                     replies.append(answered)
-                    took += [] if answered.has_error() else [time.monotonic() - started]
+                    seconds = time.monotonic() - started
+                    took += [] if answered.has_error() else [seconds]
+                    self.on_reply(answered.metadata.src_node_id, seconds)
             now = time.monotonic()
             self.limit = min(self.policy.timeout, self.policy.limit(len(messages), took) + self._moving())
             if now - started > self.limit:

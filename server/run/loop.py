@@ -100,6 +100,7 @@ class RoundLoop:
         shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
         strategy.shown = recorder.chosen.of(strategy.silos)
         messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
+        self.reporter.round_begins(strategy, messages)
         sent = time.perf_counter()
         replies = collector.exchange(messages, strategy, self.state.lost)
         received = time.perf_counter()
@@ -135,6 +136,7 @@ class RoundLoop:
         strategy.shown = self.recorder.chosen.of(strategy.silos)
         messages = strategy.configure_evaluate(rounds, ArrayRecord(), ConfigRecord({"save": False}), self.grid)
         if messages:
+            self.reporter.round_begins(strategy, messages, closing=True)
             replies = self.collector.exchange(messages, strategy, self.state.lost)
             if self._goes_back(strategy, replies):
                 return
@@ -145,6 +147,7 @@ class RoundLoop:
             seconds = time.perf_counter() - started
             self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
             self.state.seconds["total"] += seconds
+            self.reporter.closed(strategy, rows, self.registration.task)
         self.done = rounds + 1
 
     def _stop_early(self, strategy: PersonalizedStrategy) -> None:

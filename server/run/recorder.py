@@ -9,8 +9,8 @@ from typing import cast
 from flwr.app import Message
 
 from models.tasks import Task
+from server.results.chosen import Chosen
 from server.results.history import History, Row, metric_rows
-from server.results.reported_round import Chosen
 from strategies.base.schema.reporting import read_metrics
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 
+from flwr.app import Message
 from flwr.common import log
 
 from client.faults import FAULT
@@ -32,6 +33,15 @@ class Progress:
     bytes: int
     rejected: dict[str, str] = field(default_factory=dict)
     bounded: dict[str, str] = field(default_factory=dict)  # silos whose step counted in part only, and why
+
+
+def silo_scores(strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> dict[str, dict[str, float]]:
+    """Return the silos' scores, ``val`` and ``test``, of the snapshot that the method reports."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if (row.snapshot, row.metric) == (strategy.info.reports, task.score) and not math.isnan(row.value):
+            found.setdefault(row.silo, {})[row.split] = row.value
+    return found
 
 
 REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # as client.faults.report writes it
@@ -75,6 +85,23 @@ class Reporter:
         log(INFO, "%s", line)
         self.event("transfer", message=line)
 
+    def round_begins(
+        self, strategy: PersonalizedStrategy, messages: Sequence[Message], *, closing: bool = False
+    ) -> None:
+        """Report who is asked in a round, and for what."""
+        names = {info.node_id: name for name, info in strategy.silos.items()}
+        asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
+        number, rounds = strategy.round - closing, self.common.rounds
+        self.event("begin", round=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)
+
+    def replied(self, name: str, seconds: float) -> None:
+        """Report a silo's reply, so many seconds after it was asked; whether it counts is decided later."""
+        self.event("reply", silo=name, seconds=seconds)
+
+    def closed(self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> None:
+        """Report the closing evaluation."""
+        self.event("closed", round=strategy.round - 1, score=task.score, per_silo=silo_scores(strategy, rows, task))
+
     def stopped_early(self, last: int, since: int) -> None:
         """Report that early stopping ends the run after round ``last``; round ``since`` was the last better one."""
         c = self.common
@@ -107,6 +134,9 @@ class Reporter:
             bytes=total,
             rejected=rejected,
             bounded=bounded,
+            bytes_down=strategy.bytes_down,
+            bytes_up=strategy.bytes_up,
+            per_silo=silo_scores(strategy, rows, task),
             **{task.score: None if math.isnan(score) else score},
         )
         if self.watch is not None:

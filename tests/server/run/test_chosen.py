@@ -8,8 +8,8 @@ from itertools import groupby
 
 import pytest
 
+from server.results.chosen import Chosen
 from server.results.history import History, Row
-from server.results.reported_round import Chosen
 from server.results.summary import FinishedRun, run_summary
 
 

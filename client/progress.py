@@ -1,0 +1,72 @@
+"""What a hospital sees of a run as it goes on: events of its own silo, for ``silofl watch`` there.
+
+    STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/progress.jsonl
+
+The lines are those of the server's ``progress.jsonl``, with this silo alone. They stay at the site. So they hold its
+scores also where the policy keeps them from the server. A line that cannot be written stops no round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+
+from client.session import ClientSession
+from partitions.common.files import append
+
+LARGEST = 1 << 23  # bytes of a file, after which it is begun anew
+
+
+class OwnProgress:
+    """The events of one message; in a simulation, where the server's file has all, none are written."""
+
+    def __init__(self, session: ClientSession, message: Message) -> None:
+        self.session, self.kind = session, message.metadata.message_type
+        self.started = time.time()
+        self.folder: Path | None = None
+
+    def begins(self, server_round: int, *, closing: bool) -> None:
+        """Note that this silo has begun with a message; only now the run's folder is known."""
+        store = self.session.store
+        if "state-dir" not in store.context.node_config or store.folder is None:
+            return
+        self.folder = store.folder
+        rounds = self.session.settings.common.rounds
+        number = server_round - closing
+        asked = {self.session.name: self.kind}
+        self._add("begin", round=number, rounds=rounds, closing=closing, time=self.started, silos=asked)
+
+    def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict, *, closing: bool) -> None:
+        """Note the round's scores, and the bytes of the vectors that leave."""
+        score, snapshot = self.session.silo.task.score, self.session.info.reports
+        found = {part: metrics.get(f"{snapshot}.{part}.{score}", math.nan) for part in ("val", "test")}
+        scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
+        up = sum(record.count_bytes() for record in sent.array_records.values())
+        common = {"score": score, "per_silo": {self.session.name: scores}}
+        if closing:
+            self._add("closed", round=server_round - 1, **common)
+            self._add("done")
+            return
+        seconds, rounds = time.time() - self.started, self.session.settings.common.rounds
+        self._add("reply", silo=self.session.name, seconds=seconds)
+        size = {"bytes": up, "bytes_down": 0, "bytes_up": up}
+        self._add("round", round=server_round, rounds=rounds, seconds=seconds, **size, **common)
+
+    def _add(self, event: str, **values: Any) -> None:
+        if self.folder is None:
+            return
+        common = self.session.settings.common
+        line = json.dumps({"event": event, "strategy": common.strategy, "seed": common.seed, **values}) + "\n"
+        file = self.folder / "progress.jsonl"
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if file.exists() and file.stat().st_size > LARGEST:
+                file.unlink()
+            append(file, line, durable=False)

@@ -1,0 +1,135 @@
+"""Who may read the page: beyond loopback a token is needed, and no script of another site may read it.
+
+A page of another site can send requests to a loopback address, and DNS rebinding gives it a name under which it may
+read the answers. So without a token only loopback's own names are answered (``Host``). A request that a browser marks
+as another site's (``Sec-Fetch-Site``, ``Origin``) is refused in any case.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from partitions.common.errors import UserError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+COOKIE = "silofl-watch"
+LEAST = 16  # characters of a token
+OPEN = "/health"  # says nothing about a run, and is answered without a token
+
+HEADERS = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+def read_token(file: Path) -> str:
+    """Return the token in a file, which is made, for its owner only, where it is missing.
+
+    Raises UserError where it is too short, or where others may read it.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        token = file.read_text().strip()
+        if len(token) < LEAST or not token.isascii() or not token.isprintable() or set(token) & set(' ;,"'):
+            raise UserError(f"--token-file {file}: {LEAST} or more letters and digits are wanted there") from None
+        if file.stat().st_mode & 0o077:
+            raise UserError(f"--token-file {file}: others may read it; chmod 600 {file}") from None
+        return token
+    with os.fdopen(descriptor, "w") as writing:
+        writing.write(f"{(token := new_token())}\n")
+    return token
+
+
+def new_token() -> str:
+    """Return a random token."""
+    return secrets.token_urlsafe(24)
+
+
+class Guard:
+    """ASGI middleware that refuses requests as above, and gives every answer its headers. ``token``: empty for none."""
+
+    def __init__(self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'") -> None:
+        self.app, self.token = app, token
+        self.headers = [(k.encode(), v.encode()) for k, v in {**HEADERS, "content-security-policy": csp}.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *self.headers]
+            await send(message)
+
+        request = Request(scope)
+        answer = self.refusal(request)
+        await (answer or self.app)(scope, receive, sending)
+
+    def refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that is not passed on; None for one that is."""
+        host = request.headers.get("host", "")
+        if not self.token and host_name(host) not in LOOPBACK:
+            return refused(f"this page is read as http://127.0.0.1, not as {host[:80]!r}")
+        if from_elsewhere(request.headers, host):
+            return refused("a page of another site may not read this one")
+        if not self.token or request.url.path == OPEN:
+            return None
+        if request.url.path == "/" and self._is_token(request.query_params.get("token", "")):
+            # Out of the address bar. Lax, for the redirection after a link in a mail still counts as the mail's.
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
+            return answer
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(cookie(request.headers)):
+            return None
+        return refused("open the address with ?token=..., as silofl watch has printed it", 401)
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+
+def host_name(host: str) -> str:
+    """Return the name in a ``Host`` header, without its port: ``ssh -L`` may have given it another one."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
+    """Return whether a page of another site sends this; following a link to this page is allowed."""
+    site = headers.get("sec-fetch-site", "none")
+    follows = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    origin = headers.get("origin")
+    return (site not in ("none", "same-origin") and not follows) or (
+        origin not in (None, f"http://{host}", f"https://{host}")
+    )
+
+
+def cookie(headers: Mapping[str, str]) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def refused(why: str, status: int = 403) -> Response:
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    return PlainTextResponse(f"refused: {why}\n", status, headers=headers)

@@ -1,0 +1,228 @@
+"""The page: one document without any other file. Its script writes every text as text, never as HTML."""
+
+from __future__ import annotations
+
+
+def content_policy(nonce: str) -> str:
+    """Return the Content-Security-Policy: this page's own style and script, and requests to where it came from."""
+    own = f"'nonce-{nonce}'"
+    return (
+        f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def page(nonce: str) -> str:
+    """Return the document; the numbers come by the stream."""
+    return PAGE.replace("NONCE", nonce).replace("STYLE", STYLE).replace("SCRIPT", SCRIPT)
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>silofl watch</title>
+<link rel="icon" href="data:,">
+<style nonce="NONCE">STYLE</style>
+<main>
+<header><h1 id="title">silofl watch</h1><p id="line" role="status">connecting</p></header>
+<section id="now">
+<p id="head"></p>
+<p id="why"></p>
+<progress id="bar" max="1" value="0" aria-label="rounds done"></progress>
+<dl id="tiles"></dl>
+<p id="transfer"></p>
+</section>
+<section id="silo-part"><h2>Silos</h2><div class="wide"><table id="silos"><thead></thead><tbody></tbody></table></div></section>
+<section id="curve-part"><h2>Mean score by round</h2><svg id="curve" viewBox="0 0 600 160" role="img" aria-label="mean score by round"></svg>
+<p class="key"><span class="val">validation</span> <span class="test">test</span></p></section>
+<section id="run-part"><h2>Runs of the study</h2><div class="wide"><table id="runs"><thead></thead><tbody></tbody></table></div></section>
+<section id="note-part"><h2>Log</h2><ol id="notes"></ol></section>
+</main>
+<script nonce="NONCE">SCRIPT</script>
+</html>
+"""
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #111; --muted: #555; --line: #ddd; --bad: #b3261e; --good: #00704f;
+  --val: #0072b2; --test: #b35c00; --back: #fff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #eee; --muted: #aaa; --line: #333; --bad: #ff8a80; --good: #4fd1a5;
+  --val: #6cb8ff; --test: #ffb166; --back: #14161a; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--ink); font: 16px/1.45 system-ui, sans-serif; }
+main { max-width: 1200px; margin: 0 auto; padding: 16px; }
+h1 { font-size: 1.25rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1rem; margin: 24px 0 6px; }
+p { margin: 4px 0; overflow-wrap: anywhere; }
+#line { color: var(--muted); font-size: .875rem; }
+#line.lost, .bad { color: var(--bad); }
+.good { color: var(--good); }
+#head { font-weight: 600; }
+progress { width: 100%; height: 8px; }
+dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 8px; margin: 12px 0; }
+dl div { border: 1px solid var(--line); border-radius: 6px; padding: 8px; }
+dt { color: var(--muted); font-size: .8125rem; }
+dd { margin: 0; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9375rem; }
+th, td { text-align: left; padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+td.text { white-space: normal; min-width: 12rem; overflow-wrap: anywhere; }
+th { color: var(--muted); font-weight: 500; }
+tbody th { color: var(--ink); position: sticky; left: 0; background: var(--back); }
+svg { width: 100%; height: 160px; }
+polyline { fill: none; stroke-width: 2; vector-effect: non-scaling-stroke; }
+.key .val { color: var(--val); } .key .test { color: var(--test); }
+polyline.val { stroke: var(--val); } polyline.test { stroke: var(--test); }
+svg text { fill: var(--muted); font-size: 12px; }
+ol { padding: 0; margin: 0; list-style: none; font-size: .875rem; color: var(--muted); }
+ol li { overflow-wrap: anywhere; }
+[hidden] { display: none; }
+"""
+
+SCRIPT = """
+"use strict";
+const at = id => document.getElementById(id);
+let picture = null, skew = 0, stream = null;
+
+function make(name, text, kind) {
+  const node = document.createElement(name);
+  node.textContent = text;
+  if (kind) node.className = kind;
+  return node;
+}
+function put(node, text) { if (node.textContent !== text) node.textContent = text; node.hidden = text === ""; }
+function score(value) { return value === null ? "\\u2013" : value.toFixed(4); }
+function gain(value) { return value === null ? "\\u2013" : (value >= 0 ? "+" : "\\u2212") + Math.abs(value).toFixed(4); }
+function time(s) {
+  if (s === null) return "\\u2013";
+  s = Math.max(s, 0);
+  return s < 120 ? s.toFixed(s < 10 ? 1 : 0) + " s" : s < 7200 ? Math.round(s / 60) + " min" : (s / 3600).toFixed(1) + " h";
+}
+function size(bytes) {
+  return bytes >= 1e9 ? (bytes / 1e9).toFixed(2) + " GB" : bytes >= 1e6 ? (bytes / 1e6).toFixed(1) + " MB"
+    : (bytes / 1e3).toFixed(1) + " kB";
+}
+function now() { return Date.now() / 1000 + skew; }
+
+function table(node, heads, rows) {
+  node.tHead.replaceChildren(document.createElement("tr"));
+  for (const head of heads) {
+    const cell = make("th", head);
+    cell.scope = "col";
+    node.tHead.rows[0].append(cell);
+  }
+  node.tBodies[0].replaceChildren(...rows.map(cells => {
+    const row = document.createElement("tr");
+    cells.forEach(([text, kind], i) => {
+      const cell = make(i ? "td" : "th", text, kind);
+      if (!i) cell.scope = "row";
+      row.append(cell);
+    });
+    return row;
+  }));
+}
+
+function silos(run) {
+  const epsilon = run.silos.some(s => s.epsilon !== null), word = run.score || "score";
+  const heads = ["silo", "now", "last reply", "validation " + word, "test " + word, "gain over local", "missed"];
+  if (epsilon) heads.push("epsilon");
+  heads.push("left out or bounded");
+  table(at("silos"), heads, run.silos.map(s => {
+    const doing = s.doing ? s.doing + (s.since ? " " + time(now() - s.since) : "") : "\\u2013";
+    const cells = [[s.name], [doing, s.doing === "late" ? "bad" : ""], [time(s.seconds)], [score(s.validation)],
+      [score(s.test)], [gain(s.gain), s.gain === null ? "" : s.gain < 0 ? "bad" : "good"], [String(s.missed)]];
+    if (epsilon) cells.push([s.epsilon === null ? "\\u2013" : s.epsilon.toPrecision(3)]);
+    cells.push([s.left_out || s.bounded, s.left_out ? "text bad" : "text"]);
+    return cells;
+  }));
+}
+
+function curve(run) {
+  const svg = at("curve"), points = run.curve, space = "http://www.w3.org/2000/svg";
+  at("curve-part").hidden = points.length < 2;
+  if (points.length < 2) return;
+  const values = points.flatMap(p => [p[1], p[2]]).filter(v => v !== null);
+  const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
+  const first = points[0][0], last = points[points.length - 1][0];
+  const x = r => 44 + 550 * (r - first) / (last - first || 1), y = v => 140 - 125 * (v - low) / span;
+  const nodes = [["val", 1], ["test", 2]].map(([kind, i]) => {
+    const line = document.createElementNS(space, "polyline");
+    line.setAttribute("class", kind);
+    line.setAttribute("points", points.filter(p => p[i] !== null).map(p => x(p[0]).toFixed(1) + "," + y(p[i]).toFixed(1)).join(" "));
+    return line;
+  });
+  for (const [text, left, top] of [[high.toFixed(3), 0, 18], [low.toFixed(3), 0, 143], ["round " + first, 44, 157], ["" + last, 570, 157]]) {
+    const node = document.createElementNS(space, "text");
+    node.setAttribute("x", left);
+    node.setAttribute("y", top);
+    node.textContent = text;
+    nodes.push(node);
+  }
+  svg.replaceChildren(...nodes);
+}
+
+function clock() {
+  if (picture === null || picture.run === null) return;
+  const run = picture.run;
+  const where = run.closing && run.state === "running" ? "closing evaluation" : "round " + run.round + " of " + run.rounds;
+  const next = run.asked ? ", the next one for " + time(now() - run.asked) : "";
+  put(at("head"), run.strategy + ", seed " + run.seed + ": " + run.state + ", " + where + next);
+  silos(run);
+}
+
+function draw() {
+  const run = picture.run;
+  put(at("title"), picture.title + (picture.site ? " \\u2013 this site's own row" : ""));
+  document.title = (run ? run.round + "/" + run.rounds + " " : "") + picture.title;
+  for (const part of ["silo-part", "curve-part"]) at(part).hidden = run === null;
+  at("run-part").hidden = picture.runs.length < 2;
+  at("note-part").hidden = picture.notes.length === 0;
+  at("notes").replaceChildren(...picture.notes.map(n => make("li", (n.time + " " + n.text).trim())));
+  if (run === null) {
+    put(at("head"), picture.fault || "no run has begun");
+    return;
+  }
+  clock();
+  curve(run);
+  put(at("why"), run.why);
+  put(at("transfer"), run.transfer);
+  at("bar").value = run.rounds ? run.round / run.rounds : 0;
+  const tiles = [["round takes", time(run.pace)], ["to the end", time(run.left)], ["all rounds so far", time(run.took)],
+    ["bytes", size(run.bytes)], ["best round", run.best_round === null ? "\\u2013" : String(run.best_round)],
+    ["its mean validation " + (run.score || "score"), score(run.best_validation)],
+    ["its mean test " + (run.score || "score"), score(run.best_test)], ["its mean gain over local", gain(run.gain)]];
+  at("tiles").replaceChildren(...tiles.map(([name, value]) => {
+    const tile = document.createElement("div");
+    tile.append(make("dt", name), make("dd", value));
+    return tile;
+  }));
+  table(at("runs"), ["method", "seed", "state", "rounds", "best round", "validation", "test", "gain over local"],
+    picture.runs.map(r => [[r.strategy], [String(r.seed)], [r.state, r.state === "failed" ? "bad" : ""], [r.round + "/" + r.rounds],
+      [r.best_round === null ? "\\u2013" : String(r.best_round)], [score(r.best_validation)], [score(r.best_test)], [gain(r.gain)]]));
+}
+
+function status(lost) {
+  const line = at("line");
+  line.className = lost ? "lost" : "";
+  const when = picture ? " The picture is of " + new Date(picture.now * 1000).toLocaleTimeString() + "." : "";
+  line.textContent = lost ? "The connection is lost; tries again." + when : "live";
+}
+
+function connect() {
+  stream = new EventSource("events");
+  stream.onmessage = message => {
+    picture = JSON.parse(message.data);
+    skew = picture.now - Date.now() / 1000;
+    status(picture.fault !== "");
+    if (picture.fault) at("line").textContent = picture.fault;
+    draw();
+  };
+  stream.onopen = () => status(false);
+  stream.onerror = () => {
+    status(true);
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 1000);
+  };
+}
+setInterval(clock, 1000);
+connect();
+"""

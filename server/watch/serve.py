@@ -1,0 +1,141 @@
+"""The small HTTP server of ``silofl watch``: page, stream, numbers, health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from partitions.common.errors import UserError
+from server.watch.access import LOOPBACK, Guard
+from server.watch.exposition import CONTENT_TYPE, exposition
+from server.watch.page import content_policy, page
+from server.watch.source import Source
+
+POLL_SECONDS = 0.2
+PING_SECONDS = 10.0  # after so long without news a line keeps the stream alive
+RETRY_MS = 1000  # after which a browser opens a stream again that has ended
+PORT = 8642
+
+
+class Follower:
+    """Look at the source again and again, and wake up the streams when the picture has changed."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.fault = ""  # why the source cannot be read
+        self.text = ""  # the picture that was shown last, without its time
+        self.number = 0
+        self.changed = asyncio.Condition()
+
+    async def follow(self) -> None:
+        while True:
+            self.look()
+            async with self.changed:
+                if self.text != (found := self.shown()):
+                    self.text = found
+                    self.number += 1
+                    self.changed.notify_all()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def look(self) -> None:
+        try:
+            self.source.look()
+            self.fault = ""
+        except OSError as error:
+            self.fault = f"{self.source.folder} cannot be read: {error.strerror}"
+
+    def picture(self) -> dict[str, Any]:
+        return {**self.source.board.picture(), "title": self.source.title, "fault": self.fault}
+
+    def shown(self) -> str:
+        """Return the picture as text, without the clock, which alone is no news."""
+        return json.dumps({**self.picture(), "now": 0}, allow_nan=False)
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield server-sent events: the whole picture at once, and whenever it has changed."""
+        yield f"retry: {RETRY_MS}\n\n"
+        seen = -1
+        while True:
+            if seen != self.number:
+                seen = self.number
+                yield f"id: {seen}\ndata: {json.dumps(self.picture(), allow_nan=False)}\n\n"
+            async with self.changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.changed.wait(), PING_SECONDS)
+            if seen == self.number:
+                yield ": no news\n\n"
+
+
+def application(source: Source, token: str = "") -> Starlette:
+    """Return the ASGI application. ``token``: what a reader has to know; empty: loopback's names only are answered."""
+    follower = Follower(source)
+    nonce = secrets.token_urlsafe(16)
+
+    async def index(request: Request) -> Response:
+        return HTMLResponse(page(nonce))
+
+    async def events(request: Request) -> Response:
+        return StreamingResponse(follower.stream(), media_type="text/event-stream")
+
+    async def metrics(request: Request) -> Response:
+        return Response(exposition(follower.picture()), media_type=CONTENT_TYPE)
+
+    async def health(request: Request) -> Response:
+        status = "source unreadable" if follower.fault else "ok"
+        return JSONResponse({"status": status}, 503 if follower.fault else 200)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(follower.follow())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    routes = [Route(f"/{name}", found) for name, found in (("", index), ("events", events), ("metrics", metrics))]
+    routes.append(Route("/health", health))
+    guard = Middleware(Guard, token=token, csp=content_policy(nonce))
+    return Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket at this address; port 0: one that is free. Raises UserError where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen()  # a reader who opens the printed address at once waits for the server, and is not refused
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot listen on {host}, port {port}: {why}; another one by --port, or --port 0") from None
+    return listening
+
+
+def serve(source: Source, host: str, port: int, token: str) -> None:
+    """Serve until Ctrl-C, after one line with the address."""
+    with listen(host, port) as listening:
+        name = f"[{host}]" if ":" in host else host
+        address = f"http://{name}:{listening.getsockname()[1]}/"
+        print(f"{address}?token={token}" if token else address, flush=True)
+        if host not in LOOPBACK:
+            print("the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that", file=sys.stderr)
+        config = uvicorn.Config(
+            application(source, token), log_level="warning", access_log=False, server_header=False, ws="none"
+        )
+        config.timeout_graceful_shutdown = 1  # streams do not end by themselves
+        uvicorn.Server(config).run(sockets=[listening])

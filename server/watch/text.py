@@ -1,0 +1,107 @@
+"""The picture in a terminal, by rich: once, or again and again until Ctrl-C."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from partitions.common.names import escaped
+from server.watch.source import Source
+
+REFRESH_SECONDS = 0.5
+LOG_LINES = 5
+
+
+def show(source: Source, *, once: bool) -> None:
+    """Print the picture; without ``once`` it stays, and follows the run until Ctrl-C."""
+    console = Console(highlight=False, emoji=False)
+    source.look()
+    if once:
+        console.print(drawn(source.board.picture(), source.title))
+        return
+    with Live(drawn(source.board.picture(), source.title), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(REFRESH_SECONDS)
+            source.look()
+            live.update(drawn(source.board.picture(), source.title), refresh=True)
+
+
+def drawn(picture: Mapping[str, Any], title: str) -> RenderableType:
+    """Return a picture as rich draws it; no text of a silo or the server is read as markup, or steers the terminal."""
+    run = picture["run"]
+    if run is None:
+        return Text(f"{escaped(title)}: no run has begun")
+    parts: list[RenderableType] = [Text(headline(run, title, picture["now"]), style="bold")]
+    parts += [Text(escaped(found)) for found in (run["why"], run["transfer"]) if found]
+    parts.append(silo_table(run, picture["now"]))
+    if len(picture["runs"]) > 1:
+        parts.append(run_table(picture["runs"]))
+    parts += [Text(escaped(f"{note['time']} {note['text']}".strip())) for note in picture["notes"][:LOG_LINES]]
+    return Group(*parts)
+
+
+def headline(run: Mapping[str, Any], title: str, now: float) -> str:
+    where = "closing evaluation" if run["closing"] and run["state"] == "running" else f"round {run['round']}"
+    said = [f"{escaped(title)}: {escaped(run['strategy'])} seed {run['seed']}", run["state"]]
+    said.append(f"{where} of {run['rounds']}")
+    if run["asked"]:
+        said.append(f"the next one for {seconds(now - run['asked'])}")
+    if run["left"] is not None:
+        said.append(f"about {seconds(run['left'])} to the end")
+    said.append(f"{run['bytes'] / 1e6:.1f} MB")
+    return ", ".join(said)
+
+
+def silo_table(run: Mapping[str, Any], now: float) -> Table:
+    """Return a row per silo."""
+    score = escaped(run["score"]) or "score"
+    table = Table(box=None, pad_edge=False)
+    for name in ("silo", "now", "last reply"):
+        table.add_column(name)
+    for name in (f"validation {score}", f"test {score}", "gain", "missed"):
+        table.add_column(name, justify="right")
+    with_epsilon = any(silo["epsilon"] is not None for silo in run["silos"])
+    if with_epsilon:
+        table.add_column("epsilon", justify="right")
+    table.add_column("left out or bounded")
+    for silo in run["silos"]:
+        doing = silo["doing"]
+        cells = [silo["name"], f"{doing} {seconds(now - silo['since'])}" if doing and silo["since"] else doing or "-"]
+        cells += ["-" if silo["seconds"] is None else seconds(silo["seconds"])]
+        cells += [shown(silo["validation"]), shown(silo["test"]), shown(silo["gain"], "+.4f"), str(silo["missed"])]
+        cells += [shown(silo["epsilon"], ".3g")] if with_epsilon else []
+        cells.append(silo["left_out"] or silo["bounded"])
+        style = "red" if silo["left_out"] or doing == "late" else ""
+        table.add_row(*(Text(escaped(cell)) for cell in cells), style=style)
+    return table
+
+
+def run_table(runs: list[Mapping[str, Any]]) -> Table:
+    """Return a row per run of the study."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("method", "seed", "state", "rounds", "best round", "validation", "test", "gain"):
+        table.add_column(name)
+    for run in runs:
+        best = [shown(run["best_validation"]), shown(run["best_test"]), shown(run["gain"], "+.4f")]
+        rounds = f"{run['round']}/{run['rounds']}"
+        cells = [run["strategy"], str(run["seed"]), run["state"], rounds, str(run["best_round"] or "-"), *best]
+        table.add_row(*(Text(escaped(cell)) for cell in cells))
+    return table
+
+
+def shown(value: float | None, form: str = ".4f") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def seconds(value: float) -> str:
+    """Return a time in words: ``4 s``, ``3 min``, ``2.5 h``."""
+    value = max(value, 0.0)
+    if value < 120:
+        return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

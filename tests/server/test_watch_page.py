@@ -1,0 +1,154 @@
+"""The page of `silofl watch` in a real Chromium: rows, stream, reconnection, sizes, and what it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chromium
+import pytest
+from watching import begin, done, event, round_done, write
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+pytestmark = pytest.mark.skipif(chromium.program() is None, reason="there is no Chromium on this machine")
+
+
+@contextlib.contextmanager
+def watching(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`silofl watch` as its own process, and its address."""
+    command = [sys.executable, "-m", "server.cli.main", "watch", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    with chromium.browser(tmp_path_factory.mktemp("chromium")) as page:
+        yield page
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    write(folder, *round_done(1, {"a": 0.5, "b": 0.7}, rounds=4))
+    return folder
+
+
+def row(name: str) -> str:
+    """In the page: the text of a silo's row."""
+    return f"[...document.querySelectorAll('#silos tbody tr')].find(r => r.cells[0].textContent === {name!r}).innerText"
+
+
+def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path) -> None:
+    """From the write of the line to the page's text, by the page's own clock; one request for page and stream each."""
+    with watching(str(run), "--port", "0") as (address, _):
+        page.requests.clear()
+        page.errors.clear()
+        page.open(address)
+        page.until(f"{row('a')}.includes('0.5000')")
+        write(run, begin(2, {"a": "train", "b": "train"}, rounds=4))
+        page.until(f"{row('a')}.includes('train')")
+        shown = "new Promise(done => { const c = () => REPLIED ? done(Date.now()) : setTimeout(c, 5); c(); })"
+        write(run, event("reply", silo="b", seconds=3.25))
+        before = page.value("Date.now()")
+        after = page.value(shown.replace("REPLIED", f"!{row('b')}.includes('train')"))
+        assert after - before < 1000
+        write(run, *round_done(2, {"a": 0.625, "b": 0.75}, rounds=4))
+        page.until(f"{row('a')}.includes('0.6250')")
+        page.until("document.getElementById('head').textContent.includes('round 2 of 4')")
+        assert {request.removeprefix(address) for request in page.requests} - {"data:,"} == {"", "events"}
+        assert page.errors == []
+
+
+def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
+    rejected = {HOSTILE: HOSTILE}
+    write(run, *round_done(2, {"a": 0.5, HOSTILE: 0.1}, rounds=4, rejected=rejected))
+    write(run, event("note", message=HOSTILE, time="now"))
+    with watching(str(run), "--port", "0") as (address, _):
+        page.errors.clear()
+        page.open(address)
+        page.until("document.getElementById('notes').innerText.includes('onerror')")
+        assert page.value("document.images.length") == 0
+        assert page.value("document.scripts.length") == 1
+        assert "owned" not in page.value("document.title")
+        assert page.text().count("<script>") >= 3  # row, reason, note: as text
+        assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
+    """Only the tables scroll sideways, within their own frames."""
+    silos = {f"hospital-{i:02d}-of-the-very-long-name": 0.5 + i / 100 for i in range(12)}
+    long = {"hospital-00-of-the-very-long-name": "no reply within 300 s (straggler-factor, straggler-floor) " * 3}
+    write(run, *round_done(2, silos, rounds=4, rejected=long), *round_done(3, silos, rounds=4))
+    with watching(str(run), "--port", "0") as (address, _):
+        page.resize(width)
+        page.open(address)
+        page.until("document.querySelectorAll('#silos tbody tr').length === 14")
+        assert page.value("document.documentElement.scrollWidth") <= width
+        assert page.value("getComputedStyle(document.querySelector('.wide')).overflowX") == "auto"
+        assert page.value("document.querySelectorAll('#curve polyline').length") == 2
+
+
+def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
+    with watching(str(run), "--port", "0") as (address, process):
+        page.open(address)
+        page.until("document.getElementById('line').textContent === 'live'")
+        process.kill()
+        page.until("document.getElementById('line').textContent.startsWith('The connection is lost')")
+        assert "0.5000" in page.value(row("a"))  # the last picture stays
+    write(run, *round_done(2, {"a": 0.875, "b": 0.75}, rounds=4))
+    with watching(str(run), "--port", address.rstrip("/").rpartition(":")[2]):
+        page.until(f"{row('a')}.includes('0.8750')")
+        page.until("document.getElementById('line').textContent === 'live'")
+
+
+def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run: Path) -> None:
+    """The other side restarts: a new server process appends to the file, or the directory is made anew."""
+    with watching(str(run), "--port", "0") as (address, _):
+        page.open(address)
+        page.until(f"{row('a')}.includes('0.5000')")
+        (run / "progress.jsonl").unlink()
+        write(run, *round_done(1, {"c": 0.25}, rounds=2), done())
+        page.until(f"{row('c')}.includes('0.2500')")
+        assert page.value("document.querySelectorAll('#silos tbody tr').length") == 1
+        page.until("document.getElementById('head').textContent.includes('done')")
+
+
+def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path, tmp_path: Path) -> None:
+    arguments = (str(run), "--port", "0", "--token-file", str(tmp_path / "token"))
+    with watching(*arguments) as (address, _):
+        token = (tmp_path / "token").read_text().strip()
+        base = address.partition("?")[0]
+        page.open(base)
+        page.until("document.body.innerText.startsWith('refused')")
+        page.open(address)
+        page.until(f"{row('a')}.includes('0.5000')")
+        assert page.value("location.href") == base
+        assert token not in page.value("document.documentElement.outerHTML") + page.value("document.cookie")
+
+
+def test_a_page_of_another_site_reads_nothing(page: chromium.Page, run: Path, tmp_path: Path) -> None:
+    """A script of another origin: neither by fetch, nor by a stream, nor in a frame."""
+    with watching(str(run), "--port", "0") as (address, _), watching(str(run), "--port", "0") as (other, _):
+        page.open(other)
+        page.until("document.getElementById('line').textContent === 'live'")
+        for mode in ("cors", "no-cors"):
+            script = f"fetch({json.dumps(address + 'metrics')}, {{mode: '{mode}'}}).then(r => r.text(), e => 'no')"
+            assert page.value(script) in ("no", "")
+        assert row_text(page, "a")
+
+
+def row_text(page: chromium.Page, name: str) -> Any:
+    return page.value(row(name))
