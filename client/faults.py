@@ -1,12 +1,14 @@
-"""Errors of a silo, as the server and the silo's log see them.
+"""Whose an error is, and what user, server and log see of it.
 
 ``UserError``, ``DataError``, ``SiteError`` and ``OSError`` are the user's or the hospital's to mend: the server gets
-their line. Any other error is a fault of the program. Its text may hold a path or a value of the silo's file, so that
-the server gets its type and the place in our code, and the silo's log the traceback.
+their line. ``RunFailedError`` is a run that cannot go on. Any other error is a fault of the program. Its text may hold
+a path or a value of the silo's file, so that the server gets its type and the place in our code, and the silo's log the
+traceback.
 """
 
 from __future__ import annotations
 
+import logging
 import traceback
 from logging import ERROR
 from pathlib import Path
@@ -14,21 +16,41 @@ from pathlib import Path
 from flwr.common import log
 
 from client.site.errors import SiteError
-from partitions.common.errors import DataError, UserError
+from partitions.common.errors import DataError, RunFailedError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULT = "a fault of the program"  # how the log, and the line for the server, name it
 OURS = ("client", "models", "partitions", "server", "strategies")  # folders of ROOT
 
 
+def is_users(error: BaseException) -> bool:
+    """Return whether the user can mend the error: one line, exit code 2."""
+    return isinstance(error, UserError | DataError | SiteError | OSError)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Return whether an error is a fault of the program: one that needs a traceback."""
+    return not is_users(error) and not isinstance(error, RunFailedError)
+
+
+def explain(error: Exception) -> tuple[int, str]:
+    """Return the exit code and the user's line for an error; a fault's traceback is logged.
+
+    2: the user can mend it. 1: a run failed, or a fault of the program.
+    """
+    if is_fault(error):
+        logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)
+        return 1, f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        return 2, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+    return 2 if is_users(error) else 1, str(error)
+
+
 def report(error: Exception) -> str:
     """Log an error at ERROR, a fault of the program with its traceback; return the server's line."""
-    if isinstance(error, UserError | DataError | SiteError):
+    if is_users(error):
         log(ERROR, "%s", error)
-        return str(error)
-    if isinstance(error, OSError):
-        log(ERROR, "%s", error)
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else str(error)
     log(ERROR, "%s: %s", FAULT, error, exc_info=error)
     return f"{type(error).__name__}{place_of(error)}: {FAULT}; its traceback is in the silo's log"
 

@@ -17,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from partitions.common.errors import UserError
+
 USER = 10001  # as in the Dockerfile
 READY_SECONDS = 600.0  # `setup` may download public data first
 
@@ -71,7 +73,7 @@ def give_away() -> None:
         os.setuid(USER)
     for folder in folders:
         if not os.access(folder, os.W_OK):
-            raise ValueError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
+            raise UserError(f"user {USER} cannot write to {folder}: chmod 777 the host's folder that is mounted there")
 
 
 def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
@@ -87,7 +89,7 @@ def install(root: Path = Path("/"), *, allow_older: bool = False) -> None:
     files = read_bundle(bundle)
     check_signed(files, unpacked=True, remembered=signed_by(site), echo=print, allow_older=allow_older)
     if "node.key" not in files:
-        raise ValueError(
+        raise UserError(
             "no node.key beside this compose file: it is the one that `silofl request NAME --folder DIR` made, in DIR"
         )
     user, _, group = os.environ["SILOFL_USER"].partition(":")
@@ -110,17 +112,20 @@ def wait_for_setup(ready: Path, hosts: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not ready.exists() or ready.read_text() != hosts:
         if time.monotonic() > deadline:
-            raise ValueError(f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`")
+            raise UserError(f"no credentials in {ready.parent} after {READY_SECONDS:.0f} s: see the log of `setup`")
         time.sleep(0.1)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (ValueError, RuntimeError, OSError) as error:
+    except Exception as error:
         if os.environ.get("SILOFL_TRACEBACK"):
             raise
-        print(f"silofl: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, RuntimeError) else 2)
+        from client.faults import explain
+
+        code, text = explain(error)
+        print(f"silofl: {' '.join(text.split())}", file=sys.stderr)
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,12 +9,12 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from client.faults import is_fault
 from partitions.common.files import private
 from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
-from server.run.errors import is_fault
 from server.run.loop import RoundLoop
 from strategies.base.run_settings import RunSettings, parse_settings
 

@@ -33,7 +33,6 @@ if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, interrupted)
 
 import argparse
-import logging
 from collections.abc import Sequence
 
 from client import cli as site
@@ -85,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("SILOFL_TRACEBACK"):
             raise
+        from client.faults import explain
+
         code, text = explain(error)
     from partitions.common.names import escaped
 
@@ -92,25 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if IS_PROGRAM and arguments is None and code == 130:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not break into Python's end
     return code
-
-
-def explain(error: Exception) -> tuple[int, str]:
-    """Return the exit code and the line for an error.
-
-    A UserError, DataError, SiteError or OSError is the user's to mend: 2. Every other error: 1. One that is not a
-    failed run (RuntimeError) is a fault of the program: its traceback is logged.
-    """
-    from client.site.errors import SiteError
-    from partitions.common.errors import DataError, UserError
-
-    if isinstance(error, OSError):
-        return 2, ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-    if isinstance(error, UserError | DataError | SiteError):
-        return 2, str(error)
-    if isinstance(error, RuntimeError):
-        return 1, str(error)
-    logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)
-    return 1, f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from partitions.common.errors import RunFailedError
+
 PART = "SILOFL_PART"
 
 
@@ -97,7 +99,7 @@ def end(processes: Sequence[Process], *, grace: float) -> None:
     for process in processes:
         exit_code(process)  # takes the children of this very process off the table
     if left:
-        raise RuntimeError(f"process {left[0].pid} ({left[0].part}) does not end")
+        raise RunFailedError(f"process {left[0].pid} ({left[0].part}) does not end")
 
 
 def exit_code(process: Process) -> int | None:

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from server.deploy.control import Connection, Control, Node
 
@@ -26,7 +26,7 @@ START_SECONDS = 120.0
 def keep_registrations(connection: Connection, record: Path, ready: Path) -> None:
     """Register again who stands in `record`, make the file `ready`, and note every change; does not return.
 
-    Raises RuntimeError where the SuperLink does not answer in two minutes.
+    Raises RunFailedError where the SuperLink does not answer in two minutes.
     """
     with Control(connection) as control:
         noted = restore(control, record)
@@ -66,7 +66,7 @@ def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
             return known
         except ConnectionError as error:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the silos cannot be registered: {error}") from None
+                raise RunFailedError(f"the silos cannot be registered: {error}") from None
             time.sleep(0.3)
 
 

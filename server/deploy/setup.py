@@ -26,8 +26,8 @@ from server.deploy.registrar import register
 def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
     """Do all of it. `root` is for tests.
 
-    Raises ValueError: the federation, or what lies in the volumes, cannot be used.
-    Raises RuntimeError: the SuperLink does not answer.
+    Raises UserError: the federation, or what lies in the volumes, cannot be used.
+    Raises RunFailedError: the SuperLink does not answer.
     """
     federation = _federation(environment)
     hosts = environment["SILOFL_HOSTS"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from client.site.trust.apps import build
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import shared, write_atomically
 from server.deploy.containers import find_deployed
 from server.deploy.control import Control, read_connection
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 SILENCE_SECONDS = 30.0  # how long the SuperLink may give no answer before the run is taken for lost
 STOP_SECONDS = 60.0
-
-
-class RunFailedError(RuntimeError):
-    """A run failed or was stopped; the message holds the reason."""
 
 
 def default_connection() -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from client.faults import explain
 from partitions.common.errors import UserError
 from partitions.datasets.registry import load_dataset
 from partitions.manifest import write_partition
@@ -105,8 +106,8 @@ def main() -> int:
     try:
         print(demo(Path("runs")))
         return 0
-    except (RuntimeError, ValueError, OSError) as error:
-        print(f"demo: {error}", file=sys.stderr)
+    except Exception as error:
+        print(f"demo: {explain(error)[1]}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: interrupted", file=sys.stderr)

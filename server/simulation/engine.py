@@ -89,7 +89,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Any:
-        raise RuntimeError("an in-process federation is no Flower run")
+        raise NotImplementedError("an in-process federation is no Flower run")
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None

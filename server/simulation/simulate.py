@@ -43,7 +43,7 @@ def simulate(
     """Run the study in this process, or by another executor, and return its directory.
 
     The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
-    that record the study too (see ``server.results.tracking``). Raises UserError, or RuntimeError where a run fails.
+    that record the study too (see ``server.results.tracking``). Raises UserError, or RunFailedError where a run fails.
     """
     trackers = open_trackers(log)
     runs = study_runs(values)

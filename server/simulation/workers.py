@@ -27,9 +27,10 @@ from typing import Any
 from flwr.common import log
 from tqdm import tqdm
 
+from client.faults import is_fault, is_users
 from client.local_data import device_of
 from models.threads import threads_for
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import private
 from server.report.write import try_report, write_manifest
 from server.results.history import History
@@ -37,7 +38,6 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
-from server.run.errors import is_fault, is_users
 from server.simulation.simulate import Executor, how_to_continue, run_all, run_one, skip
 from strategies.base.run_settings import RunSettings
 
@@ -74,7 +74,7 @@ def side_by_side(
 ) -> None:
     """Execute all runs in parallel, below one progress bar; the report is written in any case.
 
-    Raises, once all have ended, RuntimeError that names the runs that failed; UserError where all of these are to be
+    Raises, once all have ended, RunFailedError that names the runs that failed; UserError where all of these are to be
     mended by the user.
     """
     write_manifest(directory, runs[0])
@@ -94,7 +94,7 @@ def side_by_side(
     if study.failed:
         reasons = "; ".join(f"{key}: {why}" for key, (_, why) in study.failed.items())
         users = all(code == 2 for code, _ in study.failed.values())
-        raise (UserError if users else RuntimeError)(reasons)
+        raise (UserError if users else RunFailedError)(reasons)
 
 
 class Going:

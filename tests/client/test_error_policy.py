@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,9 @@ import pytest
 from tiny import Files, federate
 from torch import Tensor
 
+from client.faults import OURS, explain
 from client.site.errors import SiteError
 from partitions.common.errors import DataError, UserError
-from server.cli.main import explain
 from server.run.loop import Progress
 from strategies.base.client import SiloClient
 from strategies.base.strategy import PersonalizedStrategy
@@ -112,3 +114,24 @@ def test_a_silo_is_blamed_for_its_numbers_alone(three: Files, monkeypatch: pytes
     seen: list[Progress] = []
     federate(three, strategy="scaffold", rounds=2, watch=seen.append, scaffold__up="model")
     assert [p.rejected for p in seen[:2]] == [{"a": "'steps' is -1, not a number of steps"}] * 2
+
+
+ROOT = Path(__file__).parents[2]
+CAUGHT_AT_ONCE = {"strategies/base/settings.py"}  # raised to be caught by the function that tells the user
+
+
+def test_no_error_of_ours_has_a_type_that_says_nothing() -> None:
+    """A `ValueError` or `RuntimeError` of ours would end with exit code 1 and a traceback, as a fault of silofl."""
+    found = set()
+    for path in (p for room in (*OURS, "docker") for p in (ROOT / room).rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        handled = [h.type for h in ast.walk(tree) if isinstance(h, ast.ExceptHandler) and h.type is not None]
+        handled += [
+            a for c in ast.walk(tree) if isinstance(c, ast.Call) for a in c.args if "suppress" in ast.dump(c.func)
+        ]
+        handled += [base for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for base in c.bases]
+        fine = {id(n) for h in handled for n in ast.walk(h)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in ("ValueError", "RuntimeError") and id(node) not in fine:
+                found.add(f"{path.relative_to(ROOT).as_posix()}:{node.lineno}")
+    assert {place for place in found if place.split(":")[0] not in CAUGHT_AT_ONCE} == set()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partitions.common.errors import RunFailedError
 from server.deploy.federation import read_federation
 from server.report.study import Study
 from server.simulation import demo
@@ -82,7 +83,7 @@ def test_the_runs_own_config_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
-    for error, code in ((RuntimeError("a silo died"), 1), (KeyboardInterrupt(), 130)):
+    for error, code in ((RunFailedError("a silo died"), 1), (KeyboardInterrupt(), 130)):
 
         def fail(root: Path, error: BaseException = error) -> Path:
             raise error

@@ -3,19 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from client.site.runtime.launch import free_ports, silo_environment, supernode_command
-from partitions.common.files import locked
-
-if TYPE_CHECKING:
-    pass
 from client.site.runtime.doctor import first_failure, one_line, site_checks, table
+from client.site.runtime.launch import free_ports, silo_environment, supernode_command
 from client.site.runtime.prefork.install import install_shim
 from client.site.runtime.supervisor import run
 from client.site.trust.bundle import check_key, check_signature, read_bundle, site_of, unpack
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
+from partitions.common.files import locked
 
 
 def join(

@@ -33,7 +33,7 @@ from client.site.runtime.doctor import (
 )
 from client.site.runtime.prefork.install import template_command
 from client.site.runtime.prefork.sockets import template_pid
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from partitions.silo_file import Check
 
 WAIT_SECONDS = 5.0
@@ -64,7 +64,7 @@ def run(
     `online` is a file that exists while the SuperLink has this silo registered and connected.
 
     Raises UserError: the data, the key, the certificate or the address are wrong; says which and how to mend it.
-    Raises RuntimeError: the SuperNode ended for no reason of these.
+    Raises RunFailedError: the SuperNode ended for no reason of these.
     Raises KeyboardInterrupt: after SIGINT, when everything has ended.
     """
     check_site(site)
@@ -99,10 +99,10 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
     patience = RESTART_SECONDS if silo.ever_online else 0.0
     if fault := fault_in_connection(silo.site):
         waits = silo.ever_online and fault.name == CLOCK
-        return one_line(fault), math.inf if waits else patience, ValueError
+        return one_line(fault), math.inf if waits else patience, UserError
     if silo.in_use:
-        return IN_USE, IN_USE_SECONDS, ValueError
-    return f"the SuperNode ended with exit code {silo.code}: {silo.last_line}", patience, RuntimeError
+        return IN_USE, IN_USE_SECONDS, UserError
+    return f"the SuperNode ended with exit code {silo.code}: {silo.last_line}", patience, RunFailedError
 
 
 def fault_in_connection(site: Site) -> Check | None:

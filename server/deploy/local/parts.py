@@ -16,6 +16,7 @@ from client.site.runtime.launch import (
     supernode_command,
 )
 from client.site.runtime.prefork.sockets import template_pid
+from partitions.common.errors import RunFailedError
 from server.deploy import processes
 from server.deploy.credentials import Credentials
 from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, LocalSilo
@@ -28,7 +29,7 @@ MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py run
 GRACE_SECONDS = 6.0  # Flower forces its own exit 5 s after SIGTERM
 
 
-class PartFailedError(RuntimeError):
+class PartFailedError(RunFailedError):
     """A part of the federation did not start, or ended by itself."""
 
 

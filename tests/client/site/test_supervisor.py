@@ -16,6 +16,7 @@ from client.site.node import Site
 from client.site.runtime import supervisor as module
 from client.site.runtime.launch import node_config
 from client.site.runtime.supervisor import run
+from partitions.common.errors import RunFailedError, UserError
 from partitions.silo_file import Check
 
 UNKNOWN = Check("key", False, "unknown", "ask")
@@ -125,13 +126,13 @@ def test_a_certificate_that_does_not_fit_ends_what_would_try_for_ever(
 ) -> None:
     fault = Check("certificate chain", False, "not this CA's", "ask")
     monkeypatch.setattr(module, "fault_in_connection", lambda _: fault)
-    with pytest.raises(ValueError, match=r"^clinic: certificate chain: not this CA's; ask$"):
+    with pytest.raises(UserError, match=r"^clinic: certificate chain: not this CA's; ask$"):
         supervision.run(f"print('{LOST} 1.00 seconds')\ntime.sleep(60)")
     assert supervision.started == 1 and supervision.said == []
 
 
 def test_a_key_in_use_is_tried_again_then_told(supervision: Supervision) -> None:
-    with pytest.raises(ValueError, match=r"^clinic: its key is in use: a bundle runs in one place at a time"):
+    with pytest.raises(UserError, match=r"^clinic: its key is in use: a bundle runs in one place at a time"):
         supervision.run(f"print('[code: 2004] {REFUSED}.'); sys.exit(49)")
     assert supervision.started > 1
     assert len(supervision.said) == 1 and supervision.said[0].endswith("; trying again")
@@ -141,7 +142,7 @@ def test_a_cause_that_the_doctor_finds_ends_it_at_once(
     supervision: Supervision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "fault_in_connection", lambda _: UNKNOWN)
-    with pytest.raises(ValueError, match=r"^clinic: key: unknown; ask$"):
+    with pytest.raises(UserError, match=r"^clinic: key: unknown; ask$"):
         supervision.run(f"print('{REFUSED}'); sys.exit(49)")
     assert supervision.started == 1 and supervision.said == []
 
@@ -174,13 +175,13 @@ def test_a_removed_silo_ends_with_the_reason(
         f"    print('{REGISTERED}1')\n    {wait_for_online(tmp_path)}"
         "sys.exit(1)"
     )
-    with pytest.raises(ValueError, match=r"^clinic: key: unknown; ask$"):
+    with pytest.raises(UserError, match=r"^clinic: key: unknown; ask$"):
         supervision.run(script)
     assert supervision.started > 1 and len(supervision.said) == 1
 
 
 def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> None:
-    with pytest.raises(RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"):
+    with pytest.raises(RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: something broke$"):
         supervision.run("print('something broke'); sys.exit(3)")
     assert supervision.started == 1
 
@@ -189,7 +190,7 @@ def test_a_supernode_that_dies_for_no_known_reason(supervision: Supervision) -> 
 def test_what_outlives_a_supernode_is_ended(supervision: Supervision) -> None:
     """It has the SuperNode's output, which is read to its end: this returns because the child was ended."""
     script = "import subprocess\nsubprocess.Popen(['sleep', '3600'])\nprint('killed', flush=True)\nsys.exit(3)"
-    with pytest.raises(RuntimeError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"):
+    with pytest.raises(RunFailedError, match=r"^clinic: the SuperNode ended with exit code 3: killed$"):
         supervision.run(script)
 
 
@@ -197,7 +198,7 @@ def test_no_supernode_is_started_on_an_empty_mount(supervision: Supervision, sit
     site.data.unlink()
     (site.data.parent / "mount").mkdir()
     object.__setattr__(site, "data", site.data.parent / "mount/data.npz")
-    with pytest.raises(ValueError, match=r"^clinic: data: .*/mount is empty; mount the folder"):
+    with pytest.raises(UserError, match=r"^clinic: data: .*/mount is empty; mount the folder"):
         supervision.run("")
     assert not supervision.starts.exists()
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import server.simulation.simulate
+from partitions.common.errors import RunFailedError, UserError
 from server.cli.main import main
 from strategies.base.run_settings import defaults, markdown
 
@@ -326,18 +327,30 @@ def test_failed_run(place: Path, say: Callable[..., Said], tmp_path: Path) -> No
     ("error", "code", "line"),
     [
         (KeyError("x"), 1, "silofl simulate: KeyError: 'x'"),
-        (RuntimeError("two\n  lines"), 1, "silofl simulate: two lines"),
+        (RunFailedError("two\n  lines"), 1, "silofl simulate: two lines"),
+        (RuntimeError("two\n  lines"), 1, "silofl simulate: RuntimeError: two lines"),
+        (ValueError("shapes"), 1, "silofl simulate: ValueError: shapes"),
+        (UserError("a setting"), 2, "silofl simulate: a setting"),
         (PermissionError(13, "Permission denied", "/there"), 2, "silofl simulate: /there: Permission denied"),
     ],
 )
 def test_any_error_is_one_line(
-    error: Exception, code: int, line: str, say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    code: int,
+    line: str,
+    say: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A fault of silofl's, and that alone, has its traceback in the log, at ERROR."""
+
     def fail(*_: Any, **__: Any) -> Path:
         raise error
 
     monkeypatch.setattr(server.simulation.simulate, "simulate", fail)
     assert say("simulate") == (code, "", line + "\n")
+    logged = [record.exc_info[1] for record in caplog.records if record.exc_info and record.levelname == "ERROR"]
+    assert logged == ([error] if type(error) in (KeyError, RuntimeError, ValueError) else [])
     monkeypatch.setenv("SILOFL_TRACEBACK", "1")
     with pytest.raises(type(error)):
         main(["simulate"])
