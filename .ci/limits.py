@@ -22,6 +22,8 @@ WORDS = {
     "resident|keeper": "persistent worker",
     "gathering": "client registration",
     "let_out": "the audit gate's function",
+    "data card": "data summary",
+    "hands? on": "forwards",
     "discreet": "redacted errors",
     "bearable": "breakdown point",
     "owed|owes": "residual, or say what the software does",

@@ -30,12 +30,12 @@ def release_summary(card: Mapping[str, Number]) -> RecordDict:
     """Return the content of the reply to a query. Raises UserError for what is not on the list."""
     unknown = sorted(set(card) - set(CARD))
     if unknown:
-        raise UserError(f"{', '.join(unknown)}: not on the list of what a data card may tell")
+        raise UserError(f"{', '.join(unknown)}: not on the list of what a data summary may tell")
     shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()}
     if SCHEMA in card:
         schema = read_schema(str(card[SCHEMA]))
         shown[SCHEMA] = f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
-    log(INFO, "%s sent its data card: %s", card["name"], shown)
+    log(INFO, "%s sent its data summary: %s", card["name"], shown)
     records = RecordDict({"card": ConfigRecord({**card})})
     tell_site(records, {"sums": [str(card[WITHHELD])]} if WITHHELD in card else {})
     return records

@@ -10,7 +10,7 @@
 | several of these | (("image", shape), ("notes", shape), ...) | a named tuple of them |
 
 What is shorter than its length ends in zeros: the token 0 stands for no word. Of several inputs one that is missing is
-all zeros. Outside a process (a data card, a model's card, the federation file) a shape is a list, :func:`written`.
+all zeros. Outside a process (a data summary, a model's card, the federation file) a shape is a list, :func:`written`.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def add_withdraw(commands: Any) -> None:
     p = commands.add_parser(
         "withdraw",
         help="delete what runs keep of a hospital",
-        description="A hospital withdraws: its models, metrics and data card leave the checkpoints, histories and "
+        description="A hospital withdraws: its models, metrics and data summary leave the checkpoints, histories and "
         "summaries of these runs. What was averaged stays. Such a run cannot be resumed. "
         "silofl remove-silo shuts the hospital out.",
     )

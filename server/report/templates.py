@@ -100,7 +100,7 @@ TEMPLATES = {
 <div class='panels two' style='margin-top:20px'><figure><h3>Bytes per round</h3>{{ bytes }}</figure><figure><h3>Seconds per round</h3>{{ seconds }}</figure></div>""",
     "left": """{% from "macros" import table, cells with context %}
 <h2>What left each silo</h2><p class='lead'>Everything that leaves a silo passes one gate, is on its list, and is logged there.</p><ul>
-<li><b>Once, the data card</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all silos agree on one standardisation (<code>normalization = "agreed"</code>).</li>
+<li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all silos agree on one standardisation (<code>normalization = "agreed"</code>).</li>
 <li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
 <li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of samples; seconds; sample counts.</li>
 <li><b>Never</b>: samples, labels, label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>

@@ -149,7 +149,7 @@ class Registration:
             if not reply.has_error():
                 self._admit(node, reply.content, found, before)
             elif reply.error.code in UNREACHABLE or (reply.error.code == CRASHED and self._may_crash(node)):
-                log(WARNING, "a silo (node %d) gave no data card yet: %s", node, reason_of(reply.error.reason))
+                log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason_of(reply.error.reason))
             else:
                 reason = reason_of(reply.error.reason)
                 self.reporter.silo_fault(f"node {node}", reason)

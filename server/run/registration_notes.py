@@ -34,7 +34,7 @@ def note_silos(cards: Cards, facts: Facts, common: Common, reporter: Reporter) -
 def _note_withheld(cards: Cards, common: Common, reporter: Reporter) -> None:
     alone = without_sums(cards, common)
     for name in alone:
-        reason = cards[name].get(WITHHELD) or "its card has none"
+        reason = cards[name].get(WITHHELD) or "its data summary has none"
         own = f"it is standardised by its own statistics, the others by those of {len(cards) - len(alone)} silos"
         reporter.note(f"{name} gives no sums of its columns: {reason}; {own}")
 

@@ -1,6 +1,6 @@
 """Delete what runs keep of a hospital that withdraws: ``silofl withdraw``.
 
-Its models, data card, key and numbers leave the server's checkpoints, its state and others' copies of its model the
+Its models, data summary, key and numbers leave the server's checkpoints, its state and others' copies of its model the
 silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
 ``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. What was
 averaged stays averaged. Such a run cannot be resumed, for its other silos' states are of a federation with this one;

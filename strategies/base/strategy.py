@@ -56,7 +56,7 @@ AWAY = 0  # no node has this number: a silo of a resumed run that is not here
 
 @dataclass(frozen=True)
 class SiloInfo:
-    """What the server knows of a silo, from its data card."""
+    """What the server knows of a silo, from its data summary."""
 
     name: str
     node_id: int
@@ -226,7 +226,7 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
         """The silos that can be asked; those that were away when the run was resumed are named."""
         for name, info in self.silos.items():
             if info.node_id == AWAY:
-                self.reject(name, "it was not here when the run was resumed")
+                self.reject(name, "it was offline when the run was resumed")
         return [name for name, info in self.silos.items() if info.node_id != AWAY]
 
     def evaluates(self) -> bool:

@@ -52,7 +52,7 @@ def write(file: Path, x: Numbers) -> Path:
 
 
 def card(file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any) -> dict[str, Any]:
-    """The data card, or ``{"error": reason}``, that the silo gives for these settings."""
+    """The data summary, or ``{"error": reason}``, that the silo gives for these settings."""
     values = {**PLAIN, "normalization": "agreed", "batch-size": 64, "min-metric-samples": 1, "strategy": "fedavg"}
     given = {key.replace("_", "-"): value for key, value in settings.items()}
     node: dict[str, Any] = {

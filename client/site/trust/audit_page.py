@@ -55,7 +55,7 @@ def page(entries: Sequence[Entry], month: str) -> str:
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:
         key = (entry["run-id"], entry["run"], entry["method"], entry["asked-by"], entry["app"], entry["settings"])
-        # The data card is asked for before the run says its name: it belongs to what the same run sends next.
+        # The data summary is asked for before the run says its name: it belongs to what the same run sends next.
         runs.setdefault((key[0], *key[2:]), []).append(entry)
     silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
     total = sum(entry["bytes"] for entry in of_month)

@@ -76,7 +76,7 @@ def read_agreed(text: str) -> dict[str, Any]:
     if "shape" in said and not is_shape(said["shape"]):
         raise UserError(
             f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as a "
-            "silo's data card has them"
+            "silo's data summary has them"
         )
     if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
         raise UserError(f"agreed: classes = {said['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")

@@ -1,4 +1,4 @@
-"""What a silo reports beside its vectors: metrics from a list, and the data card; and how the server takes them.
+"""What a silo reports beside its vectors: metrics from a list, and the data summary; and how the server takes them.
 
 A silo sends nothing that is not on these lists (``client/egress.py``), and the server takes nothing that is not, or
 that is out of range: one silo's nonsense must not stop the others or spoil the history.
@@ -78,17 +78,17 @@ def printable(text: object) -> str:
 
 
 def read_card(record: object) -> dict[str, Any]:
-    """A silo's data card, of which only what is on the list is kept.
+    """A silo's data summary, of which only what is on the list is kept.
 
     Raises DataError, with one line, where something on it is not of its type or out of its bounds.
     """
     if not isinstance(record, ConfigRecord):
-        raise DataError("the reply carries no data card")
+        raise DataError("the reply carries no data summary")
     # A silo of an earlier version knows no other task.
     card: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in CARD if key in record}
     missing = [key for key in CARD if key not in card and key not in OPTIONAL]
     if missing:
-        raise DataError(f"its data card lacks {', '.join(missing)}")
+        raise DataError(f"its data summary lacks {', '.join(missing)}")
     name = card["name"]
     if not _is_name(name):
         raise DataError(
@@ -96,7 +96,7 @@ def read_card(record: object) -> dict[str, Any]:
             "or a digit is wanted"
         )
     for fault in _faults(card):
-        raise DataError(f"{name}'s data card {fault}")
+        raise DataError(f"{name}'s data summary {fault}")
     return card
 
 

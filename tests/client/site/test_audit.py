@@ -409,7 +409,7 @@ def test_two_that_write_at_once(log: Path) -> None:
 
 
 def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Per run who, when, how often, what, how many bytes; the data card is part of the run that asked for it."""
+    """Per run who, when, how often, what, how many bytes; the data summary is part of the run that asked for it."""
     log = Log(tmp_path / "state" / "audit")
     card = [{"name": "card", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
     log.append(entry(1, time="2026-10-31T23:59:59Z"))

@@ -101,7 +101,7 @@ def test_a_server_that_weakens_every_setting(
     assert f"ERROR: {line}" in logs["hospital-03"].splitlines()
     assert f"cannot take part: {line}\n" in capfd.readouterr().err
     assert line in (tmp_path / "run" / "report.html").read_text()
-    assert "sent its data card" in logs["hospital-01"] and "hospital-03 sent" not in before
+    assert "sent its data summary" in logs["hospital-01"] and "hospital-03 sent" not in before
     silos = {row.silo for row in History(tmp_path / "run" / "history.csv").rows if row.silo}
     assert silos == {"hospital-01", "hospital-02"}
     # Of the run that it allows each message counts once, in the process that stays and in the one that does not.

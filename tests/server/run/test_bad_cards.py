@@ -1,5 +1,6 @@
-"""A hospital whose data card is wrong, by mistake or on purpose: it is left out and named, and the others' run is what
-it is without it, at any quorum that the others make up, from the start and when it is resumed.
+"""A hospital whose data summary is wrong, by mistake or on purpose: it is left out and named.
+
+The others' run is what it is without it, at any quorum that the others make up, from the start and when it is resumed.
 """
 
 from __future__ import annotations

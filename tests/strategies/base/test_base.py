@@ -195,7 +195,7 @@ def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCap
     """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
     caplog.set_level("INFO", logger="flwr")
     federate(two, strategy="fedavg", rounds=1, normalization="agreed")
-    lines = [r.getMessage() for r in caplog.records if "sent its data card" in r.getMessage()]
+    lines = [r.getMessage() for r in caplog.records if "sent its data summary" in r.getMessage()]
     assert [line.split()[0] for line in lines] == list(two)
     assert "'n_train': 6" in lines[0] and "'square_sum': 'of 3 columns'" in lines[0]
     with pytest.raises(ValueError, match="labels: not on the list"):

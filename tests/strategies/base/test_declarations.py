@@ -99,7 +99,7 @@ def test_a_zero_model_and_a_full_batch_give_exact_class_counts(tmp_path: Path, z
     """The attack that hospital.md once denied: class counts do not stay.
 
     A server may send any model. With zero weights softmax is 1/C for each sample, and a step of a full batch moves the
-    last bias by -η (1/C - n_c / n): n_c = n (1/C + Δb_c / η), exactly, and the server knows n from the data card.
+    last bias by -η (1/C - n_c / n): n_c = n (1/C + Δb_c / η), exactly, and the server knows n from the data summary.
     """
     counts = {"a": [5, 3, 2], "b": [0, 4, 4], "c": [1, 0, 12]}
     files = {}

@@ -193,7 +193,7 @@ def test_a_shape_that_is_only_said_counts_for_nothing(three: Files) -> None:
     assert run.values("bytes_up") == [144, 144, 144, 0]
 
 
-# ---- Data cards ------------------------------------------------------------------------------------------------------
+# ---- Data summaries --------------------------------------------------------------------------------------------------
 
 GOOD: dict[str, Any] = {
     "name": "c",
@@ -247,7 +247,7 @@ def test_a_right_data_card() -> None:
     without = {key: value for key, value in GOOD.items() if key not in SUMS} | {WITHHELD: "its policy has sums = false"}
     assert read_card(ConfigRecord(without)) == without
     assert read_card(ConfigRecord(GOOD)) == GOOD
-    with pytest.raises(ValueError, match="no data card"):
+    with pytest.raises(ValueError, match="no data summary"):
         read_card(None)
 
 
@@ -260,7 +260,7 @@ def test_the_others_go_on_without_a_silo_whose_card_is_wrong(three: Files, caplo
 
     run = federate(three, strategy="fedavg", rounds=1, min_silos=2, prepare=lambda g: setattr(g, "after", after))
     assert list(run.strategy.silos) == ["a", "b"]
-    assert "cannot take part: c's data card says n_train = nan" in caplog.text
+    assert "cannot take part: c's data summary says n_train = nan" in caplog.text
 
 
 # ---- Who answers -----------------------------------------------------------------------------------------------------
