@@ -39,7 +39,8 @@ from strategies.base.typed_state import Array, ClientState
 class RodSettings:
     """Settings of FedRoD."""
 
-    gamma: float = setting(1.0, "exponent of the class counts in the balanced loss", symbol="γ", minimum=0)
+    # Beyond 1 the rarest class outweighs all others: it may be one patient.
+    gamma: float = setting(1.0, "exponent of the class counts in the balanced loss", symbol="γ", minimum=0, maximum=1)
     start: str = setting("copy", "the personal head starts as the generic one, or at 0", choices=("copy", "zeros"))
     predict: str = setting("personal", "both heads together, or the generic one alone", choices=("personal", "generic"))
 

@@ -133,7 +133,8 @@ class Common:
     amsgrad: bool = setting(False, "the AMSGrad variant of adam")
     lr_decay: float = setting(1.0, "factor on the learning rate after every round", above=0, maximum=1)
     loss: str = setting("cross-entropy", "training loss", choices=("cross-entropy", "focal"))
-    focal_gamma: float = setting(1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0)
+    # From about 20 on a batch's gradient is its worst sample's alone: one patient's (tests/client/test_extraction.py).
+    focal_gamma: float = setting(1.0, "focusing parameter of the focal loss", symbol="γ", minimum=0, maximum=5)
     ala: bool = setting(
         False, "mix the received model with the silo's own by adaptive local aggregation (settings: fedala.*)"
     )

@@ -6,7 +6,7 @@ The attacker is the server. It knows the code, the settings, and how many patien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from tiny import Run, federate, random_silos, rows_of, settings_of, train_replies, write_silo
+from torch import Tensor, nn
 
 from client.app import app
+from models.metrics import loss_function
+from partitions.common.errors import UserError
 from server.report.write import write_report
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -122,6 +125,47 @@ def test_a_part_of_the_training_part_that_is_smaller_than_a_batch_may_be(tmp_pat
     given: dict[str, Any] = {"strategy": "fedala", "fedala__sample_percent": 10.0, "rounds": 2}
     with pytest.raises(RuntimeError, match=r"min-batch-size = 8, and there are 2 samples to train with"):
         erase(tmp_path, batch_size=19, weight_decay=0.0, **given)
+
+
+# ---- A loss that looks at one patient --------------------------------------------------------------------------------
+
+
+def nearest_patient(loss: Callable[[Tensor, Tensor], Tensor], y: Tensor) -> float:
+    """How near the first layer's gradient over its bias's, of the best unit, comes to a record of the batch.
+
+    In lengths of a record; the network is fresh, as in an honest first round. The best of ten starts: a server has as
+    many rounds.
+    """
+    found = []
+    for seed in range(10):
+        torch.manual_seed(seed)
+        x, network = torch.randn(len(y), 10), nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2))
+        weights, bias = torch.autograd.grad(loss(network(x), y), list(network.parameters())[:2])
+        guesses = weights[bias != 0] / bias[bias != 0, None]
+        found.append(float(torch.cdist(guesses, x).min() / x.norm(dim=1).mean()))
+    return min(found)
+
+
+def test_a_focal_loss_that_sees_the_worst_sample_alone(tmp_path: Path) -> None:
+    """Of 120 patients in one batch one was read to four digits, with an untouched model and settings alone."""
+    y = torch.arange(120) % 2
+    assert nearest_patient(loss_function("focal", 50.0), y) < 0.02
+    assert nearest_patient(loss_function("focal", 5.0), y) > 0.2
+    with pytest.raises(UserError, match=r"focal-gamma = 5.5 is out of range: at most 5"):
+        erase(tmp_path, loss="focal", focal_gamma=5.5)
+
+
+def test_a_balanced_loss_that_sees_the_rarest_class_alone(tmp_path: Path) -> None:
+    """FedRoD's, with one ill patient among 119 others: p_c ~ n_c^γ exp(z_c)."""
+    y = torch.zeros(120, dtype=torch.long)
+    y[7] = 1
+
+    def loss(gamma: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda z, y: nn.functional.cross_entropy(z + gamma * torch.tensor([119.0, 1.0]).log(), y)
+
+    assert nearest_patient(loss(3.0), y) < 0.02 and nearest_patient(loss(1.0), y) > 0.1
+    with pytest.raises(UserError, match=r"fedrod.gamma = 3.0 is out of range: at most 1"):
+        erase(tmp_path, strategy="fedrod", fedrod__gamma=3.0)
 
 
 # ---- lp-proj that sends as good as everything ------------------------------------------------------------------------
