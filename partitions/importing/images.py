@@ -7,6 +7,7 @@ patients' names into file names: it gives the scan's place, a line of a csv or a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -117,7 +118,10 @@ def name_of(path: Path) -> str:
 @contextmanager
 def _opened(path: Path, where: str) -> Iterator[Image.Image]:
     try:
-        with Image.open(path) as picture:
+        with warnings.catch_warnings():  # it warns from half of the size on that it refuses
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            picture = Image.open(path)
+        with picture:
             yield picture
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or str(error)  # without the name of a patient's folder

@@ -13,11 +13,13 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+from PIL import Image
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 from scans import write_dicom, write_nifti
 
 from partitions import npz
 from partitions.common import sizes
+from partitions.common.errors import DataError
 from partitions.common.sizes import VARIABLE, check_size, largest
 from partitions.datasets.idx import read_idx
 from partitions.importing import dicom, nifti
@@ -191,3 +193,20 @@ def test_the_bound_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_import_of_ordinary_files_is_as_before(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,label\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40)))
     assert len(import_source(tmp_path / "a.csv", tmp_path / "a.npz").data.train) > 20
+
+
+def test_a_large_picture_is_read_without_a_word_and_a_larger_one_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow's warning, from half of its bound on, was printed with the path of its own source."""
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(tmp_path / "in" / name / f"{number}.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)
+    made = import_source(tmp_path / "in", tmp_path / "out.npz")  # the suite turns warnings into errors
+    assert len(made.data.train) + len(made.data.val) + len(made.data.test) == 8
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
+    with pytest.raises(DataError, match=r"0\.png cannot be read \(Image size \(64 pixels\) exceeds limit of 40"):
+        import_source(tmp_path / "in", tmp_path / "other.npz")
+    assert not (tmp_path / "other.npz").exists()
