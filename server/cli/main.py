@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 from client import cli as site
 from client import study_cli
-from server.cli import deploy, federation, research, study, watch
+from server.cli import deploy, federation, research, study, tune, watch
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     research.add_commands(commands)
     federation.add_commands(commands)
     watch.add_commands(commands)
+    tune.add_commands(commands)
     deploy.add_commands(commands)
     site.add_commands(commands)
     study.add_commands(commands)

@@ -37,12 +37,7 @@ def add_simulate(commands: Any) -> None:
         "--workers ray on a cluster. The last line printed is the run directory.",
     )
     add_run_options(p)
-    data = p.add_mutually_exclusive_group()
-    data.add_argument("--dataset", metavar="D", help="data set by name")
-    data.add_argument("--data", metavar="FILE.npz", help="one .npz file, split over the silos")
-    p.add_argument("--data-dir", metavar="DIR", help="where data sets lie or are downloaded to")
-    p.add_argument("--partition", metavar="P", help="how the data are split over the silos")
-    p.add_argument("--silos", metavar="N", help="number of silos")
+    add_data_options(p)
     p.add_argument(
         "--log",
         metavar="LIBRARY",
@@ -58,6 +53,16 @@ def add_simulate(commands: Any) -> None:
         "for; the numbers are the same (default: 1)",
     )
     p.set_defaults(run=simulate)
+
+
+def add_data_options(p: argparse.ArgumentParser) -> None:
+    """Options that ``simulate`` and ``tune`` share."""
+    data = p.add_mutually_exclusive_group()
+    data.add_argument("--dataset", metavar="D", help="data set by name")
+    data.add_argument("--data", metavar="FILE.npz", help="one .npz file, split over the silos")
+    p.add_argument("--data-dir", metavar="DIR", help="where data sets lie or are downloaded to")
+    p.add_argument("--partition", metavar="P", help="how the data are split over the silos")
+    p.add_argument("--silos", metavar="N", help="number of silos")
 
 
 def add_report(commands: Any) -> None:

@@ -49,6 +49,11 @@ class Chosen:
             self.round, self.rounds, self._best = number, dict(self._last), dict(self._values)
 
     @property
+    def best(self) -> dict[str, float]:
+        """The silos' validation scores at the chosen round; empty where there are none."""
+        return dict(self._best)
+
+    @property
     def validated(self) -> bool:
         """Whether a silo has reported a validation score."""
         return bool(self._best)

@@ -52,15 +52,25 @@ class RoundLoop:
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = RunState()
         self.last = self.common.rounds  # the last round of all; an earlier one once the run has stopped early
+        self.until = 0  # the round after which the run pauses; 0: none
         self.done = 0  # the last round that is done; the closing exchange comes after the last of all
         self.lost_now: dict[str, int] = {}  # silos that lost their state in this round, and the round that it was of
         self.repaired: set[str] = set()  # silos for which the run has gone back
 
-    def run(self) -> PersonalizedStrategy:
-        """Do all rounds and the closing evaluation. Raises UserError, or RunFailedError with the reason."""
+    @property
+    def ended(self) -> bool:
+        """Whether all of the run is done, and not a part of its rounds."""
+        return self.done > self.last
+
+    def run(self, until: int = 0) -> PersonalizedStrategy:
+        """Do all rounds and the closing evaluation. Raises UserError, or RunFailedError with the reason.
+
+        ``until``: pause after this round, which is saved, so that the run can be resumed; 0: do not pause.
+        """
         use_threads(self.common.threads)
+        self.until = until
         strategy = self.begin(self.checkpoints.load())
-        while self.done <= self.last:
+        while not self.ended and not 0 < until <= self.done:
             if self.done < self.last:
                 self.round(strategy, self.done + 1)
             else:
@@ -95,7 +105,7 @@ class RoundLoop:
         self.registration.readmit(strategy, server_round)
         c, recorder, collector = self.common, self.recorder, self.collector
         started = time.perf_counter()
-        last = server_round == c.rounds or recorder.may_stop(server_round)
+        last = server_round in (c.rounds, self.until) or recorder.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
         shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
         strategy.shown = recorder.chosen.of(strategy.silos)

@@ -88,9 +88,16 @@ def how_to_continue(directory: RunDirectory) -> str:
 
 
 def run_one(
-    run: RunSettings, directory: RunDirectory, bar: tqdm[Any] | None = None, trackers: Sequence[Tracker] = ()
+    run: RunSettings,
+    directory: RunDirectory,
+    bar: tqdm[Any] | None = None,
+    trackers: Sequence[Tracker] = (),
+    until: int = 0,
 ) -> None:
-    """Execute one method with one seed, and add it to the study's history and summary."""
+    """Execute one method with one seed, and add it to the study's history and summary.
+
+    ``until``: pause after this round, without a summary (:meth:`server.run.loop.RoundLoop.run`).
+    """
     done: int | None = None
 
     def watch(progress: Progress) -> None:
@@ -113,28 +120,38 @@ def run_one(
 
     state_path = directory.checkpoint(run.run_key) / "silos"
     grid = InProcessGrid(client_app, run.common.silos, run.flat(), state_path)
-    which = {"strategy": run.common.strategy, "seed": run.common.seed}
-    finished = False
     write_manifest(directory, run)
-    for tracker in trackers:
-        tracker.start(run, directory.path)
-    try:
+    with tracked(run, directory, trackers):
         with flower_identity(), frozen():
             federation = RoundLoop(grid, run, directory, watch)
-            federation.run()
+            federation.run(until)
+        if not federation.ended:
+            return
         record(federation.last + 1)  # the closing evaluation
         write_summary(directory, History(directory.history), federation.finished())
+    if bar is not None:  # what was done before, or early stopping has left out
+        skip(bar, run.common.rounds - (done or 0))
+    which = {"strategy": run.common.strategy, "seed": run.common.seed}
+    directory.progress("done", **which, out=str(directory.path.resolve()))
+
+
+@contextmanager
+def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]) -> Iterator[None]:
+    """Start the trackers, end them with the run, and note an error in the run's progress."""
+    for tracker in trackers:
+        tracker.start(run, directory.path)
+    finished = False
+    try:
+        yield
         finished = True
     except Exception as error:
         if not is_full(error):
+            which = {"strategy": run.common.strategy, "seed": run.common.seed}
             directory.progress("error", **which, message=str(error))
         raise
     finally:
         for tracker in trackers:
             tracker.end(failed=not finished)
-    if bar is not None:  # what was done before, or early stopping has left out
-        skip(bar, run.common.rounds - (done or 0))
-    directory.progress("done", **which, out=str(directory.path.resolve()))
 
 
 @contextmanager

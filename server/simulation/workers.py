@@ -6,7 +6,7 @@ reads all else from ``config.toml``. This is the same on this machine and, where
 cluster. Every run has the number of threads that it has in turns, so the numbers are the same bit for bit. A run that
 fails, or whose process is killed, is named at the end, and the others finish.
 
-    python -m server.simulation.workers RUN STRATEGY-SEED new|resume
+    python -m server.simulation.workers RUN STRATEGY-SEED new|resume UNTIL
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,31 @@ Process = subprocess.Popen[bytes]
 PAUSE = 0.2  # seconds between looks at what the runs have come to
 Ends = Mapping[str, int]  # how a run ended, by its key: as `silofl` exits, 0, 1 or 2, or minus a signal's number
 # Yields, a few times a second, what has ended since the last time; when it is closed it ends what still goes on.
-Engine = Callable[[RunDirectory, Sequence[RunSettings]], Generator[Ends, None, None]]
+Engine = Callable[[Mapping[str, "Job"]], Generator[Ends, None, None]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to execute, and the directory of its study. ``until``: the round after which it pauses, 0: none."""
+
+    directory: RunDirectory
+    run: RunSettings
+    until: int = 0
 
 
 def executor_of(workers: str) -> Executor:
     """Return the executor for ``--workers N`` or ``--workers ray``. Raises UserError for anything else."""
+    engine = engine_of(workers)
+    return run_all if engine is None else partial(side_by_side, engine=engine, workers=workers)
+
+
+def engine_of(workers: str) -> Engine | None:
+    """Return what executes runs side by side; None for one after the other. Raises UserError as above."""
     if workers == "ray":
-        return partial(side_by_side, engine=on_ray(), workers=workers)
+        return on_ray()
     if not workers.isascii() or not workers.isdigit() or int(workers) < 1:
         raise UserError(f"--workers {workers}: a number of processes, or ray, is wanted here")
-    if int(workers) == 1:
-        return run_all
-    return partial(side_by_side, engine=partial(in_processes, int(workers)), workers=workers)
+    return None if int(workers) == 1 else partial(in_processes, int(workers))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -81,8 +95,9 @@ def side_by_side(
     directories = WorkerDirectories(directory, runs)
     directories.hand_out()
     study = Going(runs, directories, trackers, quiet=quiet)
+    jobs = {run.run_key: Job(directory, run) for run in runs}
     try:
-        with study.bar, contextlib.closing(engine(directory, runs)) as ends:
+        with study.bar, contextlib.closing(engine(jobs)) as ends:
             for ended in ends:
                 study.look(ended)
     except KeyboardInterrupt:
@@ -177,22 +192,23 @@ def _which(run: RunSettings) -> tuple[str, int]:
 # Processes of this machine
 
 
-def in_processes(count: int, directory: RunDirectory, runs: Sequence[RunSettings]) -> Generator[Ends, None, None]:
+def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
     """Execute at most ``count`` processes at a time; they end with this one."""
-    count, threads, cores = min(count, len(runs)), threads_for(runs[0].common.threads), os.cpu_count() or 1
+    first = next(iter(jobs.values())).run.common
+    count, threads, cores = min(count, len(jobs)), threads_for(first.threads), os.cpu_count() or 1
     if count * threads > cores:
         log(
             logging.WARNING,
             "%d processes with %d threads each on %d cores hinder one another: threads=%d uses these cores better",
             *(count, threads, cores, max(cores // count, 1)),
         )
-    waiting = list(runs)
+    waiting = list(jobs)
     going: dict[str, Process] = {}
     try:
         while waiting or going:
-            for run in waiting[: count - len(going)]:
-                going[run.run_key] = start(directory, run)
-                waiting.remove(run)
+            for key in waiting[: count - len(going)]:
+                going[key] = start(jobs[key])
+                waiting.remove(key)
             time.sleep(PAUSE)
             ended = {key: code for key, process in going.items() if (code := process.poll()) is not None}
             going = {key: process for key, process in going.items() if key not in ended}
@@ -203,15 +219,13 @@ def in_processes(count: int, directory: RunDirectory, runs: Sequence[RunSettings
             process.wait()
 
 
-def start(
-    directory: RunDirectory, run: RunSettings, program: Sequence[str] = ("-m", "server.simulation.workers")
-) -> Process:
+def start(job: Job, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
     """Start a process for this run, apart from the terminal's signals. Its standard input ends with this process."""
-    how = "resume" if run.common.resume else "new"
+    how = "resume" if job.run.common.resume else "new"
     # What is imported there is what is imported here, whatever lies in the working directory.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
-        [sys.executable, "-P", *program, str(directory.path), run.run_key, how],
+        [sys.executable, "-P", *program, str(job.directory.path), job.run.run_key, how, str(job.until)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=environment,
@@ -219,7 +233,7 @@ def start(
     )
 
 
-def work(path: str, key: str, resume: bool) -> int:
+def work(path: str, key: str, resume: bool, until: int = 0) -> int:
     """Execute one run of the study in ``path``, and return an exit code; the reason is in its progress."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
     runs = study_runs({**read_toml(Path(path) / "config.toml"), "resume": resume})
@@ -227,7 +241,7 @@ def work(path: str, key: str, resume: bool) -> int:
     part = RunDirectory(Path(path), key)
     try:
         with private(), part.held():
-            run_one(run, part)
+            run_one(run, part, until=until)
     except Exception as error:
         if is_fault(error) or os.environ.get("SILOFL_TRACEBACK"):
             traceback.print_exc()
@@ -255,18 +269,21 @@ def on_ray() -> Engine:
     except ImportError:
         raise UserError("--workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'") from None
 
-    def engine(directory: RunDirectory, runs: Sequence[RunSettings]) -> Generator[Ends, None, None]:
+    def engine(jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
         ours = not ray.is_initialized()
         if ours:
             ray.init(include_dashboard=False, logging_level=logging.WARNING)
+        runs = [job.run for job in jobs.values()]
         threads = threads_for(runs[0].common.threads)
         gpus = int(any(device_of(run, server_context(run)).type == "cuda" for run in runs))
         nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
         largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
         # A process for each run: its threads, and what it holds on a GPU, end with it.
         task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
-        path = str(directory.path.resolve())
-        going = {task.remote(path, run.run_key, run.common.resume, threads): run.run_key for run in runs}
+        going = {
+            task.remote(str(j.directory.path.resolve()), j.run.run_key, j.run.common.resume, threads, j.until): key
+            for key, j in jobs.items()
+        }
         try:
             while going:
                 ready, _ = ray.wait(list(going), num_returns=len(going), timeout=PAUSE)
@@ -280,9 +297,9 @@ def on_ray() -> Engine:
     return engine
 
 
-def work_on_ray(path: str, key: str, resume: bool, threads: int) -> int:
+def work_on_ray(path: str, key: str, resume: bool, threads: int, until: int) -> int:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for threads = 0; Ray has set a number of its own
-    return work(path, key, resume)
+    return work(path, key, resume, until)
 
 
 def _code_of(ray: Any, task: Any) -> int:
@@ -294,4 +311,4 @@ def _code_of(ray: Any, task: Any) -> int:
 
 if __name__ == "__main__":
     threading.Thread(target=end_with_parent, daemon=True).start()
-    sys.exit(work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume"))
+    sys.exit(work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume", int(sys.argv[4])))

@@ -24,10 +24,8 @@ from server.results.worker_directories import WorkerDirectories
 from server.run.loop import RoundLoop
 from server.run.withdrawal import withdraw
 from server.simulation.simulate import simulate
-from server.simulation.workers import Ends, executor_of, in_processes, side_by_side, start, work
+from server.simulation.workers import Ends, Job, executor_of, in_processes, side_by_side, start, work
 from strategies.base.run_settings import RunSettings
-
-Runs = Sequence[RunSettings]
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
@@ -59,15 +57,13 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def inline(
-    directory: RunDirectory, runs: Runs, *, stop: Callable[[str], object] = lambda key: None
-) -> Generator[Ends, None, None]:
+def inline(jobs: Mapping[str, Job], *, stop: Callable[[str], object] = lambda key: None) -> Generator[Ends, None, None]:
     """An engine without processes: the study backwards, each run as a worker does it, with a look in between."""
-    for run in reversed(runs):
-        stop(run.run_key)
-        code = work(str(directory.path), run.run_key, run.common.resume)
+    for key, job in reversed(jobs.items()):
+        stop(key)
+        code = work(str(job.directory.path), job.run.run_key, job.run.common.resume)
         yield {}
-        yield {run.run_key: code}
+        yield {key: code}
 
 
 def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:
@@ -164,8 +160,8 @@ work(sys.argv[1], sys.argv[2], sys.argv[3] == "resume")
 def test_a_killed_worker(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in round 2 of 3: it is named, the other run ends, and what is done is not done again."""
 
-    def start_one(directory: RunDirectory, run: RunSettings) -> Any:
-        return start(directory, run, ("-c", KILLED)) if run.run_key == "apple-1" else start(directory, run)
+    def start_one(job: Job) -> Any:
+        return start(job, ("-c", KILLED)) if job.run.run_key == "apple-1" else start(job)
 
     given = values(table, tmp_path / "run", strategy="apple,fedavg", seed=1)
     with monkeypatch.context() as patch:

@@ -1,0 +1,86 @@
+"""The command ``tune``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+from server.cli.research import add_data_options, add_run_options, run_values
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser(
+        "tune",
+        help="search the settings of methods by their validation scores",
+        description="Try settings of one or more methods in simulation, each method with equally many trials, and "
+        "write DIR/trials.csv and, per method, DIR/best-STRATEGY.toml for simulate --config. Test data are not read. "
+        "The same command goes on with a search that was interrupted. The last line printed is DIR.",
+    )
+    add_run_options(p)
+    add_data_options(p)
+    p.add_argument(
+        "--space",
+        metavar="KEY=FORM",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="a setting and its values: KEY=log(LO,HI), uniform(LO,HI), int(LO,HI), logint(LO,HI) or [A,B,...]; or a "
+        "TOML file of those",
+    )
+    p.add_argument("--trials", metavar="N", type=int, default=20, help="trials of each method (default: 20)")
+    p.add_argument(
+        "--sampler",
+        choices=("random", "tpe", "halving"),
+        default="tpe",
+        help="how values are chosen; halving: at random, and the better third goes on with three times the rounds "
+        "(default: tpe)",
+    )
+    p.add_argument(
+        "--objective",
+        choices=("mean", "worst"),
+        default="mean",
+        help="validation score over the silos, at the round that a report would show (default: mean)",
+    )
+    p.add_argument(
+        "--workers", metavar="N", default="1", help="trials side by side, each in a process of its own, or ray"
+    )
+    p.set_defaults(run=tune)
+
+
+def tune(args: argparse.Namespace) -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise UserError("silofl tune needs Optuna, which is not installed: pip install -e '.[tuning]'") from None
+    from server.simulation.workers import engine_of
+    from server.tuning.search import Request, tune
+    from server.tuning.space import read_space
+    from strategies.base.run_settings import defaults
+
+    values = run_values(args)
+    out = values.pop("out", None)
+    if not out:
+        raise UserError("--out DIR is wanted here: a search is resumed from its directory")
+    names = [name.strip() for name in str(values.pop("strategy", defaults()["strategy"])).split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise UserError(f"--strategy {','.join(names)} names one of them twice")
+    seed = str(values.setdefault("seed", defaults()["seed"]))
+    if "," in seed:
+        raise UserError(f"--seed {seed}: one seed is wanted here; compare what was found with several seeds afterwards")
+    request = Request(values, names, read_space(args.space, names), args.trials, args.sampler, args.objective)
+    try:
+        book = tune(request, Path(str(out)).expanduser(), engine_of(args.workers))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command goes on with the search") from None
+    for strategy, cost in book.costs().items():
+        best = (book.path / f"best-{strategy}.toml").read_text().splitlines()[0].removeprefix("# ")
+        print(
+            f"{strategy}: best {best}; {cost.trials} trials, {cost.rounds} rounds, {cost.bytes / 1e6:.1f} MB, "
+            f"{cost.seconds:.0f} s",
+            file=sys.stderr,
+        )
+    print(book.path)

@@ -1,0 +1,1 @@
+"""`silofl tune`: search the settings of methods by validation scores."""

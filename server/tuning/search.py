@@ -1,0 +1,249 @@
+"""The search: ask Optuna for values, run trials, return their scores; the same seed gives the same trials.
+
+Optuna keeps the study in memory. Its samplers depend on the seed and on the scores that they received, in order. So a
+search that was killed asks for the same trials again; those that have ended are not run again. ``tpe`` asks for
+:data:`BATCH` trials at a time whatever the number of workers, so that this number changes no trial.
+
+``random``: Bergstra and Bengio, JMLR 2012. ``tpe``: Bergstra et al., NeurIPS 2011. ``halving``: successive halving,
+Jamieson and Talwalkar, AISTATS 2016, with rounds as the resource.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from tqdm import tqdm
+
+from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.files import is_full
+from server.results.run_directory import RunDirectory
+from server.results.study import check_run, study_config
+from server.results.worker_directories import WorkerDirectories
+from server.simulation.simulate import run_one
+from server.simulation.workers import Engine, Job
+from server.tuning.space import Space
+from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial
+from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.settings import choose
+
+BATCH = 4  # trials that tpe asks for at a time
+ETA = 3  # of the trials of a rung, one in so many goes on, with so many times the rounds
+SAMPLERS = ("random", "tpe", "halving")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for. ``values``: the settings of all trials; ``trials``: of each method."""
+
+    values: Mapping[str, object]
+    strategies: Sequence[str]
+    space: Space
+    trials: int
+    sampler: str
+    objective: str
+
+    def check(self) -> None:
+        """Raise UserError for what cannot be searched, before anything is written."""
+        choose("--sampler", self.sampler, SAMPLERS)
+        choose("--objective", self.objective, OBJECTIVES)
+        if self.trials < 1:
+            raise UserError(f"--trials {self.trials}: at least 1 is wanted here")
+        for strategy in self.strategies:
+            if not self.space.of(strategy, self.strategies):
+                raise UserError(f"--space has nothing for {strategy}: name one of its settings, or a common one")
+            check_run(parse_settings({**self.values, "strategy": strategy}))
+
+    def asked(self) -> dict[str, object]:
+        """Return all that the trials depend on, for ``tuning.json``."""
+        space = {key: repr(found) for key, found in self.space.distributions.items()}
+        values = {key: value for key, value in self.values.items() if key not in ("out", "resume", "threads")}
+        return {
+            "settings": {key: str(value) for key, value in values.items()},
+            "strategies": list(self.strategies),
+            "space": space,
+            "trials": self.trials,
+            "sampler": self.sampler,
+            "objective": self.objective,
+        }
+
+
+def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bool = False) -> Book:
+    """Search, and return what was found. Raises UserError, or RuntimeError where a method has no trial with a score."""
+    request.check()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    book = Book(out, request.asked(), list(request.space.distributions))
+    book.open()
+    searcher = Searcher(request, book, engine)
+    with tqdm(total=request.trials * len(request.strategies), unit="trial", file=sys.stderr, disable=quiet) as bar:
+        searcher.bar = bar
+        for strategy in request.strategies:
+            searcher.search(strategy)
+    hopeless = []
+    for strategy in request.strategies:
+        own = [trial for trial in book.trials if trial.strategy == strategy]
+        whole = [trial for trial in own if trial.state == COMPLETE and trial.score is not None]
+        if whole:
+            best = max(whole, key=lambda trial: (trial.score, -trial.number))
+            book.write_best(best, searcher.settings(best))
+        else:
+            hopeless.append(f"{strategy}: no trial has a score ({own[0].why})")
+    if hopeless:
+        raise RunFailedError("; ".join(hopeless))
+    return book
+
+
+class Searcher:
+    """One search."""
+
+    def __init__(self, request: Request, book: Book, engine: Engine | None) -> None:
+        self.request, self.book, self.engine = request, book, engine
+        self.bar: tqdm[object] | None = None
+
+    def search(self, strategy: str) -> None:
+        """Do all trials of one method."""
+        seed = seed_of(int(str(self.request.values["seed"])), strategy)
+        tpe = self.request.sampler == "tpe"
+        sampler = optuna.samplers.TPESampler(seed=seed) if tpe else optuna.samplers.RandomSampler(seed=seed)
+        study = optuna.create_study(direction="maximize", sampler=sampler)
+        distributions = self.request.space.of(strategy, self.request.strategies)
+        left, number = self.request.trials, 0
+        while left:
+            count = min(left, BATCH if tpe else left)
+            asked = [study.ask(distributions) for _ in range(count)]
+            trials = [Trial(number + i, strategy, dict(one.params)) for i, one in enumerate(asked)]
+            self.book.trials += trials
+            (self.halve if self.request.sampler == "halving" else self.complete)(trials)
+            for one, trial in zip(asked, trials, strict=True):
+                failed = trial.score is None
+                study.tell(one, trial.score, optuna.trial.TrialState.FAIL if failed else None)
+            left, number = left - count, number + count
+
+    def complete(self, trials: Sequence[Trial]) -> None:
+        """Do all rounds of these trials."""
+        self.execute(trials, 0)
+
+    def halve(self, trials: Sequence[Trial]) -> None:
+        """Do few rounds of all trials, and ever more rounds of ever fewer: the best ones by their scores so far."""
+        rounds = parse_settings({**self.request.values, "strategy": trials[0].strategy}).common.rounds
+        rungs = budgets(len(trials), rounds)
+        going = list(trials)
+        for place, until in enumerate(rungs):
+            last = place == len(rungs) - 1
+            self.execute(going, 0 if last else until)
+            going = [trial for trial in going if trial.state != FAILED]
+            if not last and going:
+                ranked = sorted(going, key=lambda t: (-(t.score if t.score is not None else -math.inf), t.number))
+                kept = ranked[: max(1, len(going) // ETA)]
+                for trial in (t for t in going if t not in kept):
+                    self.end(trial, PRUNED)
+                going = sorted(kept, key=lambda t: t.number)
+
+    def settings(self, trial: Trial) -> RunSettings:
+        """Return the settings of a trial's run. Raises UserError where its values do not fit each other."""
+        directory = self.book.directory(trial)
+        found = (directory.path / "config.toml").is_file()
+        values = {**self.request.values, **trial.values, "strategy": trial.strategy}
+        return parse_settings({**values, "out": str(directory.path), "resume": found})
+
+    def execute(self, trials: Sequence[Trial], until: int) -> None:
+        """Run the trials that are not that far, up to a round (0: to their end), and take their scores."""
+        by_name = {trial.name: trial for trial in trials}
+        with contextlib.ExitStack() as held:
+            jobs = {trial.name: job for trial in trials if (job := self.job(trial, until, held)) is not None}
+            for trial in trials:
+                if trial.name not in jobs and trial.state != FAILED:
+                    self.measure(trial, until)
+            for name, why in self.ends(jobs):
+                if why:
+                    self.fail(by_name[name], why)
+                else:
+                    self.measure(by_name[name], until)
+
+    def job(self, trial: Trial, until: int, held: contextlib.ExitStack) -> Job | None:
+        """Return what is to be run of a trial, whose directory is then held; None where nothing is."""
+        before = self.book.outcome(trial)
+        if self.book.rounds_done(trial) >= until > 0 or self.book.directory(trial).summary.exists():
+            return None
+        try:
+            if before is not None and before["state"] == FAILED:
+                raise UserError(str(before["why"]))
+            run = self.settings(trial)
+            opened = RunDirectory.open(Path(run.common.out), study_config([run]), resume=run.common.resume)
+            directory = held.enter_context(opened)
+        except UserError as error:
+            self.fail(trial, str(error))
+            return None
+        WorkerDirectories(directory, [run]).take_back_all()
+        return Job(directory, run, until)
+
+    def measure(self, trial: Trial, until: int) -> None:
+        """Take a trial's score so far. Raises UserError where there is nothing to compare trials by."""
+        self.book.measure(trial, self.settings(trial), self.request.objective, until)
+        if trial.score is None:
+            raise UserError(
+                f"{trial.name} has no validation score, by which trials are compared: set validation = 0.2, and "
+                "evaluate-every = 1"
+            )
+        if not until:
+            self.end(trial, COMPLETE)
+
+    def ends(self, jobs: Mapping[str, Job]) -> Iterator[tuple[str, str]]:
+        """Execute the jobs, and yield each that has ended, with the reason where it has failed."""
+        if not jobs:
+            return
+        if self.engine is None:
+            for name, job in jobs.items():
+                why = ""
+                try:
+                    run_one(job.run, job.directory, until=job.until)
+                except (RunFailedError, UserError, DataError) as error:
+                    if is_full(error):
+                        raise
+                    why = str(error)
+                yield name, why
+            return
+        directories = {name: WorkerDirectories(job.directory, [job.run]) for name, job in jobs.items()}
+        for found in directories.values():
+            found.hand_out()
+        with contextlib.closing(self.engine(jobs)) as engine:
+            for ended in engine:
+                for name, code in ended.items():
+                    told = directories[name].follow(jobs[name].run)
+                    directories[name].take_back_all()
+                    said = [str(event["message"]) for event in told if event["event"] == "error"]
+                    yield name, "" if not code else (said[-1] if said else f"its process ended with code {code}")
+
+    def fail(self, trial: Trial, why: str) -> None:
+        """End a trial that has no result; the values may be to blame, and the search goes on."""
+        self.book.directory(trial).path.mkdir(parents=True, exist_ok=True)
+        trial.why, trial.score = " ".join(why.split()), None
+        self.end(trial, FAILED)
+
+    def end(self, trial: Trial, state: str) -> None:
+        """Note how a trial has ended."""
+        trial.state = state
+        self.book.keep(trial)
+        self._count()
+
+    def _count(self) -> None:
+        self.book.write()
+        if self.bar is not None:
+            self.bar.update(len([t for t in self.book.trials if t.state]) - self.bar.n)
+
+
+def seed_of(seed: int, strategy: str) -> int:
+    """Return the sampler's seed: another one for each method."""
+    return int.from_bytes(hashlib.sha256(f"tune {seed} {strategy}".encode()).digest()[:4], "big")
+
+
+def budgets(trials: int, rounds: int) -> list[int]:
+    """Return the rounds of the rungs, the last one all rounds: 27 trials of 90 rounds have 3, 10, 30 and 90."""
+    steps = min(int(math.log(trials, ETA) + 1e-9), int(math.log(rounds, ETA) + 1e-9)) if trials > 1 else 0
+    return [max(1, rounds // ETA**step) for step in range(steps, -1, -1)]

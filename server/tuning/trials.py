@@ -1,0 +1,180 @@
+"""Trials: their runs, their scores, and the files that tell of them.
+
+    DIR/trials.csv               trial,strategy,state,rounds,score,KEY...
+    DIR/best-STRATEGY.toml       the best trial's settings, a `--config` of `silofl simulate`
+    DIR/tuning.json              what was asked for, and what it cost
+    DIR/trials/STRATEGY-0007/    a trial's run directory
+
+Test data are not read: a score is taken from the history's validation rows alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from server.results.chosen import Chosen, mean
+from server.results.history import History, guarded
+from server.results.run_directory import RunDirectory
+from server.results.summary import entries
+from server.tuning.space import text_of
+from strategies.base.run_settings import RunSettings, toml_text
+from strategies.base.settings import Value
+
+OBJECTIVES = ("mean", "worst")
+COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
+
+
+@dataclass
+class Trial:
+    """One trial of one method. ``score``: by the objective, on validation data; None where it has none."""
+
+    number: int
+    strategy: str
+    values: dict[str, Value]
+    state: str = ""
+    rounds: int = 0
+    score: float | None = None
+    bytes: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}-{self.number:04d}"
+
+    def row(self, keys: Sequence[str]) -> list[str]:
+        """Return the trial's row of ``trials.csv``."""
+        score = "" if self.score is None else repr(self.score)
+        own = [guarded(text_of(self.values[key])) if key in self.values else "" for key in keys]
+        return [str(self.number), self.strategy, self.state, str(self.rounds), score, *own]
+
+
+@dataclass
+class Cost:
+    """What a method's trials have cost."""
+
+    trials: int = 0
+    rounds: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Book:
+    """The files of one tuning directory. ``asked``: all that the trials depend on."""
+
+    path: Path
+    asked: Mapping[str, Any]
+    keys: Sequence[str]
+    trials: list[Trial] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Begin, or go on. Raises UserError where the directory holds something else, or another search."""
+        file = self.path / "tuning.json"
+        if file.is_file():
+            try:
+                before = json.loads(file.read_text())["asked"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{file} cannot be read ({error!r}); give --out a new directory") from None
+            asked = json.loads(json.dumps(dict(self.asked)))
+            if changed := sorted(key for key in {*before, *asked} if before.get(key) != asked.get(key)):
+                raise UserError(f"{self.path} holds another search: {', '.join(changed)} differ; give --out a new one")
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise UserError(f"{self.path} is not empty and holds no search: give --out a new directory")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write()
+
+    def directory(self, trial: Trial) -> RunDirectory:
+        return RunDirectory(self.path / "trials" / trial.name)
+
+    def outcome_file(self, trial: Trial) -> Path:
+        return self.directory(trial).path / "outcome.json"
+
+    def outcome(self, trial: Trial) -> dict[str, Any] | None:
+        """Return how a trial has ended, where it has."""
+        file = self.outcome_file(trial)
+        if not file.is_file():
+            return None
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+    def keep(self, trial: Trial) -> None:
+        """Note on the disk how a trial has ended."""
+        found = {key: value for key, value in asdict(trial).items() if key not in ("number", "strategy", "values")}
+        write_atomically(self.outcome_file(trial), json.dumps(found, indent=1) + "\n")
+
+    def write(self) -> None:
+        """Write ``trials.csv`` and ``tuning.json`` as they are now."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["trial", "strategy", "state", "rounds", "score", *self.keys])
+        writer.writerows(trial.row(self.keys) for trial in self.trials if trial.state)
+        write_atomically(self.path / "trials.csv", buffer.getvalue())
+        cost = {strategy: asdict(found) for strategy, found in self.costs().items()}
+        text = json.dumps({"asked": dict(self.asked), "cost": cost}, indent=1, ensure_ascii=False)
+        write_atomically(self.path / "tuning.json", text + "\n")
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each method's trials have cost so far; a trial that failed has cost its rounds, too."""
+        found: dict[str, Cost] = {}
+        for trial in self.trials:
+            cost = found.setdefault(trial.strategy, Cost())
+            cost.trials += bool(trial.state)
+            cost.rounds += trial.rounds
+            cost.bytes += trial.bytes
+            cost.seconds += trial.seconds
+        return found
+
+    def rounds_done(self, trial: Trial) -> int:
+        """Return the last round that a trial's history has, without the closing evaluation."""
+        directory = self.directory(trial)
+        if directory.summary.exists():
+            return int(entries(directory)[0]["rounds"])
+        rows = History(directory.history).rows if directory.history.exists() else []
+        return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
+
+    def measure(self, trial: Trial, run: RunSettings, objective: str, until: int = 0) -> None:
+        """Set a trial's rounds, bytes and seconds, and its score up to a round (0: of all)."""
+        file = self.directory(trial).history
+        rows = History(file).rows if file.exists() else []
+        trial.rounds = self.rounds_done(trial)
+        trial.bytes = sum(int(row.value) for row in rows if row.metric in ("bytes_down", "bytes_up"))
+        trial.seconds = sum(row.value for row in rows if row.metric == "round_seconds")
+        trial.score = score_of(self.directory(trial), run, objective, until)
+
+    def write_best(self, trial: Trial, run: RunSettings) -> Path:
+        """Write the settings of a method's best trial."""
+        kept = {key: value for key, value in run.flat().items() if key not in ("resume", "out")}
+        file = self.path / f"best-{trial.strategy}.toml"
+        write_atomically(file, f"# {trial.name}: {trial.score!r} on validation data\n{toml_text(kept)}")
+        return file
+
+
+def score_of(directory: RunDirectory, run: RunSettings, objective: str, until: int = 0) -> float | None:
+    """Return the validation score at the round that the report would show; None where no silo has one.
+
+    ``mean`` over the silos, each counting alike, or of the ``worst`` silo. ``until``: of rounds up to this one, 0: all.
+    """
+    rows = History(directory.history).of(run.common.strategy, run.common.seed) if directory.history.exists() else []
+    task = next((str(score) for score in scores_in(directory)), "accuracy")
+    chosen = Chosen(run.strategy.info.reports, task)
+    for number in sorted({row.round for row in rows if not until or row.round <= until}):
+        chosen.add([row for row in rows if row.round == number and row.split == "val"])
+    if not chosen.best:
+        return None
+    return mean(chosen.best) if objective == "mean" else min(chosen.best.values())
+
+
+def scores_in(directory: RunDirectory) -> list[str]:
+    """Return the names of the score in a run's events: one, once a round is done."""
+    file = directory.progress_file
+    events = map(json.loads, file.read_text().splitlines()) if file.exists() else []
+    return list(dict.fromkeys(event["score"] for event in events if event.get("event") == "round"))
