@@ -32,6 +32,9 @@ ENGINE = Path("/var/tmp/silofl-docker-test")  # one place, so that the next star
 NAME = "endtoend"
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 THIRTEENTH = "clinic-13"
+STUDY = "thirteen"
+NEW_STUDY = ("--name", STUDY, "--strategy", "fedala", "--rounds", "2", "--set", "silos=13")
+NEW_STUDY += tuple(part for text in ("purpose", "contact", "results", "retention") for part in (f"--{text}", "a text"))
 IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "silo")]
 
 pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -220,10 +223,10 @@ class Clinic:
         path.write_text("\n".join([*lines, f"{key}={value}"]) + "\n")
 
     def compose(
-        self, *arguments: str, check: bool = True, project: str = THIRTEENTH
+        self, *arguments: str, check: bool = True, project: str = THIRTEENTH, **keywords: object
     ) -> subprocess.CompletedProcess[str]:
         command = ("docker", "compose", "--project-name", project, *arguments)
-        return run(*command, check=check, cwd=self.folder, env=environment())
+        return run(*command, check=check, cwd=self.folder, env=environment(), **keywords)
 
     def up(self, *options: str) -> None:
         self.compose("up", "--detach", "--wait", "--wait-timeout", "120", *options)
@@ -231,8 +234,8 @@ class Clinic:
     def down(self, project: str = THIRTEENTH) -> None:
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5", check=False, project=project)
 
-    def inside(self, *command: str) -> str:
-        return self.compose("exec", "-T", "silo", *command).stdout
+    def inside(self, *command: str, input: str | None = None) -> str:
+        return self.compose("exec", "-T", "silo", *command, input=input).stdout
 
     def log(self, project: str = THIRTEENTH) -> str:
         done = self.compose("logs", "--no-color", "silo", check=False, project=project)
@@ -455,7 +458,14 @@ def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> 
     assert clinic.inside("python", "-c", KNOCK, *doors).split() == ["open", "closed"]
     checked = clinic.compose("run", "--rm", "-T", "silo", "silofl", "doctor").stdout
     assert "FAIL" not in checked and "1 pinned by SHA-256" in checked
-    directory = deployment.flower_run('strategy="fedala" rounds=2 silos=13')
+    config = 'strategy="fedala" rounds=2 silos=13'
+    directory = deployment.flower_run(config)  # a bundle's policy wants a study that its hospital has approved
+    assert silos_of(directory, round_=2) == {*SILOS}
+    assert 'its policy has studies = "required", and the run names none' in clinic.log()
+    deployment.host("silofl", "study", "new", "study.toml", *NEW_STUDY)
+    approve = ("silofl", "approve", "/dev/stdin", "--yes", "--by", "Dr. B")
+    clinic.inside(*approve, input=(deployment.source / "study.toml").read_text())
+    directory = deployment.flower_run(f'{config} study="{STUDY}"')
     assert silos_of(directory, round_=2) == {*SILOS, THIRTEENTH}
     assert f"/fedala-42/{THIRTEENTH}/" in clinic.inside("find", "/state", "-name", "*.safetensors")
 
