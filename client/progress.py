@@ -20,6 +20,7 @@ from flwr.app import Message, RecordDict
 
 from client.session import ClientSession
 from partitions.common.files import append
+from strategies.base.transport.payload import wire_bytes
 
 LARGEST = 1 << 23  # bytes of a file, after which it is begun anew
 
@@ -41,17 +42,17 @@ class OwnProgress:
         rounds = self.session.settings.common.rounds
         number = server_round - closing
         asked = {self.session.name: self.kind}
-        self._add("begin", round=number, rounds=rounds, closing=closing, time=self.started, silos=asked)
+        self._add("begin", number=number, rounds=rounds, closing=closing, time=self.started, silos=asked)
 
     def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict, *, closing: bool) -> None:
         """Note the round's scores, and the bytes of the vectors that leave."""
         score, snapshot = self.session.silo.task.score, self.session.info.reports
         found = {part: metrics.get(f"{snapshot}.{part}.{score}", math.nan) for part in ("val", "test")}
         scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
-        up = sum(record.count_bytes() for record in sent.array_records.values())
+        up = wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}
         if closing:
-            self._add("closed", round=server_round - 1, **common)
+            self._add("closed", number=server_round - 1, **common)
             self._add("done")
             return
         seconds, rounds = time.time() - self.started, self.session.settings.common.rounds

@@ -92,7 +92,7 @@ class Reporter:
         names = {info.node_id: name for name, info in strategy.silos.items()}
         asked = {names[m.metadata.dst_node_id]: m.metadata.message_type for m in messages}
         number, rounds = strategy.round - closing, self.common.rounds
-        self.event("begin", round=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)
+        self.event("begin", number=number, rounds=rounds, closing=closing, time=time.time(), silos=asked)
 
     def replied(self, name: str, seconds: float) -> None:
         """Report a silo's reply, so many seconds after it was asked; whether it counts is decided later."""
@@ -100,7 +100,7 @@ class Reporter:
 
     def closed(self, strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task) -> None:
         """Report the closing evaluation."""
-        self.event("closed", round=strategy.round - 1, score=task.score, per_silo=silo_scores(strategy, rows, task))
+        self.event("closed", number=strategy.round - 1, score=task.score, per_silo=silo_scores(strategy, rows, task))
 
     def stopped_early(self, last: int, since: int) -> None:
         """Report that early stopping ends the run after round ``last``; round ``since`` was the last better one."""
@@ -110,7 +110,7 @@ class Reporter:
             f"round {since} (patience = {c.patience}, min-delta = {c.min_delta:g})"
         )
         log(INFO, "%s", line)
-        self.event("stopped", round=last, rounds=c.rounds, since=since, message=line)
+        self.event("stopped", after=last, rounds=c.rounds, since=since, message=line)
 
     def round_done(self, strategy: PersonalizedStrategy, rows: Sequence[Row], seconds: float, task: Task) -> None:
         """Report the round that the strategy has just finished, with its rows of the history."""

@@ -198,7 +198,7 @@ class Board:
             run.best = {name: silo.test for name, silo in run.silos.items() if silo.test is not None}
 
     def _closed(self, run: RunState, event: Event) -> None:
-        self._scores(run, event, (whole(event.get("round")) or run.round) + 1)
+        self._scores(run, event, (whole(event.get("number")) or run.round) + 1)
         for silo in run.silos.values():
             silo.doing = ""
         run.asked = 0.0

@@ -19,7 +19,7 @@ from server.watch.board import Board
 
 PROGRESS = "progress.jsonl"
 RUNS = Path("runs")  # where runs land if nothing else is said
-FIRST = 512  # bytes by which a file is told from another one
+FIRST = 512  # bytes at the beginning, by which two files differ
 LARGEST = 1 << 24  # bytes that are read at once
 
 

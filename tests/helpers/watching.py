@@ -17,7 +17,7 @@ def event(kind: str, strategy: str = "fedavg", seed: int = 1, **values: Any) -> 
 
 def begin(number: int, silos: Mapping[str, str], *, rounds: int, strategy: str = "fedavg", **values: Any) -> Event:
     defaults = {"closing": False, "time": time.time()}
-    return event("begin", strategy, round=number, rounds=rounds, silos=dict(silos), **{**defaults, **values})
+    return event("begin", strategy, number=number, rounds=rounds, silos=dict(silos), **{**defaults, **values})
 
 
 def round_done(

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from test_watch_page import watching
-from watching import done, round_done, write
+from watching import done, event, round_done, write
 
 from server.watch.board import Board
 from server.watch.exposition import exposition
@@ -26,7 +26,8 @@ SECONDS = 60.0
 
 def events() -> list[dict[str, Any]]:
     local = [*round_done(1, {"a": 0.5, "b": 0.5}, rounds=1, strategy="local"), done("local")]
-    return [*local, *round_done(1, {"a": 0.5, "b": 0.75}, rounds=4), *round_done(2, {"a": 0.75, "b": 0.75}, rounds=4)]
+    first, second = (round_done(n, {"a": 0.5 + n / 8, "b": 0.75}, rounds=4) for n in (1, 2))
+    return [*local, *first, second[0], event("reply", silo="a", seconds=1.5), second[1]]
 
 
 def queries() -> list[str]:
@@ -37,8 +38,8 @@ def queries() -> list[str]:
 
 def test_the_dashboard_asks_for_numbers_that_there_are() -> None:
     board = Board()
-    for event in events():
-        board.take(event)
+    for one in events():
+        board.take(one)
     answer = exposition({**board.picture(), "fault": ""}).decode()
     known = set(re.findall(r"^(silofl_\w+)\{", answer, flags=re.MULTILINE))
     asked = set(re.findall(r"silofl_\w+", " ".join(queries())))
@@ -91,8 +92,8 @@ def test_promtool_finds_nothing_to_mend(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool on this machine")
     board = Board()
-    for event in events():
-        board.take(event)
+    for one in events():
+        board.take(one)
     numbers = exposition({**board.picture(), "fault": ""})
     checked = subprocess.run(["promtool", "check", "metrics"], input=numbers, capture_output=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, b""), checked.stderr

@@ -49,8 +49,9 @@ def left(run: Path) -> dict[str, Any]:
 
 def events(run: Path, strategy: str, seed: int) -> list[Any]:
     """What happened to one of the runs, rounds by their number."""
-    lines = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
-    return [e.get("round") or e["event"] for e in lines if (e["strategy"], e["seed"]) == (strategy, seed)]
+    known = (json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines())
+    ours = [event for event in known if (event["strategy"], event["seed"]) == (strategy, seed)]
+    return [event.get("round") or event["event"] for event in ours if event["event"] not in ("begin", "closed")]
 
 
 def read_json(path: Path) -> Any:

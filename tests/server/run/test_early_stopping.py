@@ -167,7 +167,7 @@ def test_it_is_a_finished_run(three: Files, tmp_path: Path, method: str) -> None
         assert shared["when"] == f"received after round {last}, the last"
     events = [json.loads(line) for line in (directory / "progress.jsonl").read_text().splitlines()]
     [told] = [event for event in events if event["event"] == "stopped"]
-    assert (told["round"], told["rounds"], told["since"]) == (last, 16, since)
+    assert (told["after"], told["rounds"], told["since"]) == (last, 16, since)
 
 
 def last_better(run: Run) -> int:

@@ -103,6 +103,19 @@ def go(
     return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
 
 
+def test_each_reply_is_reported_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the live view: the node, and the seconds since it was asked, up to the pause between two queries."""
+    network = Network({1: 3.0, 2: 1.0})
+    monkeypatch.setattr(exchange.time, "sleep", network.sleep)
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: network.now)
+    told: list[tuple[int, float]] = []
+    with flower_identity():
+        messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
+        Exchange(network, TimeoutPolicy(1000.0), on_reply=lambda *reply: told.append(reply)).run(messages)
+    assert [node for node, _ in told] == [2, 1]
+    assert all(0 <= seconds - network.takes[node] <= exchange.POLL_SECONDS[1] for node, seconds in told)
+
+
 def test_the_time_that_stragglers_have() -> None:
     """The median of 10, 20 and 30 s is 20 s: five times that is 100 s."""
     policy = TimeoutPolicy(timeout=1000, factor=5, floor=60)
