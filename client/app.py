@@ -16,7 +16,7 @@ from client.faults import report
 from client.progress import OwnProgress
 from client.reported import describe, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
-from client.site.audit_gate import BY_SITE, in_study, own_build, release_reply, runs_alone, task_of
+from client.site.audit_gate import BY_SITE, in_study, own_build, release_reply, runs_alone, take_receipt, task_of
 from client.site.flower import internal
 from client.site.messages import check_message
 from client.site.study.protocol import Study
@@ -42,18 +42,23 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        study, reply = reply_of(message, context)
-        if ALONE:
-            task = task_of(message, context, own_build(Path(__file__)))
-            reply = release_reply(reply, in_study(task, study, context.node_config), message)
-        return reply
+        if not ALONE:
+            return reply_of(message, context)[1]
+        task = task_of(message, context, own_build(Path(__file__)))
+        study, reply = reply_of(message, context, task)
+        released: Message = release_reply(reply, in_study(task, study, context.node_config), message)
+        return released
 
-    def reply_of(message: Message, context: Context) -> tuple[Study | None, Message]:
+    def reply_of(
+        message: Message, context: Context, task: dict[str, Any] | None = None
+    ) -> tuple[Study | None, Message]:
         study = None
         try:
             # As the site's own process did, which also counted the message, before this app was there.
             app = (own_build(Path(__file__)),) if ALONE else ()
             study = check_message(message, context, count=not os.environ.get(BY_SITE), app=app)
+            if task is not None:
+                task |= take_receipt(message, context)
             settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
             use_threads(settings.common.threads)
             return study, Message(handler(message, ClientSession(settings, context, study=study)), reply_to=message)

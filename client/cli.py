@@ -198,6 +198,18 @@ def add_audit(commands: Any) -> None:
     p.add_argument("--month", metavar="YYYY-MM", default="", help="which month (default: the last one)")
     p.add_argument("--seen", metavar="HASH", default="", help="a last hash from before: is that line still there?")
     p.add_argument("--first", metavar="N", type=int, default=1, help="the first line here: earlier ones lie elsewhere")
+    p.add_argument(
+        "--receipts",
+        metavar="FILE",
+        action="append",
+        type=Path,
+        default=[],
+        help="the server's own copy of its receipts, receipts.jsonl of a run: does the log have what it signed?",
+    )
+    p.add_argument("--study", metavar="NAME", default="", help="what left in a study, as a committee gets it")
+    p.add_argument("--export", metavar="FILE", type=Path, help="with --study: write that as JSON, signed")
+    p.add_argument("--sign-with", metavar="FILE", type=Path, help="the silo's private key (default: the one here)")
+    p.add_argument("--check", metavar="FILE", type=Path, help="a file of --export: who signed it, and what it says")
     p.set_defaults(run=audit)
 
 
@@ -346,10 +358,26 @@ def policy(args: argparse.Namespace) -> None:
 
 
 def audit(args: argparse.Namespace) -> None:
+    from client.site.trust.audit import verify
     from client.site.trust.audit_page import audit as read
+    from client.site.trust.audit_page import find_log
+    from client.study_record import export, key_file, record_page, show_export, study_record
 
-    text, faults = read(args.where, args.month, args.seen, args.first)
-    print(text)
+    if args.check:
+        faults = show_export(args.check, print)
+    elif args.study:
+        folder = find_log(args.where)
+        record = study_record(verify(folder, args.first), folder, args.study, args.receipts)
+        print(record_page(record))
+        faults = [*record["log"]["faults"], *record["receipts"]["faults"]]
+        if args.export:
+            print(f"signed by {export(record, args.export, key_file(folder, args.sign_with))}")
+            print(args.export)
+    elif args.export or args.sign_with:
+        raise UserError("--export and --sign-with belong to --study NAME")
+    else:
+        text, faults = read(args.where, args.month, args.seen, args.first, args.receipts)
+        print(text)
     if faults:
         raise UserError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")
 

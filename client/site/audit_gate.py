@@ -19,6 +19,7 @@ from .errors import SiteError
 from .flower import internal
 from .study.accounting import charge_bytes
 from .study.protocol import narrowed
+from .trust import receipts
 from .trust.audit import Log, digest, plain, write_whole
 from .trust.policy import Policy, policy_of
 
@@ -87,6 +88,19 @@ def in_study(task: Mapping[str, Any], study: Any, node_config: Mapping[str, Any]
     return {**task, "study": told, "rules": applied(narrowed(policy_of(node_config), study))}
 
 
+def take_receipt(message: Any, context: Any) -> dict[str, Any]:
+    """Keep the server's receipt for this silo's last reply, and return what the log says of it.
+
+    Raises PolicyRefusedError where there is none for this log, and the site's policy wants one.
+    """
+    node = context.node_config
+    if "data" not in node:
+        return {}
+    kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
+    silo = str(node.get("name", ""))
+    return receipts.take(_config(message), kind, run_id, silo, folder_of(node), policy_of(node))
+
+
 def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
     """Return the policy of a message, and the rules that it passed in words: the list of builds, the policy's digest.
 
@@ -111,7 +125,11 @@ def folder_of(node_config: Mapping[str, Any]) -> Path:
 def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
     """The reply, once it is written down; where that fails, an error of one line in its place."""
     try:
-        write_down(reply, task)
+        number, own = write_down(reply, task)
+        if receipts.ASKED in _config(message) and not reply.has_error():
+            from flwr.app import ConfigRecord
+
+            reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, str(task["silo"])))
         return reply
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
@@ -123,10 +141,11 @@ def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
         return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
 
 
-def write_down(reply: Any, task: Mapping[str, Any]) -> None:
+def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
     """Append a reply to the log, and count its bytes in its study; what the app tells the site alone is taken out.
 
-    Raises OSError where the log cannot be written, SiteError where the study allows no more bytes.
+    Returns the line's number and hash, which leave with the reply where the server gives receipts. Raises OSError where
+    the log cannot be written, SiteError where the study allows no more bytes.
     """
     withheld = take_withheld(reply)
     sent = list(records(reply))
@@ -139,7 +158,7 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> None:
     facts["budget"] = budget(task, total)
     if withheld is not None:
         facts["withheld"] = withheld
-    Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
+    return Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
 
 
 def records(reply: Any) -> Iterable[dict[str, Any]]:

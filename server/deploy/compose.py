@@ -92,7 +92,7 @@ services:
     pull_policy: never  # `setup` builds it
     restart: unless-stopped
     command: {superlink_command}
-    environment: {{SILOFL_HOSTS: {hosts}}}
+    environment: {{SILOFL_HOSTS: {hosts}, SILOFL_RECEIPT_KEY: /server/receipt.key}}
     networks: {{fleet: {{}}, control: {{aliases: [{alias}]}}}}
     ports: [{fleet_publish}, {control_publish}]
     depends_on: {{setup: {{condition: service_started}}}}

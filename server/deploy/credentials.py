@@ -2,6 +2,7 @@
 
     DIRECTORY/ca.crt ca.key            the CA; kept for ever, silos trust it
     DIRECTORY/server.crt server.key    issued by the CA for the server's names and addresses
+    DIRECTORY/receipt.key              signs receipts for the silos' audit logs (Ed25519)
     DIRECTORY/nodes/NAME  NAME.pub     a silo's key pair (ECDSA P-384, OpenSSH format, as Flower asks)
 
 `ensure_credentials` makes missing files and keeps existing ones, so adding a silo leaves all other keys valid.
@@ -31,6 +32,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 
@@ -53,6 +55,11 @@ class Credentials:
     @property
     def ca_key(self) -> Path:
         return self.directory / "ca.key"
+
+    @property
+    def receipt_key(self) -> Path:
+        """The key that signs receipts for the silos' audit logs."""
+        return self.directory / "receipt.key"
 
     @property
     def server_certificate(self) -> Path:
@@ -115,6 +122,7 @@ def ensure_credentials(directory: Path, *, silos: Iterable[str], hosts: Iterable
     wanted = _alternative_names(hosts)
     if not _server_certificate_serves(credentials, ca, wanted):
         _issue_server_certificate(credentials, ca, wanted)
+    make_signing_key(credentials.receipt_key)
     for name in silos:
         if not credentials.node_key(name).exists():
             _make_node_key(credentials, name)

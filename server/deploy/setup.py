@@ -2,7 +2,7 @@
 
     /setup/credentials      CA, certificates, every silo's key pair; only this service sees it
     /setup/data             the demo data as they were split
-    /server                 ca.crt server.crt server.key ready: what the SuperLink gets
+    /server                 ca.crt server.crt server.key receipt.key ready: what the SuperLink gets
     /volumes/site/NAME      ca.crt node.key: what silo NAME gets
     /volumes/data/NAME      data.npz
 
@@ -38,6 +38,7 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
         (credentials.ca_certificate, "ca.crt"),
         (credentials.server_certificate, "server.crt"),
         (credentials.server_key, "server.key"),
+        (credentials.receipt_key, "receipt.key"),
     ):
         copy(source, root / "server" / name)
     write_atomically(root / "server/ready", hosts, mode=0o600)

@@ -51,6 +51,7 @@ class Collector:
             self._report_transfer,
             most,
             self._report_reply,
+            self.registration.receipts,
         )
         asked = {message.metadata.dst_node_id: message for message in messages}
         replies = [

@@ -24,6 +24,7 @@ from flwr.serverapp import Grid
 from client.site.flower import internal
 from client.site.runtime.transfers import LONG_SECONDS, PATIENT_SECONDS, watch_pulls
 from server.run.limits import OTHER_BYTES, group_id
+from server.run.receipts import Receipts
 
 POLL_SECONDS = (0.02, 0.25)  # first and longest pause between two queries for replies
 PRESENCE_SECONDS = 2.0  # between two queries of the nodes that are online
@@ -59,7 +60,7 @@ class Exchange:
     ``before_pull`` is called before each query for replies. ``on_transfer`` receives the progress of a long reply, and
     the nodes whose replies are awaited. ``on_reply`` receives a node, and the seconds that its reply took.
     ``answered``: the nodes with a reply in the last exchange. ``most``: the largest size of the reply to a message, in
-    bytes.
+    bytes. ``receipts``: those for the silos' audit logs.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Exchange:
         on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
         most: Callable[[Message], int] = lambda message: OTHER_BYTES,
         on_reply: Callable[[int, float], object] = lambda node, seconds: None,
+        receipts: Receipts | None = None,
     ) -> None:
         self.grid, self.policy, self.most = grid, policy, most
+        self.receipts = receipts or Receipts()
         self.on_disconnect, self.before_pull, self.on_transfer = on_disconnect, before_pull, on_transfer
         self.on_reply = on_reply
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
@@ -100,6 +103,7 @@ class Exchange:
         self.before_pull()
         online: Mapping[int, str] = self._activations()
         self.online |= set(online)
+        self.receipts.attach(messages)
         replies = self._push(messages)
         took: list[float] = []
         pause, looked = POLL_SECONDS[0], started
@@ -121,6 +125,7 @@ class Exchange:
             pause = POLL_SECONDS[0] if arrived else min(pause * 1.5, POLL_SECONDS[1])
             if self._awaits():
                 time.sleep(pause)
+        self.receipts.take(replies)
         return [*replies, *self.lost.values()]
 
     def _pull(self, online: Mapping[int, str]) -> tuple[list[Message], Mapping[int, str]]:

@@ -21,6 +21,7 @@ from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.collector import Collector
 from server.run.preparation import check_patience, prepare
+from server.run.receipts import Receipts
 from server.run.recorder import Recorder, metrics_of
 from server.run.recovery import earlier_start, gone_back, lost, refusal
 from server.run.registration import Registration
@@ -46,7 +47,8 @@ class RoundLoop:
         self.grid, self.settings, self.common, self.directory = grid, settings, settings.common, directory
         self.history = History(directory.history if directory else None)
         self.reporter = Reporter(settings, directory, watch)
-        self.registration = Registration(grid, settings, self.reporter)
+        receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
+        self.registration = Registration(grid, settings, self.reporter, receipts)
         self.collector = Collector(grid, self.common, self.registration, self.reporter)
         self.recorder = Recorder(self.common, self.history)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)

@@ -22,6 +22,7 @@ from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
 from server.run.identities import IdentityRegistry, ImpostorError
 from server.run.limits import CARD_BYTES, check_reply
+from server.run.receipts import Receipts
 from server.run.registration_notes import note_silos
 from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
@@ -49,8 +50,9 @@ class Candidates:
 class Registration:
     """The silos of one run: their data summaries, names and keys, and which are left out."""
 
-    def __init__(self, grid: Grid, settings: RunSettings, reporter: Reporter) -> None:
+    def __init__(self, grid: Grid, settings: RunSettings, reporter: Reporter, receipts: Receipts | None = None) -> None:
         self.grid, self.common, self.reporter = grid, settings.common, reporter
+        self.receipts = receipts or Receipts()
         self.cards: dict[str, dict[str, Any]] = {}
         self.facts = Facts(True, (), 1)
         self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
@@ -141,9 +143,9 @@ class Registration:
         A node that is not reachable, or whose process died (out of memory, killed), is asked again later. ``before``:
         the silos of the resumed run, if there is one; other silos take part in new runs only.
         """
-        content = RecordDict({"config": ConfigRecord({})})
-        asked = [Message(content, dst_node_id=n, message_type=MessageType.QUERY, ttl=CARD_SECONDS) for n in nodes]
-        exchange = Exchange(self.grid, TimeoutPolicy(CARD_SECONDS), most=lambda _: CARD_BYTES)
+        asked = [card_message(node) for node in nodes]
+        policy = TimeoutPolicy(CARD_SECONDS)
+        exchange = Exchange(self.grid, policy, most=lambda _: CARD_BYTES, receipts=self.receipts)
         for reply in sorted(exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id):
             node = reply.metadata.src_node_id
             if not reply.has_error():
@@ -246,6 +248,12 @@ class Registration:
                 if key := self.identities.key(node):
                     self.keys[name] = key
                 self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
+
+
+def card_message(node: int) -> Message:
+    """Return the message that asks a node for its data summary."""
+    content = RecordDict({"config": ConfigRecord({})})
+    return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=CARD_SECONDS)
 
 
 def cannot_take_part(node: int, reason: str) -> str:

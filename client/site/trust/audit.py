@@ -49,8 +49,11 @@ class Log:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """Write one line and wait until it is on the disk. Raises OSError where it is not; then nothing may leave."""
+    def append(self, entry: Mapping[str, Any]) -> tuple[int, str]:
+        """Write one line and wait until it is on the disk; return its number and hash.
+
+        Raises OSError where it is not; then nothing may leave.
+        """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -62,6 +65,7 @@ class Log:
             text, own = chained({**facts, **entry})
             self._write(text, file)
             write_head(self.folder, number + 1, own, settings)
+            return number + 1, own
         finally:
             os.close(lock)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.node import Site
+from client.site.trust import receipts
 from client.site.trust.audit import Verdict, files_of, settings_of, verify
 from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.keys import site_root
@@ -120,11 +121,29 @@ def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
     return {what: (counts[what], sizes[what]) for what in counts}
 
 
-def chain(found: Verdict, folder: Path, seen: str) -> str:
+def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) -> receipts.Check:
+    """Compare the server's receipts with the log: those that the site keeps, and files of the server's own.
+
+    Raises UserError for a file that cannot be read.
+    """
+    texts = receipts.kept(folder / receipts.FILE)
+    for path in others:
+        if not path.is_file():
+            raise UserError(f"--receipts {path}: there is no such file; the server has runs/NAME/{receipts.FILE}")
+        texts += receipts.kept(path)
+    silos = {entry["silo"] for entry in found.entries}
+    key = receipts.known_key(folder)
+    return receipts.check(dict.fromkeys(texts), found.entries, lambda one: one.silo in silos or not silos, key)
+
+
+def chain(found: Verdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
     """Return whether the log is whole: a line per fault, a line per note, and the last hash, to be kept elsewhere.
 
-    Adds to the faults where the hash that somebody has kept is not in the log.
+    Adds to the faults where the hash that somebody has kept is not in the log, or the server's receipts (``others``:
+    its own files) are for another one.
     """
+    checked = check_receipts(found, folder, others)
+    found.faults += checked.faults
     hashes = [entry["hash"] for entry in found.entries]
     if seen and not any(own.startswith(seen) for own in hashes):
         found.faults.append(f"no line has the hash {seen}, which was seen before: lines were taken out or written anew")
@@ -132,15 +151,19 @@ def chain(found: Verdict, folder: Path, seen: str) -> str:
     if not found.faults:
         first, last = (found.entries[i]["line"] for i in (0, -1))
         lines.append(f"ok    lines {first} to {last} in {len(files_of(folder))} files: none changed, missing or moved")
+    if checked.count:
+        lines.append(
+            f"ok    {checked.count} receipts of the server, up to line {checked.line}, by {', '.join(checked.keys)}"
+        )
     if hashes:
         lines.append(f"last  {hashes[-1]}  (keep it elsewhere; --seen looks for it)")
     return "\n".join(lines)
 
 
-def audit(where: Path | None, month: str, seen: str, first: int) -> tuple[str, list[str]]:
-    """The page and the chain as text, and what is wrong."""
+def audit(where: Path | None, month: str, seen: str, first: int, others: Sequence[Path] = ()) -> tuple[str, list[str]]:
+    """The page and the chain as text, and what is wrong. ``others``: the server's files of receipts."""
     folder = find_log(where)
     found = verify(folder, first)
     months = sorted({entry["time"][:7] for entry in found.entries})
     shown = page(found.entries, month or (months[-1] if months else "no month"))
-    return f"{shown}\n\n{chain(found, folder, seen)}", found.faults
+    return f"{shown}\n\n{chain(found, folder, seen, others)}", found.faults

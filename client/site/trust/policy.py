@@ -32,7 +32,7 @@ METRICS = (  # of all tasks; models/tasks/ has the same
     *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
-STUDIES = ("required", "optional")
+WANTED = ("required", "optional")  # what a rule of words may say
 SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
@@ -92,6 +92,9 @@ class Policy:
     floor: int = rule(10, 1, "fewest training samples behind anything that leaves and has no rule of its own", 1)
     studies: str = rule(
         "optional", "optional", "whether a run must belong to a study that was approved here: required or optional"
+    )
+    receipts: str = rule(
+        "optional", "optional", "whether the server must countersign this site's audit log: required or optional"
     )
     where: str = "no policy.toml, so the defaults"
 
@@ -172,9 +175,9 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
             raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
         return tuple(value)
     if isinstance(f.default, str):
-        if value in STUDIES:
+        if value in WANTED:
             return value
-        raise SiteError(f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(STUDIES)}")
+        raise SiteError(f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(WANTED)}")
     least = f.metadata["least"]
     if isinstance(f.default, float):
         if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= NO_LIMIT:

@@ -22,6 +22,7 @@ from server.deploy.credentials import Credentials
 from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, LocalSilo
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
+from server.run.receipts import KEY as RECEIPT_KEY
 
 # In the command line of a part's own process; a SuperNode is first a shell script, then client/site/private.py.
 MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py runtime.supernode")
@@ -38,6 +39,8 @@ def part_environment(directory: Path, part: str, sharing: int = 0) -> dict[str, 
     flower = directory / "flower" / part
     flower.mkdir(parents=True, exist_ok=True)
     made = environment(flower)
+    if part == SUPERLINK:
+        made |= {RECEIPT_KEY: str(Credentials(directory / "credentials").receipt_key)}
     if sharing:
         made = silo_environment(
             flower, scripts=directory / "bin", template_socket=directory / "warm.sock", sharing=sharing

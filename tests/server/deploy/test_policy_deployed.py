@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.protocol import parse_study
-from client.site.trust import audit
+from client.site.trust import audit, receipts
 from client.studies import released
+from client.study_record import read_export
+from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.federation import read_federation
 from server.deploy.local import record
@@ -65,12 +68,28 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     assert entries[1]["rules"]["min-silos"] == 3 and entries[1]["versions"]["silofl"]  # the study's participants
     assert [entry["withheld"].keys() & {"metrics"} for entry in entries[1:]] == [set(), {"metrics"}, {"metrics"}]
     assert "macro_f1" in entries[2]["withheld"]["metrics"]
+    through_receipts(tmp_path, state, entries)
     assert used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
     (cohort,) = released(state)
     assert (cohort["models"], cohort["studies"]) == (3, ["", "trial"]) and len(cohort["cohort"]) == 64
     silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
     assert [len(silos[name]) for name in RUNS] == [2, 3, 2]
     return [line for line in log.read_text().splitlines() if line.startswith("ERROR: hospital-03 refuses")]
+
+
+def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]]) -> None:
+    """The server has signed every line of the run within the study, and the site has what was sent within it."""
+    theirs = [receipts.read(text) for text in receipts.kept(tmp_path / "within" / receipts.FILE)]
+    mine = [one for one in theirs if one.silo == "hospital-03"]
+    assert [(one.line, one.hash) for one in mine] == [(entry["line"], entry["hash"]) for entry in entries[1:]]
+    own = receipts.kept(state / "audit" / receipts.FILE)
+    assert [one.text in own for one in mine] == [True, True, False]  # the last reply has no message after it
+    command = ["audit", str(state), "--study", "trial", "--receipts", str(tmp_path / "within" / receipts.FILE)]
+    key = state.parents[1] / "credentials" / "nodes" / "hospital-03"
+    assert main([*command, "--export", str(tmp_path / "trial.json"), "--sign-with", str(key)]) == 0
+    record, signer = read_export(tmp_path / "trial.json")
+    assert record["messages"] == 3 and record["receipts"]["line"] == mine[-1].line and signer.startswith("SHA256:")
+    assert record["used"]["messages"] == 3 and [run["run"] for run in record["runs"]] == ["within"]
 
 
 def test_a_server_that_weakens_every_setting(

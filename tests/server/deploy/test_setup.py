@@ -87,7 +87,7 @@ def test_each_gets_its_own_and_nothing_else(tmp_path: Path, control: FakeControl
     set_up(prepare(tmp_path, "north", "south"), tmp_path)
     assert control.names == ["north", "south"]
     server = {path.name for path in (tmp_path / "server").iterdir()}
-    assert server == {"ca.crt", "server.crt", "server.key", "ready"}  # not the CA's key
+    assert server == {"ca.crt", "server.crt", "server.key", "receipt.key", "ready"}  # not the CA's key
     assert (tmp_path / "server/ready").read_text() == "localhost superlink control"
     volumes = tmp_path / "volumes"
     for name in ("north", "south"):

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_study, release_reply, task_of
+from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_study, release_reply, take_receipt, task_of
 from ...flower import internal
 from ...messages import check_message
 from ...trust.pins import check_pin, content_sum
@@ -41,13 +41,13 @@ METADATA = (
 )
 
 
-def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> Any:
-    """Return the message's study, or None.
+def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
+    """Return the message's study, or None, and what the log says of the server's receipt.
 
     Raises ValueError, after its one line is in the silo's log, for a message that policy or study forbid.
     """
     try:
-        return check_message(message, context, app=app)
+        return check_message(message, context, app=app), take_receipt(message, context)
     except ValueError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         raise
@@ -115,8 +115,8 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         with refusals.noting():
             check_pin(digest, content)
             # Here and not where it is pulled: Flower then answers the message with the reason.
-            study = check_policy(*asked[-1], (digest, content_sum(content)))
-        pulled["task"] = in_study(pulled["task"], study, asked[-1][1].node_config)
+            study, receipt = check_policy(*asked[-1], (digest, content_sum(content)))
+        pulled["task"] = in_study(pulled["task"], study, asked[-1][1].node_config) | receipt
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:

@@ -1,0 +1,252 @@
+"""`silofl audit --study`: what left a hospital in a study, from its audit log, as a page and as signed JSON.
+
+A committee gets it when the study is over. Everything is read from the log, whose chain is verified first, and from the
+approved study; the server's receipts tell how much of the log a second party has countersigned. The file is signed by
+the silo's node key (ECDSA P-384 with SHA-384), whose fingerprint the consortium knows from the registration.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import textwrap
+from binascii import Error as NoBase64
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from client.site.node import Site
+from client.site.study import approvals
+from client.site.study.accounting import used_up
+from client.site.study.approvals import now
+from client.site.trust.audit import Verdict, settings_of
+from client.site.trust.audit_page import check_receipts, kinds, withheld_text
+from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import write_atomically
+from partitions.common.names import escaped
+
+KIND = "silofl study record 1"
+WIDTH = 110
+Entry = Mapping[str, Any]
+
+
+def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Path] = ()) -> dict[str, Any]:
+    """What a log says of a study. ``found``: the verified log; ``receipts``: the server's own copies, if there are any.
+
+    Raises UserError where the log has nothing of it.
+    """
+    of_study = [entry for entry in found.entries if entry.get("study", {}).get("name") == name]
+    if not of_study:
+        raise UserError(f"the audit log in {folder} has nothing of a study {name!r}; `silofl studies` lists them")
+    decided = [entry for entry in of_study if "warnings" in entry]
+    left = [entry for entry in of_study if "warnings" not in entry]
+    checked, settings = check_receipts(found, folder, receipts), settings_of(found.entries)
+    outside = [e for e in found.entries if "study" not in e and settings.get(e["line"], {}).get("study") == name]
+    return {
+        "kind": KIND,
+        "made": now(),
+        "study": name,
+        "silos": sorted({entry["silo"] for entry in of_study}),
+        "protocols": sorted({entry["study"]["digest"] for entry in of_study if entry["study"]["digest"]}),
+        **_of_approval(folder.parent, name),
+        "decisions": [
+            {"what": e["asked"], "by": e["asked-by"], "when": e["time"], "warnings": e["warnings"]} for e in decided
+        ],
+        "runs": list(_runs(left, settings)),
+        "messages": len(left),
+        "bytes": sum(entry["bytes"] for entry in left),
+        "errors": dict(Counter(r["text"] for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
+        "withheld": withheld_text(left),
+        "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
+        "apps": sorted({entry["app"] for entry in left}),
+        "policies": list(_policies(left, found.entries)),
+        "budget": left[-1].get("budget", {}).get("after", {}) if left else {},
+        "log": {
+            "lines": [found.entries[i]["line"] for i in (0, -1)],
+            "hash": found.entries[-1]["hash"],
+            "faults": found.faults,
+            "notes": found.notes,
+        },
+        "receipts": asdict(checked),
+    }
+
+
+def _of_approval(state: Path, name: str) -> dict[str, Any]:
+    """The approved study, and what was used of its limits; nothing where it is not kept beside this log."""
+    one = approvals.find(state, name)
+    if one is None:
+        return {}
+    study = one.study
+    return {
+        "purpose": study.purpose,
+        "contact": study.contact,
+        "from": study.start.isoformat(),
+        "to": study.end.isoformat(),
+        "signed-by": one.signer,
+        "revoked": one.revoked,
+        "limits": asdict(study.limits),
+        "used": used_up(state, study),
+    }
+
+
+def _runs(left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    runs: dict[tuple[str, str], list[Entry]] = {}
+    for entry in left:
+        runs.setdefault((entry["run-id"], entry["settings"]), []).append(entry)
+    for (run_id, digest), sent in runs.items():
+        rounds = sorted({entry["round"] for entry in sent if entry["round"]})
+        yield {
+            "run": next((entry["run"] for entry in sent if entry["run"]), ""),
+            "run-id": run_id,
+            "method": sent[0]["method"],
+            "asked-by": sorted({entry["asked-by"] for entry in sent}),
+            "from": sent[0]["time"],
+            "to": sent[-1]["time"],
+            "rounds": [rounds[0], rounds[-1]] if rounds else [],
+            "messages": dict(Counter(entry["asked"] for entry in sent)),
+            "bytes": sum(entry["bytes"] for entry in sent),
+            "left": {what: {"count": count, "bytes": size} for what, (count, size) in kinds(sent).items()},
+            "settings": next((dict(settings[e["line"]]) for e in sent if e["line"] in settings), {}),
+            "settings-sha256": digest,
+        }
+
+
+def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
+    """The policies, rules and versions under which messages left, each once, with its first line."""
+    by_line, seen = {entry["line"]: entry for entry in entries}, list[dict[str, Any]]()
+    for entry in left:
+        whole = by_line.get(entry.get("settings-line", entry["line"]), entry)
+        facts = {"policy": entry.get("policy", "")} | {key: whole.get(key, {}) for key in ("rules", "versions")}
+        if facts not in seen:
+            seen.append(facts)
+            yield {"from-line": entry["line"], **facts}
+
+
+# --- as a page --------------------------------------------------------------------------------------------------------
+
+
+def record_page(record: Mapping[str, Any]) -> str:
+    """The record as a committee reads it."""
+    lines = [f"Study {record['study']} at {', '.join(record['silos'])}, {record['made']}"]
+    lines += [f"  {key:<10} {record[key]}" for key in ("purpose", "contact") if key in record]
+    lines += [f"  protocol   SHA-256 {digest}" for digest in record["protocols"]]
+    lines += ["", "Decisions"]
+    for one in record["decisions"]:
+        lines.append(f"  {one['when']}  {one['what']}, by {one['by']}")
+        lines += (line for warning in one["warnings"] for line in _wrapped(warning, "    ! "))
+    lines += ["", f"What left: {record['messages']:,} messages, {record['bytes']:,} bytes"]
+    for run in record["runs"]:
+        span = f", rounds {run['rounds'][0]} to {run['rounds'][-1]}" if run["rounds"] else ""
+        lines.append(f"  {run['run'] or 'a run without a name'} ({run['method']}; run {run['run-id']}){span}")
+        lines.append(f"    asked by {', '.join(run['asked-by'])}, {run['from']} to {run['to']}")
+        for what, one in run["left"].items():
+            lines += _wrapped(f"{one['count']} x {what}, {one['bytes']} bytes", "    ")
+    lines += ["", "What was refused or failed"] if record["errors"] else []
+    lines += (line for text, count in record["errors"].items() for line in _wrapped(f"{count} x {text}", "  "))
+    lines += ["", "What the rules held back", *_wrapped(record["withheld"] or "nothing that the app reported", "  ")]
+    lines += ["", "Used of the study's limits" if "limits" in record else "Limits: the study's file is not here"]
+    lines += [f"  {name:<12} {record['used'][name]:,} of {most:,}" for name, most in record.get("limits", {}).items()]
+    spent = {name: value for name, value in record["budget"].items() if name not in record.get("limits", {})}
+    lines += [f"  {name:<12} {value:g}" for name, value in spent.items()]
+    lines += ["", "From which data, by which software, under which policy"]
+    lines += [f"  data file  SHA-256 {one}" for one in record["data"]]
+    lines += [f"  app        SHA-256 {one}" for one in record["apps"]]
+    lines += (line for policy in record["policies"] for line in _of_policy(policy))
+    return "\n".join(map(escaped, [*lines, "", *_of_log(record)]))
+
+
+def _of_policy(policy: Mapping[str, Any]) -> Iterator[str]:
+    yield f"  policy     {policy['policy'] or 'no file'}, from line {policy['from-line']}"
+    yield from _wrapped(", ".join(f"{key} = {json.dumps(value)}" for key, value in policy["rules"].items()), " " * 13)
+    yield from _wrapped(", ".join(f"{name} {version}" for name, version in policy["versions"].items()), " " * 13)
+
+
+def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
+    log, receipts = record["log"], record["receipts"]
+    faults = [*log["faults"], *receipts["faults"]]
+    yield from (f"FAIL  {fault}" for fault in faults)
+    if not faults:
+        yield f"ok    the audit log is whole, lines {log['lines'][0]} to {log['lines'][1]}"
+    if receipts["count"]:
+        yield f"ok    {receipts['count']} receipts of the server, up to line {receipts['line']}: {receipts['keys'][0]}"
+    else:
+        yield "note  no receipt of the server: only this hospital vouches for the log"
+    yield f"last  {log['hash']}"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False
+    )
+
+
+# --- as a signed file -------------------------------------------------------------------------------------------------
+
+
+def key_file(folder: Path, given: Path | None) -> Path:
+    """The silo's private key: the one that is named, this container's, or of the silo that joined from here.
+
+    Raises UserError where there is none.
+    """
+    if given is not None:
+        return given
+    if os.environ.get("SILOFL_NAME"):
+        return Path(Site.from_environment(os.environ).node_key)
+    own = own_key(folder.parent.parent)
+    if not own.is_file():
+        raise UserError(f"there is no {own} to sign with: name the silo's private key with --sign-with FILE")
+    return own
+
+
+def export(record: Mapping[str, Any], file: Path, key: Path) -> str:
+    """Write the record, signed; return the fingerprint of the key. Raises UserError or OSError."""
+    private, text = load_key(key), json.dumps(record, indent=1)
+    pem = public_bytes(private)
+    signature = base64.b64encode(private.sign(_message(text), ec.ECDSA(SHA384()))).decode()
+    content = {"record": text, "public-key": pem.decode(), "signature": signature}
+    write_atomically(file, json.dumps(content, indent=1) + "\n", mode=0o600)
+    return fingerprint(pem)
+
+
+def read_export(file: Path) -> tuple[dict[str, Any], str]:
+    """The record of a signed file, and the fingerprint of who signed it. Raises DataError where it was changed."""
+    again = "ask the hospital for the file again"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        pem, text = str(content["public-key"]).encode(), str(content["record"])
+        key = load_pem_public_key(pem)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("another kind of key")
+        key.verify(base64.b64decode(content["signature"], validate=True), _message(text), ec.ECDSA(SHA384()))
+        record: dict[str, Any] = json.loads(text)
+        if record["kind"] != KIND:
+            raise ValueError("another kind of record")
+        return record, fingerprint(pem)
+    except InvalidSignature:
+        raise DataError(f"{file} was changed after it was signed: {again}") from None
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, NoBase64, RecursionError) as error:
+        raise DataError(f"{file} is no record of a study ({type(error).__name__}): {again}") from None
+
+
+def _message(text: str) -> bytes:
+    """Return the bytes that are signed: a text of another kind cannot pass for a record."""
+    return f"{KIND}\0{text}".encode()
+
+
+def show_export(file: Path, echo: Callable[[str], object]) -> list[str]:
+    """Print a signed record, and who signed it; return what is wrong with the log that it is of."""
+    record, signer = read_export(file)
+    echo(record_page(record))
+    echo(f"ok    signed by {signer}: compare it with the silo's fingerprint at the consortium")
+    return [*record["log"]["faults"], *record["receipts"]["faults"]]

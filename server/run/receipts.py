@@ -1,0 +1,102 @@
+"""The server's receipts for the silos' audit logs: signed, kept in the run directory, and sent with the next message.
+
+A silo's reply says which line of its own log it is, and the hash of that line (``client/site/trust/receipts.py``). The
+server signs that and keeps it, as ``receipts.jsonl`` of the run directory, before it sends it on. So both have it, also
+where a process is killed. A simulation has no logs, and a server without a key (``SILOFL_RECEIPT_KEY``) asks for none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Message
+
+from client.site.errors import SiteError
+from client.site.trust.receipts import ASKED, FILE, RECORD, kept, read, signed
+from client.site.trust.signing import load_signing_key
+from partitions.common.files import append
+from strategies.base.schema.reporting import LONGEST_NAME, printable
+
+KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
+HASH = re.compile(r"[0-9a-f]{64}")
+MOST_LINES = 2**53
+
+
+@dataclass
+class Receipts:
+    """The receipts of one run. ``key``: None where the server gives none. ``note`` reports a log that goes back."""
+
+    key: Ed25519PrivateKey | None = None
+    path: Path | None = None
+    run: str = ""
+    note: Callable[[str], object] = lambda line: None
+    lines: dict[str, int] = field(default_factory=dict)  # by silo: the last line that it had a receipt for
+    latest: dict[int, str] = field(default_factory=dict)  # by node: the receipt for its last reply, not yet sent
+
+    @classmethod
+    def of(cls, directory: Path | None, note: Callable[[str], object]) -> Receipts:
+        """Return those of a run in this directory; a resumed run knows its earlier ones. Raises DataError for no key.
+
+        Without a directory nothing could be kept, so there are none.
+        """
+        file = os.environ.get(KEY, "")
+        if not file or directory is None:
+            return cls()
+        found = cls(load_signing_key(Path(file)), directory / FILE, directory.name, note)
+        for text in kept(found.path or directory):
+            try:
+                receipt = read(text)
+            except SiteError as error:
+                note(f"{found.path}: {error}")
+                continue
+            found.lines[receipt.silo] = max(receipt.line, found.lines.get(receipt.silo, 0))
+        return found
+
+    def attach(self, messages: Iterable[Message]) -> None:
+        """Add to each message the receipt for its silo's last reply of this run, or an empty text."""
+        if self.key is None:
+            return
+        for message in messages:
+            config = cast(ConfigRecord, message.content["config"])
+            config[ASKED] = self.latest.get(message.metadata.dst_node_id, "")
+
+    def take(self, replies: Iterable[Message]) -> None:
+        """Sign what the silos' replies say of their logs, and keep it; it is no part of the reply any more."""
+        made: dict[int, tuple[str, int, str]] = {}
+        for reply in replies:
+            if reply.has_error() or RECORD not in reply.content:
+                continue
+            record: Mapping[str, Any] = reply.content.config_records.get(RECORD, ConfigRecord())
+            del reply.content[RECORD]
+            if self.key is not None and (head := _head(record)) is not None:
+                silo, line, own = head
+                run_id = str(reply.metadata.run_id)
+                text = signed(self.key, run=self.run, run_id=run_id, silo=silo, line=line, hash=own)
+                made[reply.metadata.src_node_id] = silo, line, text
+        if made and self.path is not None:
+            before = self.path.read_bytes() if self.path.exists() else b""
+            whole = not before or before.endswith(b"\n")  # else a crash has torn the last one
+            append(self.path, "\n" * (not whole) + "".join(f"{text}\n" for _, _, text in made.values()))
+        for node, (silo, line, text) in made.items():
+            if line <= self.lines.get(silo, 0):
+                self.note(
+                    f"{printable(silo)}: its audit log goes back from line {self.lines[silo]} to line {line}: lines "
+                    "were taken out, or the log is a new one"
+                )
+            self.lines[silo], self.latest[node] = line, text
+
+
+def _head(record: Mapping[str, Any]) -> tuple[str, int, str] | None:
+    """Silo, line and hash that a reply says; None where it is nothing that can be signed."""
+    silo, line, own = (record.get(name) for name in ("silo", "line", "hash"))
+    if not isinstance(silo, str) or not 0 < len(silo) <= LONGEST_NAME or not isinstance(own, str):
+        return None
+    if type(line) is not int or not 0 < line <= MOST_LINES or not HASH.fullmatch(own):
+        return None
+    return silo, line, own

@@ -1,0 +1,212 @@
+"""The server's receipts for a site's audit log: who signed what, what is named, and what an auditor finds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from client.site.errors import SiteError
+from client.site.trust import audit, receipts
+from client.site.trust.audit import Log, chained, verify
+from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
+from client.site.trust.receipts import ASKED, FILE, KEY_FILE, signed, take
+from server.cli.main import main
+
+KEY, OTHER = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml")
+
+
+def entry(number: int) -> dict[str, Any]:
+    """A message of a run: what `audit_gate.py` writes."""
+    facts: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
+    facts |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
+    return facts | {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": []}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Three lines, of run 7."""
+    for number in range(1, 4):
+        Log(tmp_path / "audit").append(entry(number))
+    return tmp_path / "audit"
+
+
+def receipt(log: Path, line: int, key: Ed25519PrivateKey = KEY, **changes: Any) -> str:
+    """The server's receipt for a line of this log."""
+    own = next((e["hash"] for e in verify(log).entries if e["line"] == line), "0" * 64)
+    return signed(key, **{"run": "today", "run_id": "7", "silo": "clinic", "line": line, "hash": own, **changes})
+
+
+def taken(log: Path, text: object, policy: Policy = OPTIONAL, kind: str = "train", run: str = "7") -> dict[str, Any]:
+    config = {} if text is None else {ASKED: text}
+    found: dict[str, Any] = take(config, kind, run, "clinic", log, policy).get("receipt", {})
+    return found
+
+
+def test_a_receipt_is_kept_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = receipt(log, 3)
+    for _ in range(2):  # a message that is sent again brings it again
+        found = taken(log, text, WANTED)
+    assert (found["line"], found["key"]) == (3, receipts.read(text).key) and found["hash"] == verify(log).entries[2][
+        "hash"
+    ]
+    assert receipts.kept(log / FILE) == [text] and receipts.known_key(log) == found["key"]
+    assert (log / FILE).stat().st_mode & 0o777 == (log / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert capsys.readouterr().err == ""
+
+
+WRONG = "in run '7'"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda log: None, "the server gives no receipt for the audit log"),
+        (lambda log: "", "the server gives no receipt for the audit log"),
+        (lambda log: 5, "cannot be used: it is no receipt"),
+        (lambda log: "x" * 9999, "cannot be used: it is no receipt"),
+        (lambda log: "[" * 3000, "cannot be used: it is no receipt"),
+        (lambda log: receipt(log, 3).replace("today", "never"), "cannot be used: its signature is wrong"),
+        (lambda log: receipt(log, 3, silo="north"), f"is for 'north' {WRONG}"),
+        (lambda log: receipt(log, 3, run_id="8"), "is for 'clinic' in run '8'"),
+        (lambda log: receipt(log, 2, hash="1" * 64), "line 2 of the audit log, which has another hash here"),
+        (lambda log: receipt(log, 9), "line 9 of the audit log, which is not there here"),
+    ],
+)
+def test_a_fault_is_named_and_stops_only_who_wants_receipts(
+    log: Path, capsys: pytest.CaptureFixture[str], make: Any, reason: str
+) -> None:
+    text = make(log)
+    assert reason in taken(log, text)["fault"] and not (log / FILE).exists()
+    err = capsys.readouterr().err
+    assert err.startswith("WARNING: clinic: the server") and reason in err and err.count("\n") == 1
+    with pytest.raises(
+        PolicyRefusedError, match=r'clinic refuses: its policy has receipts = "required", and the server'
+    ):
+        taken(log, text, WANTED)
+
+
+def test_another_key(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named, kept nowhere, and accepted where somebody here decides so."""
+    first, other = receipt(log, 2), receipt(log, 3, OTHER)
+    taken(log, first)
+    assert "is signed by another key, SHA256:" in taken(log, other)["fault"]
+    assert receipts.kept(log / FILE) == [first] and "delete" in capsys.readouterr().err
+    with pytest.raises(PolicyRefusedError, match="is signed by another key"):
+        taken(log, other, WANTED)
+    (log / KEY_FILE).unlink()
+    assert taken(log, other, WANTED)["line"] == 3
+
+
+def test_it_is_named_once_in_a_run(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for run in ("7", "7", "8"):
+        assert "fault" in taken(log, None, run=run)
+    assert capsys.readouterr().err.count("WARNING") == 2
+
+
+def test_a_query_has_no_reply_before_it(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert taken(log, None, WANTED, "query") == taken(log, "", WANTED, "query") == {}
+    assert capsys.readouterr().err == ""
+
+
+def test_a_torn_receipt_costs_no_other(log: Path) -> None:
+    """Killed while it wrote: the rest of a line stays without its end, and the next one stands by itself."""
+    first, second = receipt(log, 2), receipt(log, 3)
+    taken(log, first)
+    with (log / FILE).open("a") as file:
+        file.write(second[:40])
+    assert receipts.kept(log / FILE) == [first]
+    taken(log, second)
+    assert [text for text in receipts.kept(log / FILE) if text in (first, second)] == [first, second]
+
+
+# --- what an auditor finds ------------------------------------------------------------------------------------
+
+
+def anew(log: Path, change: dict[str, Any]) -> None:
+    """Write the whole log anew, with this in its second line, and all hashes right: somebody who may write here."""
+    before, lines = audit.START, []
+    for one in verify(log).entries:
+        facts = {**one, **(change if one["line"] == 2 else {}), "previous": before}
+        text, before = chained({key: value for key, value in facts.items() if key != "hash"})
+        lines.append(text)
+    (log / audit.file_name(1)).write_bytes(b"\n".join(lines) + b"\n")
+    audit.write_head(log, len(lines), before, {})
+    assert not verify(log).faults  # by itself nothing shows
+
+
+def outcome(log: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    code = main(["audit", str(log.parent), *options])
+    return code, capsys.readouterr().out
+
+
+def test_a_whole_log_has_what_was_signed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (2, 3):
+        taken(log, receipt(log, line))
+    code, out = outcome(log, capsys)
+    assert code == 0 and "ok    2 receipts of the server, up to line 3, by SHA256:" in out
+
+
+@pytest.mark.parametrize("site_has_them", [True, False])
+def test_a_log_that_was_written_anew(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], site_has_them: bool
+) -> None:
+    """Found by the site's receipts; and where these were deleted too, by the server's."""
+    for line in (1, 3):
+        taken(log, receipt(log, line))
+    servers = tmp_path / "receipts.jsonl"
+    shutil.copy(log / FILE, servers)
+    anew(log, {"bytes": 1})
+    if not site_has_them:
+        (log / FILE).unlink()
+        assert outcome(log, capsys)[0] == 0
+    code, out = outcome(log, capsys, *([] if site_has_them else ["--receipts", str(servers)]))
+    assert code == 2 and "FAIL  line 3 is not what the server has a receipt for: the log was written anew" in out
+    assert "line 1 is" not in out  # it is as it was
+
+
+def test_a_log_that_was_deleted(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And goes on from line 1: the server's copy has a line that this one does not have yet."""
+    servers = tmp_path / "receipts.jsonl"
+    servers.write_text(receipt(log, 3) + "\n")
+    shutil.rmtree(log)
+    Log(log).append(entry(1))
+    assert outcome(log, capsys)[0] == 0
+    code, out = outcome(log, capsys, "--receipts", str(servers))
+    assert code == 2 and "FAIL  the server has a receipt for line 3, and the log ends with line 1" in out
+    assert main(["audit", str(log.parent), "--receipts", str(tmp_path / "gone")]) == 2
+
+
+def test_receipts_of_other_silos_and_by_other_keys(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken(log, receipt(log, 2))
+    servers = tmp_path / "receipts.jsonl"
+    servers.write_text(receipt(log, 3, silo="north", hash="2" * 64) + "\n")
+    assert outcome(log, capsys, "--receipts", str(servers))[0] == 0
+    servers.write_text(receipt(log, 3, OTHER) + "\nno receipt\n")
+    code, out = outcome(log, capsys, "--receipts", str(servers))
+    assert code == 2 and "not by the server's key" in out and "it is no receipt" in out
+
+
+def test_lines_that_are_kept_elsewhere(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    for line in (1, 3):
+        taken(log, receipt(log, line))
+    monkeypatch.setattr(audit, "LARGEST", 10)
+    Log(log).append(entry(4))
+    (log / audit.file_name(1)).unlink()
+    code, out = outcome(log, capsys, "--first", "4")
+    assert code == 0 and "receipts" not in out
+
+
+def test_what_is_signed_is_a_receipt_and_nothing_else() -> None:
+    """A signature over another kind of text, by the same key, is none."""
+    text = json.loads(signed(KEY, run="r", run_id="1", silo="a", line=1, hash="0" * 64))
+    own = json.dumps({**json.loads(text["receipt"]), "kind": "silofl receipt 2"})
+    with pytest.raises(SiteError, match="its signature is wrong"):
+        receipts.read(json.dumps({**text, "receipt": own}))

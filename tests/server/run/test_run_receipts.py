@@ -1,0 +1,193 @@
+"""The server signs what silos say of their audit logs, keeps it, and sends it on: over kill -9 and resume."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from tiny import Run, TinyGrid, federate, notes, random_silos, round_of
+
+from client.site import audit_gate
+from client.site.trust import audit, receipts
+from client.site.trust.signing import make_signing_key
+from server.run.receipts import KEY, Receipts
+from server.simulation.engine import flower_identity
+
+SILOS = {"a": 6, "b": 11, "c": 8}
+
+
+def site(grid: TinyGrid) -> None:
+    """Around each silo's app what the site's own process does: it takes the receipt, and writes down what leaves."""
+    tasks: dict[str, dict[str, Any]] = {}
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        context.node_config["state-dir"] = str(Path(str(context.node_config["data"])).parent / "site" / silo)
+        tasks[silo] = audit_gate.task_of(message, context, "ab" * 32) | audit_gate.take_receipt(message, context)
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        released: Message = audit_gate.release_reply(reply, tasks[silo], message)
+        return released
+
+    grid.before, grid.after = before, after
+
+
+def run(folder: Path, rounds: int, prepare: Any = site, **more: Any) -> Run:
+    files = {name: folder / f"{name}.npz" for name in SILOS}
+    if not all(file.exists() for file in files.values()):
+        files = dict(random_silos(folder, SILOS))
+    states = folder / "states"
+    given = {"strategy": "fedavg", "rounds": rounds, **more}
+    return federate(files, directory=folder / "run", state_dir=states, prepare=prepare, **given)
+
+
+@pytest.fixture(autouse=True)
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "receipt.key"
+    make_signing_key(file)
+    monkeypatch.setenv(KEY, str(file))
+    return file
+
+
+def log_of(folder: Path, silo: str) -> tuple[list[dict[str, Any]], list[receipts.Receipt], Path]:
+    """A silo's log, which is whole, and the receipts that it keeps."""
+    place = folder / "site" / silo / "audit"
+    found = audit.verify(place)
+    assert not found.faults
+    return found.entries, [receipts.read(text) for text in receipts.kept(place / receipts.FILE)], place
+
+
+def servers(folder: Path, silo: str) -> list[receipts.Receipt]:
+    texts = receipts.kept(folder / "run" / receipts.FILE)
+    return [one for one in map(receipts.read, texts) if one.silo == silo]
+
+
+def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Card, two rounds, the closing evaluation: the server signs four lines, and three come back within the run."""
+    found = run(tmp_path, 2)
+    assert not found.strategy.rejected and notes(tmp_path / "run") == []
+    for silo in SILOS:
+        entries, own, place = log_of(tmp_path, silo)
+        theirs = servers(tmp_path, silo)
+        assert [entry["asked"] for entry in entries] == ["query", "train", "train", "evaluate"]
+        assert [(one.line, one.hash) for one in theirs] == [(entry["line"], entry["hash"]) for entry in entries]
+        assert [one.text for one in own] == [one.text for one in theirs[:3]]
+        assert [entry.get("receipt", {}).get("line") for entry in entries] == [None, 1, 2, 3]
+        names = {record["name"] for entry in entries for record in entry["sent"]}
+        assert receipts.RECORD not in names  # a line cannot have its own hash; that leaves beside what it lists
+        assert receipts.known_key(place) == theirs[0].key
+    assert "receipt" not in capsys.readouterr().err
+
+
+def test_the_numbers_are_the_same_with_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_them = run(tmp_path, 2).rows
+    monkeypatch.delenv(KEY)
+    (tmp_path / "other").mkdir()
+    without = run(tmp_path / "other", 2).rows
+    seconds = ("round_seconds",)
+    assert [r for r in with_them if r.metric not in seconds] == [r for r in without if r.metric not in seconds]
+    assert not (tmp_path / "other" / "run" / receipts.FILE).exists()
+
+
+def test_a_server_without_a_key_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(KEY, "")
+    assert not run(tmp_path, 2).strategy.rejected
+    err = capsys.readouterr().err
+    assert err.count("gives no receipt for the audit log") == len(SILOS)  # once in the run at each site
+    entries, own, _ = log_of(tmp_path, "a")
+    assert own == [] and "gives no receipt" in entries[-1]["receipt"]["fault"]
+
+
+def test_a_server_with_another_key_is_named_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, 1)
+    make_signing_key(tmp_path / "other.key")
+    monkeypatch.setenv(KEY, str(tmp_path / "other.key"))
+    assert not run(tmp_path, 3, resume=True).strategy.rejected
+    assert capsys.readouterr().err.count("is signed by another key, SHA256:") == len(SILOS)
+    keys = {one.key for one in log_of(tmp_path, "a")[1]}
+    assert len(keys) == 1 and len({one.key for one in servers(tmp_path, "a")}) == 2
+
+
+def _run_until_killed(folder: Path, key: str) -> None:
+    os.environ[KEY] = key
+
+    def prepare(grid: TinyGrid) -> None:
+        site(grid)
+        inner = grid.before
+
+        def before(silo: str, message: Message, context: Context) -> None:
+            if silo == "b" and round_of(message) == 2:
+                os.kill(
+                    os.getpid(), signal.SIGKILL
+                )  # silo a has written down its reply, and the server has not seen it
+            inner(silo, message, context)
+
+        grid.before = before
+
+    run(folder, 3, prepare)
+
+
+def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was signed before is still there, what follows covers the line whose reply was lost; no log goes back."""
+    process = multiprocessing.get_context("spawn").Process(target=_run_until_killed, args=(tmp_path, str(key)))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    before = {silo: servers(tmp_path, silo) for silo in SILOS}
+    assert all([one.line for one in found] == [1, 2] for found in before.values())
+    with (tmp_path / "run" / receipts.FILE).open("a") as file:
+        file.write('{"receipt": "{')  # torn, as a kill within the write leaves it
+    run(tmp_path, 3, resume=True)
+    assert notes(tmp_path / "run") == []
+    for silo in SILOS:
+        entries, own, _ = log_of(tmp_path, silo)
+        theirs = [one for one in _readable(tmp_path) if one.silo == silo]
+        assert [one.line for one in theirs[:2]] == [1, 2] and theirs[-1].line == entries[-1]["line"]
+        hashes = {entry["line"]: entry["hash"] for entry in entries}
+        assert all(hashes[one.line] == one.hash for one in [*theirs, *own]) and own[-1].line == theirs[-2].line
+    assert "receipt" not in capsys.readouterr().err
+
+
+def _readable(folder: Path) -> list[receipts.Receipt]:
+    texts = receipts.kept(folder / "run" / receipts.FILE)
+    return [receipts.read(text) for text in texts if text.endswith("}")]
+
+
+def test_a_log_that_goes_back_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody at hospital b deletes its log between two runs of the same directory."""
+    run(tmp_path, 2)
+    _, _, place = log_of(tmp_path, "b")
+    for file in place.iterdir():
+        file.unlink()
+    run(tmp_path, 3, resume=True)
+    assert notes(tmp_path / "run") == [
+        "b: its audit log goes back from line 4 to line 1: lines were taken out, or the log is a new one"
+    ]
+
+
+def test_a_silo_says_nonsense_of_its_log(tmp_path: Path) -> None:
+    """Nothing of it is signed, and the reply counts as any other."""
+    good: dict[str, Any] = {"silo": "a", "line": 1, "hash": "0" * 64}
+    bad: list[dict[str, Any]] = [{}, {"line": 0}, {"line": 2**60}, {"line": True}, {"line": 1.0}, {"hash": "x"}]
+    bad += [{"silo": ""}, {"silo": "x" * 999}, {"silo": 5}, {"hash": b"0" * 64}]
+    found = Receipts.of(tmp_path, lambda line: None)
+    with flower_identity():
+        asked = Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=1, message_type="train")
+        for change in bad:
+            record = ConfigRecord({**good, **change} if change else {})
+            reply = Message(RecordDict({receipts.RECORD: record, "config": ConfigRecord({})}), reply_to=asked)
+            found.take([reply])
+            assert list(reply.content) == ["config"]
+        assert not (tmp_path / receipts.FILE).exists()
+        found.take([Message(RecordDict({receipts.RECORD: ConfigRecord(good)}), reply_to=asked)])
+    assert len(receipts.kept(tmp_path / receipts.FILE)) == 1
+    assert json.loads(receipts.kept(tmp_path / receipts.FILE)[0])["receipt"]
