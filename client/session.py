@@ -217,11 +217,21 @@ class ClientSession:
         payload, config = decode(message.content, self.device)
         self.config = {**DEFAULTS, "classes": self.data.classes, **config}
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
+        self.check_schema()
         state = self.store.load(self.config["round"], self.config["state_lost"])
         silo, settings = self.silo, self.settings
         state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
         client = settings.client(silo, settings.common, settings.method, state, self.info)
         return client, [m.vector for m in payload.models.values()], self.config
+
+    def check_schema(self) -> None:
+        """Raise PolicyRefusedError where the run's schema is not the one that the message's study was approved for."""
+        wanted = self.study.schema if self.study is not None else ""
+        if wanted and (agreed := agreed_schema(self.config)).digest != wanted:
+            raise PolicyRefusedError(
+                f"{self.name} refuses: the study {self.study.name if self.study else ''} has schema = "
+                f"{wanted[:16]}..., and the run's has SHA-256 {agreed.digest[:16]}..."
+            )
 
     def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
         self.store.save(state, server_round, to_disk=to_disk)

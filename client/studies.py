@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from client.site.node import Site
+from client.site.released import read_released
 from client.site.study import approvals
 from client.site.study.accounting import used_up
-from client.site.study.dangers import dangers, values
+from client.site.study.dangers import dangers, of_weights, values
 from client.site.study.protocol import Limits, Study, parse_study, words
 from client.site.study.signature import signer_of
-from client.site.trust.audit import verify
 from client.site.trust.keys import site_root
 from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS
@@ -99,6 +99,8 @@ def study_page(study: Study, signer: str) -> str:
         f"Software: {len(study.apps)} build(s), SHA-256",
         *(f"  {one}" for one in study.apps),
         *(["Data schema, SHA-256", f"  {study.schema}"] if study.schema else []),
+        *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),
+        *([f"Evaluated and not trained on: {', '.join(study.held_out)}"] if study.held_out else []),
         "",
         "Settings (every other setting has silofl's default)",
         *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
@@ -163,6 +165,7 @@ def approve(
     ask: Callable[[str], str] | None,
     echo: Callable[[str], None],
     samples: int | None = None,
+    weights: Path | None = None,
 ) -> Study:
     """Show a study, warn, ask, and keep it as approved. ``ask``: None where there is no question (--yes).
 
@@ -172,7 +175,7 @@ def approve(
     signer = signer_of(text)
     check_signer(signer, place, signed_by)
     echo(study_page(study, signer))
-    warnings = review(study, place, samples)
+    warnings = review(study, place, samples) + (of_weights(weights, study.weights) if weights else [])
     echo(f"\nChecked against {place.policy.where}: {len(warnings)} warnings")
     for line in warnings:
         echo("\n".join(textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")))
@@ -224,19 +227,9 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
 
 
 def released(state: Path | None) -> list[dict[str, Any]]:
-    """What left of each data file that this silo ever had, by its SHA-256, from the audit log: the oldest first."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in verify(place_of(state).state / "audit").entries:
-        if entry["asked"].partition(".")[0] != "train" or "error" in (record["name"] for record in entry["sent"]):
-            continue
-        cohort = entry.get("cohort", "")
-        one = found.setdefault(
-            cohort, {"cohort": cohort, "from": entry["time"], "studies": [], "models": 0, "bytes": 0}
-        )
-        study = entry.get("study", {}).get("name", "")
-        one["studies"] = sorted({*one["studies"], study})
-        one |= {"to": entry["time"], "models": one["models"] + 1, "bytes": one["bytes"] + entry["bytes"]}
-    return list(found.values())
+    """What left of each data file that this silo ever had, by its SHA-256: the oldest first. Raises SiteError."""
+    found = [{"cohort": cohort, **one} for cohort, one in read_released(place_of(state).state).items()]
+    return sorted(found, key=lambda one: str(one["from"]))
 
 
 def released_page(found: list[dict[str, Any]]) -> str:
@@ -244,8 +237,8 @@ def released_page(found: list[dict[str, Any]]) -> str:
     lines = ["", "Training replies of this silo, ever"] if found else []
     for one in found:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
-        names = ", ".join(name or "no study" for name in one["studies"])
-        span = f"{one['from'][:10]} to {one['to'][:10]}"
+        names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()))
+        span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
         lines.append(f"  {data}: {one['models']:,}, {one['bytes']:,} bytes, {span} ({names})")
     return "\n".join(map(escaped, lines))
 

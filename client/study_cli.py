@@ -42,6 +42,9 @@ def add_approve(commands: Any) -> None:
         "(default: who signed this silo's bundle)",
     )
     p.add_argument("--samples", metavar="N", type=int, help="this hospital's training samples, for the warnings")
+    p.add_argument(
+        "--weights", metavar="FILE", type=Path, help="the study's initial weights: is a layer made to read records?"
+    )
     p.set_defaults(run=approve)
 
 
@@ -91,6 +94,7 @@ def approve(args: argparse.Namespace) -> None:
         ask=None if args.yes else input,
         echo=print,
         samples=args.samples,
+        weights=args.weights,
     )
     print(f"approved: {study.name}, until {study.end}; silofl revoke {study.name} ends it")
 

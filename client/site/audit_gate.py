@@ -17,6 +17,7 @@ from typing import Any
 from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
+from .released import note_release
 from .study.accounting import charge_bytes
 from .study.protocol import narrowed
 from .trust import receipts
@@ -158,7 +159,9 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
     facts["budget"] = budget(task, total)
     if withheld is not None:
         facts["withheld"] = withheld
-    return Log(Path(task["folder"])).append({"time": now, **facts, "bytes": total, "sent": sent})
+    entry = {"time": now, **facts, "bytes": total, "sent": sent}
+    note_release(Path(task["folder"]).parent, entry)
+    return Log(Path(task["folder"])).append(entry)
 
 
 def records(reply: Any) -> Iterable[dict[str, Any]]:

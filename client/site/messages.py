@@ -40,7 +40,7 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
     faults = []
     if study is not None:
         policy = narrowed(policy, study)
-        faults = message_faults(study, run_config, kind, sent, app, today)
+        faults = message_faults(study, run_config, kind, sent, app, today, silo)
     for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
     fault = count_run(policy, state, run)

@@ -45,6 +45,8 @@ def add_new(actions: Any) -> None:
         "--app", metavar="DIR", type=Path, default=Path(), help="the checkout whose app runs (default: this directory)"
     )
     p.add_argument("--sum", metavar="SHA256", action="append", default=[], help="or the sum of an app's build")
+    p.add_argument("--schema", metavar="FILE", type=Path, help="the federation's schema: no run has another")
+    p.add_argument("--held-out", metavar="SILO", action="append", default=[], help="a hospital that does not train")
     p.add_argument("--bytes", metavar="N", type=int, default=10**9, help="bytes that leave a hospital (default: 10⁹)")
     p.add_argument("--overwrite", action="store_true", help="replace FILE")
     add_run_options(p)
@@ -90,13 +92,23 @@ def add_show(actions: Any) -> None:
 
 def new(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
+    from partitions.schema import load_schema
     from server.deploy.study_draft import app_sums, draft
 
     if args.file.exists() and not args.overwrite:
         raise UserError(f"{args.file} is there already: --overwrite replaces it")
     texts = {key: getattr(args, key) for key in TEXTS}
     apps = args.sum or app_sums(args.app)
-    text = draft(args.name, run_values(args), texts=texts, end=args.end, apps=apps, bytes_=args.bytes)
+    text = draft(
+        args.name,
+        run_values(args),
+        texts=texts,
+        end=args.end,
+        apps=apps,
+        bytes_=args.bytes,
+        schema=load_schema(args.schema).digest if args.schema else "",
+        held_out=args.held_out,
+    )
     write_atomically(args.file, text)
     empty = [key for key, found in texts.items() if not found]
     if empty:

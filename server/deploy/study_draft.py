@@ -23,6 +23,7 @@ ALWAYS = (  # settings that every protocol says, though they be defaults
 )
 BYTES = 10**9  # that leave a hospital, unless another number is given
 DAYS = 365
+QUERIES = 4  # of a run, for the data summary: a silo may have been offline, or its process has died
 
 
 def draft(
@@ -33,6 +34,8 @@ def draft(
     end: date | None,
     apps: Sequence[str],
     bytes_: int = BYTES,
+    schema: str = "",
+    held_out: Sequence[str] = (),
 ) -> str:
     """A protocol of runs with these settings; several strategies or seeds, with commas, are several runs.
 
@@ -47,7 +50,6 @@ def draft(
         flat |= {key: value for key, value in run.flat().items() if key in DEFAULTS and key not in FREE}
     settings = {key: value for key, value in flat.items() if key in ALWAYS or value != DEFAULTS[key]}
     settings |= {"strategy": methods, "seed": [int(seed) for seed in seeds]}
-    rounds = len(runs) * runs[0].common.rounds
     today = datetime.now(UTC).date()
     lines = [
         f"kind = {json.dumps(KIND)}",
@@ -56,6 +58,8 @@ def draft(
         f"start = {today}",
         f"end = {end or today + timedelta(days=DAYS)}",
         f"apps = {json.dumps(list(apps))}  # builds that may be sent, by SHA-256 of what they hold",
+        *([f"schema = {json.dumps(schema)}  # SHA-256 of the federation's"] if schema else []),
+        *([f"held-out = {json.dumps(list(held_out))}  # evaluated, not trained on"] if held_out else []),
         f"participants = {max(3, runs[0].common.min_silos)}  # fewest hospitals that train in a round",
         "step = 1.0  # a received model is at most so many lengths away from the hospital's last one",
         'metrics = ["loss", "score"]',
@@ -63,17 +67,25 @@ def draft(
         "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
         "[settings]",
         *(f"{json.dumps(key) if '.' in key else key} = {_toml(value)}" for key, value in sorted(settings.items())),
+        *_limits(len(runs), runs[0].common.rounds, bytes_),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _limits(runs: int, rounds: int, bytes_: int) -> list[str]:
+    """The lines of a draft's limits, for so many runs of so many rounds."""
+    return [
         "",
         "# What one hospital answers at most, in all runs together.",
         "[limits]",
-        f"runs = {len(runs)}",
-        f"rounds = {rounds}",
-        f"evaluations = {2 * len(runs)}",
-        f"messages = {rounds + 4 * len(runs)}",
+        f"runs = {runs}",
+        f"rounds = {runs * rounds}",
+        f"evaluations = {2 * runs}",
+        f"queries = {QUERIES * runs}",
+        f"messages = {runs * (rounds + 2 + QUERIES)}",
         f"bytes = {bytes_}",
         f"days = {DAYS}",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:

@@ -16,7 +16,7 @@ from ..trust.counters import noted
 from .protocol import Limits, Study
 
 MESSAGES, BYTES = "messages", "bytes"  # files of a study: a line per message (day run kind silo), and per reply (bytes)
-COUNTED = {"train": "rounds", "evaluate": "evaluations"}  # the limit for a kind of message, besides `messages`
+COUNTED = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}  # limits, besides `messages`
 
 
 def folder(name: str) -> str:

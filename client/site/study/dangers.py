@@ -1,17 +1,31 @@
 """What is known to be dangerous in a study, with the attack that it opens: shown before somebody approves it."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from client.site.study.approvals import Approved
 from client.site.study.protocol import Study
 from client.site.trust.methods import DEFAULTS, METHODS, SETTINGS
 from client.site.trust.policy import Policy
 from client.site.trust.run_config import number, owner
+from partitions.common.errors import DataError
 
 SMALL_BATCH = 32  # samples: below it, published attacks rebuild single records from one gradient
 LARGE_SHARE = 0.01  # of a model that one step may replace
+SLOW = 0.01  # a learning rate below it leaves a model where it was, and all its gradients alike
 MANY_EVALUATIONS = 50
+NEAR = 0.25  # lengths: the red team's imprints within it read no record (tests/client/test_redteam.py)
+PARALLEL, SHARE, ROWS = (
+    0.99,
+    0.5,
+    8,
+)  # cosine between rows, share of them, and rows, from which on a layer is an imprint
 SMALL_COHORT = 200  # training samples
 
 
@@ -38,6 +52,12 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
                 f"learning-rate x {key} may be {share:g}: forgetting. A step may replace so much of the model that "
                 "the reply is little more than the last batch's gradient"
             )
+    momentum, slowest = most(study, "momentum"), least(study, "learning-rate")
+    if momentum > 0 and slowest < SLOW:
+        yield (
+            f"momentum may be {momentum:g} with learning-rate = {slowest:g}: momentum subsets. Batches weigh unequally "
+            "in a reply, and the same model in many rounds makes a system of equations for each record's gradient"
+        )
     trainable = study.settings.get("trainable", "all")
     if trainable not in ("all", "head"):
         yield (
@@ -59,6 +79,11 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
 
 
 def _of_queries(study: Study) -> Iterator[str]:
+    if study.step > NEAR:
+        yield (
+            f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
+            f"records into its rows (docs/privacy.md has counts; none was read up to {NEAR:g})"
+        )
     if study.limits.evaluations > MANY_EVALUATIONS:
         yield (
             f"limits.evaluations = {study.limits.evaluations}: metric oracle. Models that differ in one answer tell "
@@ -78,6 +103,39 @@ def _of_people(study: Study, earlier: Sequence[Approved], samples: int | None) -
                 f"the study {other.study.name} was approved here on {other.when[:10]}: differencing. If your data have "
                 "changed by a few patients since, two models give these away"
             )
+
+
+def of_weights(file: Path, wanted: str) -> list[str]:
+    """Return a line for each layer of a file of initial weights that is made like an imprint.
+
+    Its rows are one direction, up to their length, so that their biases sort records into bins (Fowl et al. 2022).
+    ``wanted``: the file's SHA-256 in the study. Raises DataError for another file.
+    """
+    content = file.read_bytes()
+    if (own := hashlib.sha256(content).hexdigest()) != wanted:
+        raise DataError(f"{file} has SHA-256 {own[:16]}..., and the study's weights have {wanted[:16] or 'none'}...")
+    try:
+        tensors = load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise DataError(f"{file} is no safetensors file ({type(error).__name__})") from None
+    return [
+        f"{file.name}: the rows of {name} are one direction: imprint. Such a layer writes single records into its rows"
+        for name, tensor in sorted(tensors.items())
+        if is_imprint(tensor)
+    ]
+
+
+def is_imprint(tensor: np.ndarray) -> bool:
+    """Return whether most rows of a layer's weights (out, in, ...) are parallel to one another."""
+    if tensor.ndim < 2 or len(tensor) < ROWS or tensor[0].size < 2 or tensor.dtype.kind != "f":
+        return False
+    rows = tensor.reshape(len(tensor), -1).astype(np.float64)
+    lengths = np.linalg.norm(rows, axis=1)
+    rows = rows[lengths > 0] / lengths[lengths > 0, None]
+    if len(rows) < ROWS or not np.isfinite(rows).all():
+        return False
+    direction = np.linalg.svd(rows, full_matrices=False)[2][0]
+    return bool((np.abs(rows @ direction) > PARALLEL).mean() > SHARE)
 
 
 def relevant(study: Study) -> Iterator[str]:

@@ -43,10 +43,11 @@ FREE = frozenset(
 )
 TEXTS = ("purpose", "contact", "results", "retention")
 KEYS = (
-    *("kind", "name", *TEXTS, "start", "end", "apps", "schema", "weights", "participants", "step", "metrics"),
-    *("settings", "limits"),
+    *("kind", "name", *TEXTS, "start", "end", "apps", "schema", "weights", "held-out", "participants", "step"),
+    *("metrics", "settings", "limits"),
 )
-OPTIONAL = ("schema", "weights")
+SUMS = ("schema", "weights")
+OPTIONAL = (*SUMS, "held-out")
 MOST = 2**53
 
 
@@ -57,6 +58,7 @@ class Limits:
     runs: int = field(metadata={"help": "runs"})
     rounds: int = field(metadata={"help": "training messages"})
     evaluations: int = field(metadata={"help": "evaluations without training"})
+    queries: int = field(metadata={"help": "requests for the data summary"})
     messages: int = field(metadata={"help": "messages of any kind"})
     bytes: int = field(metadata={"help": "bytes that leave"})
     days: int = field(metadata={"help": "days on which it answers"})
@@ -82,6 +84,7 @@ class Study:
     digest: str  # SHA-256 of the protocol, without its signature
     schema: str = ""  # SHA-256 of the federation's schema; empty: none is declared
     weights: str = ""  # SHA-256 of the file of initial weights; empty: the seed's
+    held_out: tuple[str, ...] = ()  # silos that are evaluated and do not train
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -116,7 +119,7 @@ def parse_study(text: str, path: str) -> Study:
     start, end = (_day(path, key, found[key]) for key in ("start", "end"))
     if end < start:
         raise SiteError(f"{path}: end = {end}: a day after start = {start} is wanted here")
-    for key in OPTIONAL:
+    for key in SUMS:
         if (value := found.get(key, "")) and not (isinstance(value, str) and SUM.fullmatch(value)):
             raise SiteError(f"{path}: {key} = {shown(value)}: a SHA-256 is wanted here, 64 hexadecimal digits")
     settings = _settings(path, found["settings"])
@@ -133,7 +136,8 @@ def parse_study(text: str, path: str) -> Study:
         settings=settings,
         limits=_limits(path, found["limits"]),
         digest=hashlib.sha256(body.encode()).hexdigest(),
-        **{key: found.get(key, "") for key in OPTIONAL},
+        held_out=_silos(path, found.get("held-out", [])),
+        **{key: found.get(key, "") for key in SUMS},
     )
 
 
@@ -172,6 +176,12 @@ def _apps(path: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _silos(path: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) and NAME.fullmatch(name) for name in value):
+        raise SiteError(f"{path}: held-out = {shown(value)}: a list of silos' names is wanted here")
+    return tuple(value)
+
+
 def _metrics(path: str, value: Any) -> tuple[str, ...]:
     known = (*METRICS, SCORE)
     if not isinstance(value, list) or any(word not in known for word in value):
@@ -183,7 +193,8 @@ def _limits(path: str, value: Any) -> Limits:
     names = tuple(Limits.__dataclass_fields__)
     if not isinstance(value, dict):
         raise SiteError(f"{path}: limits = {shown(value)}: a table is wanted here, [limits]")
-    _check_keys(f"{path}: [limits]", value, names)
+    _check_keys(f"{path}: [limits]", value, names, ("queries",))
+    value = {"queries": value["messages"], **value}
     return Limits(**{name: _whole(path, f"limits.{name}", value[name], 0) for name in names})
 
 
@@ -277,12 +288,18 @@ def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
 
 
 def message_faults(
-    study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], app: Iterable[str], today: date
+    study: Study,
+    run: Mapping[str, Any],
+    kind: str,
+    sent: Mapping[str, Any],
+    app: Iterable[str],
+    today: date,
+    silo: str = "",
 ) -> list[str]:
     """Return why a message is outside a study, one line each.
 
     ``run``: the run's settings; ``kind``: train, evaluate or query; ``sent``: the config of the message; ``app``: the
-    sums of the app's build, empty where another process has compared them.
+    sums of the app's build, empty where another process has compared them; ``silo``: whom it asks.
     """
     faults = []
     if today < study.start:
@@ -293,17 +310,28 @@ def message_faults(
     if sums and not {*sums} & {*study.apps}:
         faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {sums[0][:16]}... is none of them")
     faults += setting_faults(study, run)
-    rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
-    last = {"train": rounds, "evaluate": rounds + 1}.get(kind, math.inf)
-    if kind in ("train", "evaluate") and (this is None or not 1 <= this <= last):
-        faults.append(
-            f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}, the round "
-            f"{sent.get('round')!r:.20}"
-        )
+    faults += round_fault(study, run, kind, sent)
+    if kind == "train" and silo in study.held_out:
+        faults.append(f"the study {study.name} has held-out = {silo}, and this would train there")
     present = number(sent.get("participants")) or 0
     if kind == "train" and METHODS.get(str(run.get("strategy")), {}).get("uploads") and present < study.participants:
         faults.append(f"the study {study.name} has participants = {study.participants}, the round {present:g}")
     return faults
+
+
+def round_fault(study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the number of a message's round: training has 1 to `rounds`.
+
+    A run evaluates without training once, behind its last round; that may be an earlier one with `patience`.
+    """
+    rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
+    first = 2 if number(run.get("patience")) else rounds + 1
+    least, most = {"train": (1, rounds), "evaluate": (first, rounds + 1)}.get(kind, (-math.inf, math.inf))
+    if kind not in ("train", "evaluate") or (this is not None and least <= this <= most):
+        return []
+    of_study = f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}"
+    where = f"its evaluation is number {rounds + 1:g}, this one" if kind == "evaluate" else "the round"
+    return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
 
 
 def narrowed(policy: Policy, study: Study) -> Policy:

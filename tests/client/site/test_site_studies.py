@@ -19,9 +19,10 @@ from client import studies
 from client.site import audit_gate
 from client.site.errors import SiteError
 from client.site.messages import check_message
+from client.site.released import note_release
 from client.site.runtime.doctor import study_checks
 from client.site.study import accounting, approvals
-from client.site.study.dangers import dangers
+from client.site.study.dangers import dangers, is_imprint, of_weights
 from client.site.study.protocol import FREE, Study, allows, message_faults, narrowed, parse_study, setting_faults
 from client.site.study.signature import signed, signer_of
 from client.site.trust import audit
@@ -29,6 +30,7 @@ from client.site.trust.methods import DEFAULTS, METHODS
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.site.trust.run_config import owner
 from partitions.common.errors import DataError, UserError
+from partitions.schema import load_schema
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 
@@ -140,7 +142,8 @@ def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
 
 def test_what_is_within() -> None:
     for run in (RUN, {**RUN, "strategy": "apple", "apple.mu": 0.2, "learning-rate": 0.01}, {**RUN, "rounds": "3"}):
-        assert outside(run) == outside(run, "query") == outside(run, "evaluate") == []
+        last = {**ASKED, "round": int(run["rounds"]) + 1}
+        assert outside(run) == outside(run, "query") == outside(run, "evaluate", sent=last) == []
 
 
 def test_every_setting_that_may_matter_is_fixed() -> None:
@@ -185,7 +188,7 @@ def test_dates_builds_and_participants() -> None:
     ]
     assert outside(RUN, app=("cd" * 32, APP)) == [] and outside(RUN, app=()) == []
     assert outside(RUN, sent={**ASKED, "participants": 2}) == ["the study heart has participants = 3, the round 2"]
-    assert outside(RUN, sent={"round": 1}) and not outside(RUN, "evaluate", sent={"round": 1})
+    assert outside(RUN, sent={"round": 1}) and not outside(RUN, "evaluate", sent={"round": 3})
 
 
 def test_rounds_are_those_of_the_study() -> None:
@@ -193,7 +196,6 @@ def test_rounds_are_those_of_the_study() -> None:
     wrong = "the study heart has rounds = 2 or 3, the round"
     assert outside(RUN, sent={**ASKED, "round": 2}) == outside(RUN, "evaluate", sent={"round": 3}) == []
     assert outside(RUN, sent={**ASKED, "round": 3}) == [f"{wrong} 3"]
-    assert outside(RUN, "evaluate", sent={"round": 4}) == [f"{wrong} 4"]
     assert outside(RUN, sent={**ASKED, "round": 0}) == [f"{wrong} 0"]
     assert outside(RUN, sent={"participants": 3}) == [f"{wrong} None"] and outside(RUN, "query", sent={}) == []
 
@@ -215,10 +217,12 @@ def silo(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def ask(silo: Path, run: dict[str, Any] = RUN, kind: str = "train", run_id: int = 1, **more: Any) -> Study | None:
+def ask(
+    silo: Path, run: dict[str, Any] = RUN, kind: str = "train", run_id: int = 1, sent: Any = ASKED, **more: Any
+) -> Study | None:
     """A message to the silo, as the site's own process checks it."""
     node = {"name": "a", "data": "a.npz", "policy": str(silo.parent / "policy.toml"), "state-dir": str(silo)}
-    message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": ASKED})
+    message = SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content={"config": sent})
     context = SimpleNamespace(node_config=node, run_config=run, run_id=run_id)
     return check_message(message, context, **{"app": (APP,), **more})
 
@@ -267,10 +271,10 @@ def test_limits_hold_over_all_runs(silo: Path) -> None:
         ask(silo, run_id=2)
     with pytest.raises(PolicyRefusedError, match=r"limits.runs = 2, and this is number 3"):
         ask(silo, kind="query", run_id=3)
-    assert ask(silo, kind="evaluate", run_id=2) and ask(silo, kind="query", run_id=2)
+    assert ask(silo, kind="evaluate", run_id=2, sent={"round": 3}) and ask(silo, kind="query", run_id=2)
     with pytest.raises(PolicyRefusedError, match=r"limits.messages = 6, and this is number 7"):
         ask(silo, kind="query", run_id=2)
-    used = {"runs": 2, "rounds": 3, "evaluations": 1, "messages": 6, "bytes": 0, "days": 1}
+    used = {"runs": 2, "rounds": 3, "evaluations": 1, "queries": 2, "messages": 6, "bytes": 0, "days": 1}
     assert accounting.used_up(silo, study()) == used
     ask(silo, run_id=2, count=False)  # the app's own check, after the site's process has counted
 
@@ -387,9 +391,9 @@ def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str])
     audit.Log(silo / "audit").append(refusal)
     assert sums[0] == sums[1] == hashlib.sha256(b"one").hexdigest() and sums[2] == hashlib.sha256(b"two").hexdigest()
     found = studies.released(silo)
-    assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [(2, 20, ["heart"]), (1, 10, [""])]
+    assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [(2, 20, {"heart": 2}), (1, 10, {"": 1})]
     assert main(["studies", "--state-dir", str(silo)]) == 0
-    assert f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02 (heart)" in capsys.readouterr().out
+    assert f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02, 1 runs (2 in heart)" in capsys.readouterr().out
 
 
 def _with(pair: tuple[Any, Any], task: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
@@ -457,21 +461,23 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"batch_size": "batch-size = 8"}, "gradient inversion"),
         ({"batch_size": "weight-decay = 0.5"}, "forgetting"),
         ({"evaluations": "evaluations = 51"}, "metric oracle"),
+        ({"batch_size": "momentum = 0.9", "learning_rate": "learning-rate = 0.001"}, "momentum subsets"),
+        ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
         ({"batch_size": 'init-weights = "w.safetensors"', "participants": PREPARED}, "imprint"),
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
     ],
 )
 def test_a_danger_is_named(changes: dict[str, str], attack: str) -> None:
-    safe = study(strategy='strategy = "fedavg"')
-    assert dangers(safe, Policy()) == []
-    (line,) = dangers(study(strategy='strategy = "fedavg"', **changes), Policy())
+    safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
+    assert dangers(study(**safe), Policy()) == []
+    (line,) = dangers(study(**{**safe, **changes}), Policy())
     assert attack in line
 
 
 def test_dangers_of_people(silo: Path) -> None:
     approve(silo)
-    one = study(strategy='strategy = "fedavg"', name='name = "second"')
+    one = study(strategy='strategy = "fedavg"', name='name = "second"', step="step = 0.25")
     found = dangers(one, Policy(), approvals.approved(silo), samples=150)
     assert ["membership" in found[0], "differencing" in found[1], len(found)] == [True, True, 2]
     assert dangers(one, Policy(), (), samples=200) == []
@@ -565,3 +571,115 @@ def test_a_study_that_waits_or_has_ended(silo: Path) -> None:
         with pytest.raises(PolicyRefusedError, match=f"the study {name} {'starts' if start > 0 else 'ended'} on"):
             ask(silo, {**RUN, "study": name})
     assert [one["state"] for one in studies.overview(silo)] == ["ended", "waits"]
+
+
+# ---- What was added when the study was attacked again ----------------------------------------------------------------
+
+
+def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None:
+    text = TEXT.replace("participants = 3", 'held-out = ["a", "north"]\nparticipants = 3')
+    approve(silo, text)
+    with pytest.raises(PolicyRefusedError, match="the study heart has held-out = a, and this would train there"):
+        ask(silo)
+    last = {**ASKED, "round": 3}
+    assert message_faults(parse_study(text, "f"), RUN, "evaluate", last, (), TODAY, "a") == []
+    assert message_faults(parse_study(text, "f"), RUN, "train", ASKED, (), TODAY, "south") == []
+    with pytest.raises(SiteError, match=r"held-out = 'a': a list of silos' names is wanted here"):
+        parse_study(text.replace('["a", "north"]', '"a"'), "f")
+    assert "Evaluated and not trained on: a, north" in studies.study_page(parse_study(text, "f"), "")
+
+
+def test_queries_are_counted_where_the_study_says_how_many(silo: Path) -> None:
+    """A study that does not say has as many as messages."""
+    assert study().limits.queries == study().limits.messages == 6
+    approve(silo, TEXT.replace("messages = 6", "messages = 6\nqueries = 2"))
+    assert ask(silo, kind="query") and ask(silo, kind="query")
+    with pytest.raises(PolicyRefusedError, match=r"limits.queries = 2, and this is number 3"):
+        ask(silo, kind="query")
+    assert ask(silo)
+
+
+def test_a_run_evaluates_behind_its_last_round(silo: Path) -> None:
+    """Not before, but where the study lets it stop early."""
+    wrong = "the study heart has rounds = 2 or 3, its evaluation is number 3, this one"
+    assert outside(RUN, "evaluate", sent={"round": 2}) == [f"{wrong} 2"]
+    assert outside(RUN, "evaluate", sent={"round": 4}) == [f"{wrong} 4"]
+    assert outside(RUN, "evaluate", sent={}) == [f"{wrong} None"]
+
+
+def imprint(rows: int = 64) -> Any:
+    """One direction in every row, at lengths of its own, as an imprint has it."""
+    import numpy as np
+
+    rng = np.random.default_rng(3)
+    return np.outer(rng.uniform(0.5, 2, rows), rng.normal(size=12)).astype(np.float32)
+
+
+def test_a_layer_that_imprints_is_seen_in_the_weights(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    file, rng = tmp_path / "w.safetensors", np.random.default_rng(4)
+    honest = {"conv": rng.normal(size=(32, 3, 3, 3)), "head": rng.normal(size=(10, 64)), "bias": np.ones(64)}
+    honest |= {"few": np.ones((4, 9)), "zero": np.zeros((20, 20)), "one": np.ones((64, 1))}
+    for name, found in (("honest", []), ("fc1", ["fc1"])):
+        save_file({**honest, **({"fc1": imprint()} if found else {})}, file)
+        lines = of_weights(file, hashlib.sha256(file.read_bytes()).hexdigest())
+        assert [line.split("the rows of ")[1].split()[0] for line in lines] == found, name
+        assert all("imprint" in line for line in lines)
+    with pytest.raises(DataError, match=r"w.safetensors has SHA-256 .*, and the study's weights have none"):
+        of_weights(file, "")
+    file.write_bytes(b"no weights")
+    with pytest.raises(DataError, match="is no safetensors file"):
+        of_weights(file, hashlib.sha256(b"no weights").hexdigest())
+
+
+def test_the_networks_of_silofl_are_no_imprint() -> None:
+    """No layer of a network as it is made is taken for one."""
+    from models.networks.registry import build
+
+    for name, shape in (("mlp", (30,)), ("small-cnn", (1, 8, 8)), ("resnet18", (3, 32, 32))):
+        for tensor in build(name, shape, 10).state_dict().values():
+            assert not is_imprint(tensor.numpy()), name
+
+
+def reply_of(silo: Path, run: str, size: int, cohort: str) -> None:
+    entry = {"time": f"2026-01-0{run}T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": run, "run": "r", "round": 1}
+    entry |= {"asked": "train", "method": "fedavg", "app": APP, "settings": "", "rule": "", "sent": []}
+    note_release(silo, {**entry, "cohort": cohort, "bytes": size, "study": {"name": "heart"}})
+
+
+def test_what_left_is_remembered_though_the_log_is_moved_away(silo: Path) -> None:
+    for run, size, cohort in (("1", 10, "x"), ("2", 20, "x"), ("2", 5, "y")):
+        reply_of(silo, run, size, cohort)
+    assert not (silo / "audit").exists()
+    first, second = studies.released(silo)
+    assert (first["cohort"], first["models"], first["bytes"], first["runs"]) == ("x", 2, 30, ["1", "2"])
+    assert (second["models"], second["studies"]) == (1, {"heart": 1})
+    assert (silo / "released.json").stat().st_mode & 0o777 == 0o600
+    (silo / "released.json").write_text('{"x": {"models": "many"}}')
+    for call in (lambda: studies.released(silo), lambda: reply_of(silo, "3", 1, "x")):
+        with pytest.raises(SiteError, match=r"released.json is damaged \(KeyError\): restore it from a backup"):
+            call()
+
+
+def _release_until_killed(silo: Path) -> None:
+    reply_of(silo, "1", 10, "x")
+    os.kill(os.getpid(), signal.SIGKILL)  # before it leaves
+
+
+def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_release_until_killed, args=(silo,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and studies.released(silo)[0]["models"] == 1
+
+
+def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
+    schema, file = tmp_path / "schema.json", tmp_path / "study.toml"
+    schema.write_text('{"features":["age"],"labels":["well","ill"]}')
+    more = ["--schema", str(schema), "--held-out", "north", "--strategy", "fedavg", "--rounds", "2"]
+    assert main(["study", "new", str(file), "--name", "trial", "--sum", APP, *WORDS, *more]) == 0
+    found = parse_study(file.read_text(), "f")
+    assert (found.schema, found.held_out) == (load_schema(schema).digest, ("north",))
+    assert (found.limits.queries, found.limits.messages) == (4, 8)

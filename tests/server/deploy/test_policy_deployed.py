@@ -37,7 +37,7 @@ silos:
 """
 
 KINDS = ("query", "train", "train", "evaluate")
-USED = {"runs": 1, "rounds": 1, "evaluations": 1, "messages": 3, "days": 1}
+USED = {"runs": 1, "rounds": 1, "evaluations": 1, "queries": 1, "messages": 3, "days": 1}
 RUNS = ("without", "within", "outside")
 ROOT = Path(__file__).parents[3]
 
@@ -71,7 +71,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     through_receipts(tmp_path, state, entries)
     assert used_up(state, parse_study(text, "f"))["bytes"] == sum(entry["bytes"] for entry in entries)
     (cohort,) = released(state)
-    assert (cohort["models"], cohort["studies"]) == (3, ["", "trial"]) and len(cohort["cohort"]) == 64
+    assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(cohort["cohort"]) == 64
     silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
     assert [len(silos[name]) for name in RUNS] == [2, 3, 2]
     return [line for line in log.read_text().splitlines() if line.startswith("ERROR: hospital-03 refuses")]

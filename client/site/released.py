@@ -1,0 +1,74 @@
+"""What left of each version of this silo's data file, ever: beside the audit log, whose old files may be moved away.
+
+    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, bytes, runs, studies: {NAME: models}}}
+
+A training reply counts before it leaves. A record that is missing is made from the log that is here; a damaged one
+stops what leaves, until somebody has looked at it.
+
+Standard library only, as in trust/policy.py.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import SiteError
+from .trust.audit import verify, write_whole
+
+FILE = "released.json"
+Record = dict[str, dict[str, Any]]
+
+
+def is_model(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the log is of a training reply, and not of an error in its place."""
+    errors = any(record["name"] == "error" for record in entry["sent"])
+    return str(entry["asked"]).partition(".")[0] == "train" and not errors
+
+
+def note_release(state: Path, entry: Mapping[str, Any]) -> None:
+    """Count a reply that is about to leave. Raises SiteError or OSError where it cannot be counted."""
+    if not is_model(entry):
+        return
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(state / ".released.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = read_released(state)
+        add(found, entry)
+        write_whole(state / FILE, json.dumps(found, indent=1) + "\n")
+    finally:
+        os.close(lock)
+
+
+def read_released(state: Path) -> Record:
+    """The record, or what the log tells where there is none yet. Raises SiteError for a damaged one."""
+    path, found = state / FILE, Record()
+    if not path.exists():
+        for entry in verify(state / "audit").entries:
+            if is_model(entry):
+                add(found, entry)
+        return found
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for cohort, one in content.items():
+            facts = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
+            facts |= {"bytes": int(one["bytes"]), "runs": [*map(str, one["runs"])]}
+            found[cohort] = {**facts, "studies": {str(name): int(count) for name, count in one["studies"].items()}}
+        return found
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SiteError(
+            f"{path} is damaged ({type(error).__name__}): restore it from a backup; without it, it is made from the log"
+        ) from None
+
+
+def add(found: Record, entry: Mapping[str, Any]) -> None:
+    """Add a reply to the record of its data file."""
+    time, name = entry["time"], entry.get("study", {}).get("name", "")
+    empty: dict[str, Any] = {"from": time, "to": time, "models": 0, "bytes": 0, "runs": [], "studies": {}}
+    one = found.setdefault(str(entry.get("cohort", "")), empty)
+    one["to"], one["models"], one["bytes"] = time, one["models"] + 1, one["bytes"] + entry["bytes"]
+    one["runs"] = sorted({*one["runs"], str(entry["run-id"])})
+    one["studies"][name] = one["studies"].get(name, 0) + 1

@@ -1,0 +1,306 @@
+"""A server that reads patients' records with legal messages: each attack without a study, and under an approved one.
+
+The attacker is the server: it knows code, settings, seeds and how many patients there are, and sends what it likes to
+one hospital. Counts are of patients read to a hundredth of a standard deviation. The table in docs/privacy.md has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from oracle import PATIENTS, Oracle
+from scipy.stats import norm
+from tiny import forget_models, initial, settings_of, write_silo
+
+from client.app import app
+from client.site.study import approvals
+from models.training import generator
+from partitions.schema import NO_SCHEMA, Schema
+from server.deploy.study_draft import draft
+from server.simulation.engine import flower_identity
+from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, decode, encode
+
+Numbers = npt.NDArray[np.float64]
+COLUMNS, CLASSES = 4, 2
+TEXTS = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
+OPEN = ["runs-per-day = 0", "max-rounds = 0", "max-messages = 0", "max-evaluations = 0", "max-momentum = 1"]
+
+
+@pytest.fixture(autouse=True)
+def identity() -> Iterator[None]:
+    forget_models()
+    with flower_identity():
+        yield
+
+
+class Hospital:
+    """One hospital of n patients, and a server that asks it. ``study``: settings of the study that it has approved."""
+
+    def __init__(self, folder: Path, n: int, study: dict[str, Any] | None = None, patients: Any = None) -> None:
+        folder.mkdir(exist_ok=True)
+        rng = np.random.default_rng(5)
+        self.x = rng.normal(size=(n, COLUMNS)) if patients is None else patients
+        self.file = write_silo(folder / "own.npz", self.x, [i % CLASSES for i in range(len(self.x))], CLASSES)
+        wanted = [] if study is None else ['studies = "required"']
+        (folder / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", *wanted]) + "\n")
+        self.node: dict[str, Any] = {"name": "own", "data": str(self.file), "policy": str(folder / "policy.toml")}
+        self.node |= {"state-dir": str(folder / "state")}
+        (folder / "state").mkdir(exist_ok=True)
+        self.refusals: list[str] = []
+        if study is not None:
+            self.approve(study)
+
+    def approve(self, study: dict[str, Any], name: str = "heart", schema: str = "") -> None:
+        run = self.settings(**{**study, "study": name}).flat()
+        text = draft(name, run, texts=TEXTS, end=None, apps=["ab" * 32], schema=schema)
+        approvals.approve(Path(self.node["state-dir"]), "own", text, "Dr. B", "", [])
+
+    def settings(self, **given: Any) -> Any:
+        return settings_of({"own": self.file}, **{"strategy": "fedavg", "learning_rate": 0.1, **given})
+
+    def context(self, run: int = 1, **given: Any) -> Context:
+        return Context(run, 1, self.node, RecordDict(), self.settings(**given).flat())
+
+    def ask(self, context: Context, this: int, vector: Numbers, kind: str = "train") -> Numbers | None:
+        """The model that comes back from this one, in round ``this``; None for a refusal."""
+        config: dict[str, Any] = {
+            "round": this,
+            "classes": CLASSES,
+            "personal": False,
+            "participants": 3,
+            "save": True,
+            "run": "r",
+        }
+        config |= {"evaluate": False, "min_metric_samples": 1}
+        model = Model(torch.tensor(vector, dtype=torch.float32))
+        reply = app(Message(encode(Payload({GLOBAL: model}), config, Wire()), 1, kind), context)
+        if reply.has_error():
+            self.refusals.append(str(reply.error.reason))
+            return None
+        return decode(reply.content)[0].models["model"].vector.numpy().astype(np.float64)
+
+    def read(self, guesses: Sequence[Numbers] | Numbers) -> int:
+        """How many patients are among the guesses."""
+        return sum(bool((np.abs(np.asarray(guesses) - x).max(-1) < 0.01).any()) for x in self.x) if len(guesses) else 0
+
+
+# ---- Momentum subsets ------------------------------------------------------------------------------------------------
+
+SUBSETS: dict[str, Any] = {"batch_size": 10, "rounds": 60}
+
+
+def momentum_subsets(hospital: Hospital, model: Numbers, **given: Any) -> int:
+    """The same model in every round, two batches of n/2: the reply weighs the first half 1 + β, the second 1.
+
+    Which patients are in which half follows from the seed, so the rounds are a linear system for every patient's
+    gradient; x = its row of weights over its bias.
+    """
+    n, rows, seen = len(hospital.x), [], []
+    settings = hospital.settings(**SUBSETS, **given)
+    context = hospital.context(**SUBSETS, **given)
+    beta, rate = settings.common.momentum, settings.common.learning_rate
+    for this in range(1, settings.common.rounds + 1):
+        reply = hospital.ask(context, this, model)
+        if reply is None:
+            continue
+        order = torch.randperm(n, generator=generator(settings.common.seed, "own", this, "train")).numpy()
+        weights = np.ones(n)
+        weights[order[: n // 2]] += beta
+        rows.append(weights / (n // 2))
+        seen.append((model - reply) / rate)
+    if not rows:
+        return 0
+    gradients = np.linalg.lstsq(np.array(rows), np.array(seen), rcond=None)[0]
+    return hospital.read(gradients[:, :COLUMNS] / gradients[:, CLASSES * COLUMNS, None])
+
+
+ZERO = np.zeros(CLASSES * (COLUMNS + 1))
+
+
+def test_momentum_subsets(tmp_path: Path) -> None:
+    """20 of 20 with no rule on momentum, at a rate that keeps the gradients where they were."""
+    hospital = Hospital(tmp_path, 20)
+    assert momentum_subsets(hospital, ZERO, momentum=1.0, learning_rate=1e-4) == 20
+
+
+def test_momentum_subsets_under_a_study(tmp_path: Path) -> None:
+    """A study fixes momentum and rate; and the model of zeros is not the seed's, so no first round is answered."""
+    approved = {**SUBSETS, "momentum": 0.0}
+    hospital = Hospital(tmp_path / "other settings", 20, approved)
+    assert momentum_subsets(hospital, ZERO, momentum=1.0, learning_rate=1e-4, study="heart") == 0
+    assert all("the study heart has" in reason for reason in hospital.refusals) and len(hospital.refusals) == 60
+    hospital = Hospital(tmp_path / "its settings", 20, approved)
+    assert momentum_subsets(hospital, ZERO, momentum=0.0, study="heart") == 0
+    assert "the first model is not the one that the run's seed gives" in hospital.refusals[0]
+
+
+@pytest.mark.parametrize(("rate", "found"), [(0.1, 0), (1e-4, 20)])
+def test_momentum_that_a_study_allows(tmp_path: Path, rate: float, found: int) -> None:
+    """What is left: with momentum and a tiny rate approved, the seed's own model in every round reads them all."""
+    approved = {**SUBSETS, "momentum": 0.9, "learning_rate": rate}
+    hospital = Hospital(tmp_path, 20, approved)
+    seeds = initial(hospital.settings(**approved), COLUMNS, CLASSES).numpy().astype(np.float64)
+    assert momentum_subsets(hospital, seeds, momentum=0.9, learning_rate=rate, study="heart") == found
+    assert hospital.refusals == []
+
+
+# ---- An imprint layer ------------------------------------------------------------------------------------------------
+
+HIDDEN, MANY = 128, 40
+IMPRINTED: dict[str, Any] = {"mlp__hidden": str(HIDDEN), "batch_size": 1000, "rounds": 3}
+
+
+def imprint(model: Numbers, rows: int, scale: float = 1.0) -> Numbers:
+    """The model with an imprint in its first rows: one direction h, biases quantiles of h.x, the same above each."""
+    sent = model.copy()
+    first, bias = sent[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS), sent[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)]
+    above = sent[HIDDEN * (COLUMNS + 1) : -CLASSES].reshape(CLASSES, HIDDEN)
+    direction = np.random.default_rng(11).normal(size=COLUMNS)
+    first[:rows] = scale * direction / np.linalg.norm(direction)
+    bias[:rows] = -scale * norm.ppf((np.arange(rows) + 0.5) / rows)
+    above[0, :rows], above[1, :rows] = 0.01, -0.01
+    return sent
+
+
+def imprint_within(last: Numbers, step: float) -> tuple[Numbers, int]:
+    """The largest imprint that is at most ``step`` lengths away from a model: its rows may be as short as one likes."""
+    for rows in range(HIDDEN, 1, -1):
+        sent = imprint(last, rows, 0.02)
+        if np.linalg.norm(sent - last) <= 0.999 * step * np.linalg.norm(last):
+            return sent, rows
+    raise AssertionError("none is so near")
+
+
+def read_imprint(hospital: Hospital, sent: Numbers, reply: Numbers | None, rows: int = HIDDEN) -> int:
+    """Differences of neighbouring rows of the update: where one patient lies between two cuts, x = dW / db."""
+    if reply is None:
+        return 0
+    change = sent - reply
+    weights = change[: HIDDEN * COLUMNS].reshape(HIDDEN, COLUMNS)[:rows]
+    bias = change[HIDDEN * COLUMNS : HIDDEN * (COLUMNS + 1)][:rows]
+    weights = np.diff(np.vstack([weights, np.zeros(COLUMNS)]), axis=0)
+    bias = np.diff(np.append(bias, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return hospital.read(weights / bias[:, None])
+
+
+NOTHING = np.zeros(HIDDEN * (COLUMNS + 1 + CLASSES) + CLASSES)
+
+
+def test_an_imprint_layer(tmp_path: Path) -> None:
+    """One round, one full batch."""
+    hospital = Hospital(tmp_path, MANY)
+    sent = imprint(NOTHING, HIDDEN)
+    assert read_imprint(hospital, sent, hospital.ask(hospital.context(**IMPRINTED), 1, sent)) == 29
+
+
+def test_an_imprint_layer_under_a_study(tmp_path: Path) -> None:
+    """Refused as a first model, and where it is far from the silo's last one."""
+    hospital = Hospital(tmp_path, MANY, IMPRINTED)
+    context = hospital.context(**IMPRINTED, study="heart")
+    assert hospital.ask(context, 1, imprint(NOTHING, HIDDEN)) is None
+    seeds = initial(hospital.settings(**IMPRINTED), COLUMNS, CLASSES).numpy().astype(np.float64)
+    assert hospital.ask(context, 1, seeds) is not None
+    assert hospital.ask(context, 2, imprint(NOTHING, HIDDEN)) is None
+    assert "not the one that the run's seed gives" in hospital.refusals[0]
+    assert "lengths away from its last one" in hospital.refusals[1]
+
+
+@pytest.mark.parametrize(("step", "found"), [(1.0, 38), (0.5, 11), (0.25, 0)])
+def test_an_imprint_layer_within_the_step(tmp_path: Path, step: float, found: int) -> None:
+    """What is left: an imprint as near to the silo's last model as the study allows; what it reads falls with it."""
+    hospital = Hospital(tmp_path, MANY, IMPRINTED)
+    context = hospital.context(**IMPRINTED, study="heart")
+    seeds = initial(hospital.settings(**IMPRINTED), COLUMNS, CLASSES).numpy().astype(np.float64)
+    last = hospital.ask(context, 1, seeds)
+    assert last is not None
+    sent, rows = imprint_within(last, step)
+    assert read_imprint(hospital, sent, hospital.ask(context, 2, sent), rows) == found
+    assert hospital.refusals == []
+
+
+# ---- The metric oracle -----------------------------------------------------------------------------------------------
+
+
+def test_the_metric_oracle_under_a_study(tmp_path: Path) -> None:
+    """Without one 10 of 10 (test_extraction.py). Evaluations before the last round are not the study's; nor more."""
+    (tmp_path / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", 'studies = "required"']) + "\n")
+    oracle = Oracle(tmp_path, str(tmp_path / "policy.toml"))
+    settings = settings_of({"own": tmp_path / "own.npz"}, batch_size=8, learning_rate=0.01, study="heart")
+    oracle.context.run_config = settings.flat()
+    approvals.approve(
+        tmp_path / "state", "own", draft("heart", settings.flat(), texts=TEXTS, end=None, apps=["ab" * 32]), "B", "", []
+    )
+    assert (oracle.read(), oracle.asked) == (0, 0) and PATIENTS == 10
+    assert "the study heart" in oracle.refusal
+
+
+# ---- Differencing ----------------------------------------------------------------------------------------------------
+
+FULL: dict[str, Any] = {"batch_size": 1000, "rounds": 1}
+
+
+def differencing(folder: Path, study: bool, names: Sequence[str]) -> tuple[int, list[str]]:
+    """Two runs of one round, before and after one patient came: the sums of gradients differ by that patient's."""
+    patients = np.random.default_rng(5).normal(size=(21, COLUMNS))
+    replies, sizes, refusals = [], (20, 21), list[str]()
+    for run, (size, name) in enumerate(zip(sizes, names, strict=True), 1):
+        hospital = Hospital(folder, size, None, patients[:size])
+        if study:
+            wanted = ['studies = "required"'] if study else []
+            (folder / "policy.toml").write_text("\n".join([*OPEN, "min-silos = 1", *wanted]) + "\n")
+            if not approvals.find(Path(hospital.node["state-dir"]), name):
+                hospital.approve(FULL, name)
+        given = {**FULL, **({"study": name} if study else {})}
+        seeds = initial(hospital.settings(**given), COLUMNS, CLASSES).numpy().astype(np.float64)
+        reply = hospital.ask(hospital.context(run, **given), 1, seeds)
+        refusals += hospital.refusals
+        if reply is not None:
+            replies.append((seeds - reply) * size)
+    if len(replies) < 2:
+        return 0, refusals
+    gradient = replies[1] - replies[0]
+    guess = gradient[:COLUMNS] / gradient[CLASSES * COLUMNS]
+    return int((np.abs(guess - patients[-1]) < 0.01).all()), refusals
+
+
+def test_differencing(tmp_path: Path) -> None:
+    """Read without a study; refused in one that allows one run; read again where a second study is approved."""
+    assert differencing(tmp_path / "none", False, ("", "")) == (1, [])
+    found, refusals = differencing(tmp_path / "one", True, ("heart", "heart"))
+    assert found == 0 and "the study heart has limits.runs = 1, and this is number 2" in refusals[0]
+    assert differencing(tmp_path / "two", True, ("heart", "lung")) == (1, [])
+
+
+# ---- More questions than were approved -------------------------------------------------------------------------------
+
+
+def test_no_extra_query(tmp_path: Path) -> None:
+    """The data summary is asked for a few times in a run, for a silo may not have answered; then no more."""
+    hospital = Hospital(tmp_path, 20, FULL)
+    context, query = hospital.context(**FULL, study="heart"), Message(RecordDict({}), 1, "query")
+    replies = [app(query, context) for _ in range(6)]
+    answered = [not reply.has_error() for reply in replies]
+    assert answered == [True] * 4 + [False] * 2
+    assert "the study heart has limits.queries = 4, and this is number 5" in str(replies[4].error.reason)
+    seeds = initial(hospital.settings(**FULL), COLUMNS, CLASSES).numpy().astype(np.float64)
+    assert hospital.ask(context, 1, seeds) is not None  # and the training goes on
+
+
+def test_another_schema_than_approved(tmp_path: Path) -> None:
+    """A run whose columns are not those that were approved: refused before it trains."""
+    for name, schema, answers in (("other", Schema(labels=("well", "ill")), False), ("same", NO_SCHEMA, True)):
+        hospital = Hospital(tmp_path / name, 20)
+        hospital.approve(FULL, schema=schema.digest)
+        seeds = initial(hospital.settings(**FULL), COLUMNS, CLASSES).numpy().astype(np.float64)
+        assert (hospital.ask(hospital.context(**FULL, study="heart"), 1, seeds) is not None) == answers
+        assert [f"the study heart has schema = {schema.digest[:16]}..." in line for line in hospital.refusals] == [
+            True for _ in range(not answers)
+        ]
