@@ -10,17 +10,11 @@ from models.privacy.accountant import ORDERS, Releases, composed_epsilon, epsilo
 from partitions.common.errors import UserError
 
 # (n, E, R) with batches of 64: ε at σ 0.7, 1, 2 and δ = 1/n, by dp-accounting 0.6's RdpAccountant.
-PUBLISHED = {
-    (1000, 1, 20): (13.84, 6.27, 2.02),
-    (400, 2, 30): (41.5, 19.7, 6.24),
-    (4000, 1, 100): (17.6, 7.48, 2.51),
-}
+PUBLISHED = {(1000, 1, 20): (13.84, 6.27, 2.02), (400, 2, 30): (41.5, 19.7, 6.24), (4000, 1, 100): (17.6, 7.48, 2.51)}
 
 
 @pytest.mark.parametrize(("setting", "wanted"), PUBLISHED.items())
-def test_epsilon_is_that_of_an_independent_accountant(
-    setting: tuple[int, int, int], wanted: tuple[float, ...]
-) -> None:
+def test_epsilon_is_that_of_an_independent_accountant(setting: tuple[int, int, int], wanted: tuple[float, ...]) -> None:
     n, epochs, rounds = setting
     steps = round(rounds * epochs * n / 64)
     for noise, value in zip((0.7, 1.0, 2.0), wanted, strict=True):
