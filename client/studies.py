@@ -21,6 +21,7 @@ from client.site.trust.keys import site_root
 from client.site.trust.message_rules import run_faults
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy, read_policy
+from client.site.trust.run_config import owner
 from client.site.trust.signing import UNSIGNED, known, wanted_key
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import escaped
@@ -105,13 +106,23 @@ def study_page(study: Study, signer: str) -> str:
         "Settings (every other setting has silofl's default)",
         *(f"  {key} = {words(allowed)}" for key, allowed in study.settings.items()),
         "",
-        *textwrap.wrap(
-            "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
-            "updates; the limits above bound how much is asked, not what one reply gives away (docs/privacy.md).",
-            WIDTH,
-        ),
+        *textwrap.wrap(noise_text(study), WIDTH),
     ]
     return "\n".join(map(escaped, lines))
+
+
+def noise_text(study: Study) -> str:
+    """Whether noise protects what leaves: by the study's own settings, and only where every run has it."""
+    if all(value is True for value in values(study, "dp")):
+        given = {key: words(study.settings.get(key, DEFAULTS[key])) for key in DEFAULTS if owner(key) == "dp"}
+        return (
+            f"Training adds noise here (dp = true; {', '.join(f'{key} = {value}' for key, value in given.items())}). "
+            "docs/privacy.md says what that promises, and what else leaves without noise."
+        )
+    return (
+        "Nothing here adds noise to what leaves. The party that runs the server can read training records from "
+        "updates; the limits above bound how much is asked, not what one reply gives away (docs/privacy.md)."
+    )
 
 
 def _pairs(facts: Mapping[str, str]) -> Iterator[str]:

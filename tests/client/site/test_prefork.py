@@ -283,6 +283,25 @@ def test_a_message_that_the_policy_forbids_is_refused_before_import(silo: Silo, 
     assert code == 1 and "min-silos = 1, the round 0 that train" in err
 
 
+def test_a_server_without_receipts_is_named_or_refused_before_import(silo: Silo, shared: Path) -> None:
+    """As the site's policy says. A refusal unpacks and imports nothing; else the line is there once."""
+    policy = silo.folder / "policy.toml"
+    silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
+    site: dict[str, Any] = {"name": "clinic", "data": "own.npz", "state-dir": str(silo.log.parent)}
+    run: dict[str, Any] = {"strategy": "local", "local-epochs": 1, "batch-size": 64}
+    policy.write_text('receipts = "required"\n')
+    message = silo.message(silo.app("bare"), "1", node_config=site, run_config=run)
+    code, _, err = silo.run(message, SILOFL_POLICY=str(policy))
+    line = 'clinic refuses: its policy has receipts = "required", and the server gives no receipt for the audit log'
+    assert code and told(err) == [f"ERROR: {line}"] and reason_of(silo.reason()) == line
+    assert not (silo.marks / "imported-bare").exists()
+    policy.write_text("")
+    message = silo.message(silo.app("bare"), "1", node_config=site, run_config=run)
+    code, _, err = silo.run(message, SILOFL_POLICY=str(policy))
+    assert code == 0 and "WARNING: clinic: the server gives no receipt for the audit log (" in err
+    assert (silo.marks / "imported-bare").exists()
+
+
 @pytest.mark.parametrize("start", ["warm", "cold"])
 def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, start: str, shared: Path) -> None:
     """Both starts refuse, with one line, before anything of the app is unpacked or imported."""

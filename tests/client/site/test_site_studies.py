@@ -683,3 +683,14 @@ def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
     found = parse_study(file.read_text(), "f")
     assert (found.schema, found.held_out) == (load_schema(schema).digest, ("north",))
     assert (found.limits.queries, found.limits.messages) == (4, 8)
+
+
+def test_the_page_says_whether_noise_is_added() -> None:
+    """Only where every run of the study has it, with the study's own numbers."""
+    without = ("", 'strategy = ["fedavg"]\ndp = [true, false]')
+    for line in without:
+        page = studies.study_page(study(**({"strategy": line} if line else {})), "")
+        assert "Nothing here adds noise to what leaves." in page and "Training adds noise" not in page
+    page = " ".join(studies.study_page(study(strategy='strategy = "fedavg"\ndp = true\n"dp.delta" = 0.1'), "").split())
+    assert "Training adds noise here (dp = true; " in page and "dp.clip-norm = 1.0" in page
+    assert "Nothing here adds noise" not in page
