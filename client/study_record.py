@@ -28,7 +28,7 @@ from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.approvals import now
 from client.site.trust.audit import Verdict, settings_of
-from client.site.trust.audit_page import check_receipts, kinds, withheld_text
+from client.site.trust.audit_page import check_receipts, kinds, receipt_text, withheld_text
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
@@ -77,6 +77,7 @@ def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Pat
             "notes": found.notes,
         },
         "receipts": asdict(checked),
+        "receipts-noted": receipt_text(left),
     }
 
 
@@ -180,6 +181,8 @@ def _of_log(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"ok    {receipts['count']} receipts of the server, up to line {receipts['line']}: {receipts['keys'][0]}"
     else:
         yield "note  no receipt of the server: only this hospital vouches for the log"
+    if record["receipts-noted"]:
+        yield f"note  in its messages: {record['receipts-noted']}"
     yield f"last  {log['hash']}"
 
 

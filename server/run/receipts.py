@@ -80,9 +80,7 @@ class Receipts:
                 text = signed(self.key, run=self.run, run_id=run_id, silo=silo, line=line, hash=own)
                 made[reply.metadata.src_node_id] = silo, line, text
         if made and self.path is not None:
-            before = self.path.read_bytes() if self.path.exists() else b""
-            whole = not before or before.endswith(b"\n")  # else a crash has torn the last one
-            append(self.path, "\n" * (not whole) + "".join(f"{text}\n" for _, _, text in made.values()))
+            append(self.path, "\n" * is_torn(self.path) + "".join(f"{text}\n" for _, _, text in made.values()))
         for node, (silo, line, text) in made.items():
             if line <= self.lines.get(silo, 0):
                 self.note(
@@ -90,6 +88,15 @@ class Receipts:
                     "were taken out, or the log is a new one"
                 )
             self.lines[silo], self.latest[node] = line, text
+
+
+def is_torn(path: Path) -> bool:
+    """Return whether a crash has cut off the last line of a file."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def _head(record: Mapping[str, Any]) -> tuple[str, int, str] | None:

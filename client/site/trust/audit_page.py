@@ -91,8 +91,17 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"  study     {name} ({digest[:16]})"
     yield from textwrap.wrap(withheld_text(sent), 110, initial_indent="  withheld  ", subsequent_indent=" " * 12)
     yield f"  left      {len(sent)} messages, {sum(entry['bytes'] for entry in sent)} bytes{span}"
+    yield from textwrap.wrap(receipt_text(sent), 110, initial_indent="  receipts  ", subsequent_indent=" " * 12)
     for what, (count, size) in kinds(sent).items():
         yield f"            {count:5} x {what}, {size} bytes"
+
+
+def receipt_text(sent: Iterable[Entry]) -> str:
+    """Up to which line the server had signed when it sent its last message, and what was wrong before."""
+    found = [entry["receipt"] for entry in sent if entry.get("receipt")]
+    faults = dict.fromkeys(one["fault"] for one in found if "fault" in one)
+    lines = [one["line"] for one in found if "line" in one]
+    return "; ".join([*([f"of the server, up to line {max(lines)}"] if lines else []), *faults])
 
 
 def withheld_text(sent: Iterable[Entry]) -> str:

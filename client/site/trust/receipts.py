@@ -162,13 +162,13 @@ def _keep(receipt: Receipt, folder: Path) -> None:
     """Add a receipt to those that are kept, and remember the first one's key. A receipt that is there stays one."""
     if not known_key(folder):
         write_whole(folder / KEY_FILE, receipt.key + "\n")
-    path = folder / FILE
-    kept = path.read_bytes() if path.exists() else b""
-    if receipt.text.encode() in kept.split(b"\n"):
-        return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        torn = b"\n" if kept and not kept.endswith(b"\n") else b""
+        size = os.fstat(descriptor).st_size
+        last = os.pread(descriptor, 4 * LONGEST, max(0, size - 4 * LONGEST))
+        if receipt.text.encode() in last.split(b"\n"):
+            return
+        torn = b"\n" if last and not last.endswith(b"\n") else b""
         os.write(descriptor, torn + receipt.text.encode() + b"\n")
         os.fsync(descriptor)
     finally:

@@ -16,6 +16,7 @@ from tiny import Run, TinyGrid, federate, notes, random_silos, round_of
 from client.site import audit_gate
 from client.site.trust import audit, receipts
 from client.site.trust.signing import make_signing_key
+from server.cli.main import main
 from server.run.receipts import KEY, Receipts
 from server.simulation.engine import flower_identity
 
@@ -81,6 +82,8 @@ def test_both_keep_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         names = {record["name"] for entry in entries for record in entry["sent"]}
         assert receipts.RECORD not in names  # a line cannot have its own hash; that leaves beside what it lists
         assert receipts.known_key(place) == theirs[0].key
+        assert main(["audit", str(place)]) == 0
+        assert "  receipts  of the server, up to line 3\n" in capsys.readouterr().out
     assert "receipt" not in capsys.readouterr().err
 
 
@@ -101,8 +104,10 @@ def test_a_server_without_a_key_is_named_and_stops_nothing(
     assert not run(tmp_path, 2).strategy.rejected
     err = capsys.readouterr().err
     assert err.count("gives no receipt for the audit log") == len(SILOS)  # once in the run at each site
-    entries, own, _ = log_of(tmp_path, "a")
+    entries, own, place = log_of(tmp_path, "a")
     assert own == [] and "gives no receipt" in entries[-1]["receipt"]["fault"]
+    assert main(["audit", str(place)]) == 0
+    assert "  receipts  the server gives no receipt for the audit log" in capsys.readouterr().out
 
 
 def test_a_server_with_another_key_is_named_and_stops_nothing(
