@@ -190,6 +190,8 @@ def approve(
     echo(f"\nChecked against {place.policy.where}: {len(warnings)} warnings")
     for line in warnings:
         echo("\n".join(textwrap.wrap(line, WIDTH, initial_indent="  ! ", subsequent_indent="    ")))
+    if samples is None:
+        echo("  note: --samples N, your number of training samples, also warns of a cohort that is too small")
     if ask is not None:
         by = by or ask("\nYour name, for the audit log: ").strip()
         if ask(f"Type the study's name to approve it for {place.name}: ").strip() != study.name:

@@ -549,6 +549,7 @@ def test_somebody_decides_at_a_terminal(silo: Path, tmp_path: Path) -> None:
         decide()
     assert approvals.find(silo, "heart") is None
     assert decide().name == "heart" and "NOT SIGNED" in said[0]
+    assert "also warns of a cohort that is too small" in said[-1]
     assert approvals.approved(silo)[0].by == "Dr. B"
 
 
