@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import optuna
 from tqdm import tqdm
@@ -81,6 +82,7 @@ def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bo
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
     searcher = Searcher(request, book, engine)
+    bar: tqdm[Any]
     with tqdm(total=request.trials * len(request.strategies), unit="trial", file=sys.stderr, disable=quiet) as bar:
         searcher.bar = bar
         for strategy in request.strategies:
@@ -104,7 +106,7 @@ class Searcher:
 
     def __init__(self, request: Request, book: Book, engine: Engine | None) -> None:
         self.request, self.book, self.engine = request, book, engine
-        self.bar: tqdm[object] | None = None
+        self.bar: tqdm[Any] | None = None
 
     def search(self, strategy: str) -> None:
         """Do all trials of one method."""

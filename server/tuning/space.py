@@ -21,9 +21,11 @@ RANGE = re.compile(r"(log|uniform|int|logint)\(([^,()]+),([^,()]+)\)")
 LIST = re.compile(r"\[(.*)\]", re.DOTALL)
 FORMS = "log(LO,HI), uniform(LO,HI), int(LO,HI), logint(LO,HI) or [A,B,...]"
 # These decide on which data, how long and by what trials are measured; trials that differ in them cannot be compared.
-FIXED = ("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation")
-FIXED += ("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads")
-FIXED += ("vectorize", "checkpoint-every")
+FIXED = (
+    *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
+    *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
+    *("vectorize", "checkpoint-every"),
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+from prometheus_client.registry import Collector
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 
@@ -18,11 +19,11 @@ RUN = ["strategy", "seed"]
 def exposition(picture: Mapping[str, Any]) -> bytes:
     """Return the metrics of a picture: a gauge or counter per line, of each run and of the current one's silos."""
     registry = CollectorRegistry()
-    registry.register(Collector(picture))
+    registry.register(PictureCollector(picture))
     return generate_latest(registry)
 
 
-class Collector:
+class PictureCollector(Collector):
     """Collector of prometheus-client over one picture."""
 
     def __init__(self, picture: Mapping[str, Any]) -> None:

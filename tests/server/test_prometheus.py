@@ -13,8 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from test_watch_page import watching
-from watching import done, event, round_done, write
+from watching import done, event, round_done, served, write
 
 from server.watch.board import Board
 from server.watch.exposition import exposition
@@ -55,7 +54,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus on this machine")
     write(tmp_path / "run", *events())
-    with watching(str(tmp_path / "run"), "--port", "0", "--token-file", str(tmp_path / "token")) as (address, _):
+    with served(str(tmp_path / "run"), "--port", "0", "--token-file", str(tmp_path / "token")) as (address, _):
         port = address.split("/")[2].rpartition(":")[2]
         (tmp_path / "prometheus.yml").write_text(
             "global: {scrape_interval: 200ms}\n"

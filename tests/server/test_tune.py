@@ -124,7 +124,7 @@ def test_the_same_seed_the_same_trials(whole: dict[str, Path], table: Path, tmp_
 
 
 def backwards(jobs: dict[str, Job]) -> Any:
-    for key, job in reversed(jobs.items()):
+    for key, job in reversed(list(jobs.items())):
         code = work(str(job.directory.path), job.run.run_key, job.run.common.resume, job.until)
         yield {key: code}
 

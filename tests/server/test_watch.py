@@ -121,8 +121,10 @@ def test_a_site_sees_its_own_row_only() -> None:
     assert [row["name"] for row in found.picture()["run"]["silos"]] == ["a"]
 
 
-FIELDS = ("strategy", "seed", "round", "rounds", "silos", "silo", "seconds", "time", "per_silo", "rejected", "bounded")
-FIELDS += ("score", "message", "samples", "epsilon")
+FIELDS = (
+    *("strategy", "seed", "round", "rounds", "number", "silos", "silo", "seconds", "time", "per_silo", "rejected"),
+    *("bounded", "score", "message", "samples", "left_out", "epsilon", "bytes"),
+)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4), max_size=3))

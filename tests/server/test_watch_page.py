@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import chromium
 import pytest
-from watching import begin, done, event, round_done, write
+from watching import begin, done, event, round_done, served, write
 
-ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 pytestmark = pytest.mark.skipif(chromium.program() is None, reason="there is no Chromium on this machine")
-
-
-@contextlib.contextmanager
-def watching(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`silofl watch` as its own process, and its address."""
-    command = [sys.executable, "-m", "server.cli.main", "watch", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +36,7 @@ def row(name: str) -> str:
 
 def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path) -> None:
     """From the write of the line to the page's text, by the page's own clock; one request for page and stream each."""
-    with watching(str(run), "--port", "0") as (address, _):
+    with served(str(run), "--port", "0") as (address, _):
         page.requests.clear()
         page.errors.clear()
         page.open(address)
@@ -75,7 +59,7 @@ def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
     rejected = {HOSTILE: HOSTILE}
     write(run, *round_done(2, {"a": 0.5, HOSTILE: 0.1}, rounds=4, rejected=rejected))
     write(run, event("note", message=HOSTILE, time="now"))
-    with watching(str(run), "--port", "0") as (address, _):
+    with served(str(run), "--port", "0") as (address, _):
         page.errors.clear()
         page.open(address)
         page.until("document.getElementById('notes').innerText.includes('onerror')")
@@ -92,7 +76,7 @@ def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
     silos = {f"hospital-{i:02d}-of-the-very-long-name": 0.5 + i / 100 for i in range(12)}
     long = {"hospital-00-of-the-very-long-name": "no reply within 300 s (straggler-factor, straggler-floor) " * 3}
     write(run, *round_done(2, silos, rounds=4, rejected=long), *round_done(3, silos, rounds=4))
-    with watching(str(run), "--port", "0") as (address, _):
+    with served(str(run), "--port", "0") as (address, _):
         page.resize(width)
         page.open(address)
         page.until("document.querySelectorAll('#silos tbody tr').length === 14")
@@ -102,21 +86,21 @@ def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
 
 
 def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
-    with watching(str(run), "--port", "0") as (address, process):
+    with served(str(run), "--port", "0") as (address, process):
         page.open(address)
         page.until("document.getElementById('line').textContent === 'live'")
         process.kill()
         page.until("document.getElementById('line').textContent.startsWith('The connection is lost')")
         assert "0.5000" in page.value(row("a"))  # the last picture stays
     write(run, *round_done(2, {"a": 0.875, "b": 0.75}, rounds=4))
-    with watching(str(run), "--port", address.rstrip("/").rpartition(":")[2]):
+    with served(str(run), "--port", address.rstrip("/").rpartition(":")[2]):
         page.until(f"{row('a')}.includes('0.8750')")
         page.until("document.getElementById('line').textContent === 'live'")
 
 
 def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run: Path) -> None:
     """The other side restarts: a new server process appends to the file, or the directory is made anew."""
-    with watching(str(run), "--port", "0") as (address, _):
+    with served(str(run), "--port", "0") as (address, _):
         page.open(address)
         page.until(f"{row('a')}.includes('0.5000')")
         (run / "progress.jsonl").unlink()
@@ -128,7 +112,7 @@ def test_a_run_that_is_resumed_or_replaced_is_followed(page: chromium.Page, run:
 
 def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path, tmp_path: Path) -> None:
     arguments = (str(run), "--port", "0", "--token-file", str(tmp_path / "token"))
-    with watching(*arguments) as (address, _):
+    with served(*arguments) as (address, _):
         token = (tmp_path / "token").read_text().strip()
         base = address.partition("?")[0]
         page.open(base)
@@ -141,7 +125,7 @@ def test_a_token_opens_the_page_and_is_not_in_it(page: chromium.Page, run: Path,
 
 def test_a_page_of_another_site_reads_nothing(page: chromium.Page, run: Path, tmp_path: Path) -> None:
     """A script of another origin: neither by fetch, nor by a stream, nor in a frame."""
-    with watching(str(run), "--port", "0") as (address, _), watching(str(run), "--port", "0") as (other, _):
+    with served(str(run), "--port", "0") as (address, _), served(str(run), "--port", "0") as (other, _):
         page.open(other)
         page.until("document.getElementById('line').textContent === 'live'")
         for mode in ("cors", "no-cors"):

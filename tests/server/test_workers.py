@@ -60,7 +60,7 @@ def read_json(path: Path) -> Any:
 
 def inline(jobs: Mapping[str, Job], *, stop: Callable[[str], object] = lambda key: None) -> Generator[Ends, None, None]:
     """An engine without processes: the study backwards, each run as a worker does it, with a look in between."""
-    for key, job in reversed(jobs.items()):
+    for key, job in reversed(list(jobs.items())):
         stop(key)
         code = work(str(job.directory.path), job.run.run_key, job.run.common.resume)
         yield {}
