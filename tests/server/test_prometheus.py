@@ -74,6 +74,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
                 process.kill()
 
 
+@pytest.mark.deployed
 def test_prometheus_reads_it_and_answers_the_dashboard(prometheus: str) -> None:
     """Every query of the dashboard is valid there, and has an answer."""
     until = time.monotonic() + SECONDS

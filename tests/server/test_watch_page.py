@@ -13,7 +13,10 @@ from watching import begin, done, event, round_done, served, write
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
-pytestmark = pytest.mark.skipif(chromium.program() is None, reason="there is no Chromium on this machine")
+pytestmark = [
+    pytest.mark.deployed,
+    pytest.mark.skipif(chromium.program() is None, reason="there is no Chromium on this machine"),
+]
 
 
 @pytest.fixture(scope="module")
