@@ -20,9 +20,18 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
-    with chromium.browser(tmp_path_factory.mktemp("chromium")) as page:
-        yield page
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
+    with chromium.browser(tmp_path_factory.mktemp("chromium")) as tab:
+        yield tab
+
+
+@pytest.fixture
+def page(tab: chromium.Page) -> chromium.Page:
+    """The tab without the page of the test before, which asks for its server still."""
+    tab.open("about:blank")
+    tab.requests.clear()
+    tab.errors.clear()
+    return tab
 
 
 @pytest.fixture
@@ -40,8 +49,6 @@ def row(name: str) -> str:
 def test_events_are_on_the_screen_within_a_second(page: chromium.Page, run: Path) -> None:
     """From the write of the line to the page's text, by the page's own clock; one request for page and stream each."""
     with served(str(run), "--port", "0") as (address, _):
-        page.requests.clear()
-        page.errors.clear()
         page.open(address)
         page.until(f"{row('a')}.includes('0.5000')")
         write(run, begin(2, {"a": "train", "b": "train"}, rounds=4))
@@ -63,7 +70,6 @@ def test_texts_of_silos_are_text(page: chromium.Page, run: Path) -> None:
     write(run, *round_done(2, {"a": 0.5, HOSTILE: 0.1}, rounds=4, rejected=rejected))
     write(run, event("note", message=HOSTILE, time="now"))
     with served(str(run), "--port", "0") as (address, _):
-        page.errors.clear()
         page.open(address)
         page.until("document.getElementById('notes').innerText.includes('onerror')")
         assert page.value("document.images.length") == 0
