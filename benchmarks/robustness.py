@@ -290,7 +290,8 @@ def attacks(rules: Sequence[str]) -> None:
 
 def mean_methods() -> list[str]:
     """The methods that take one mean of whole vectors, by their own declaration."""
-    return sorted(name for name, method in strategies().items() if method.comparable() and not method.info.pooled)
+    infos = {name: method.info for name, method in strategies().items()}
+    return sorted(name for name, info in infos.items() if bounded.steps_are_comparable(info) and not info.pooled)
 
 
 def methods(names: Sequence[str]) -> None:
@@ -354,15 +355,15 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
 def ratios(methods: Sequence[str]) -> None:
     """Per method and partition the largest step of an honest silo over its measure, over 20 rounds and all vectors."""
     largest: list[float] = []
-    found = bounded.beyond
+    found = bounded.outliers
 
-    def beyond(norms: Any, measures: Any, factor: float) -> dict[str, dict[str, float]]:
+    def outliers(norms: Any, measures: Any, factor: float) -> dict[str, dict[str, float]]:
         ratios = found(norms, measures, 1e-9)
         largest.extend(ratio for of in ratios.values() for ratio in of.values())
         return {}
 
     rows: list[list[str]] = []
-    with mock.patch.object(bounded, "beyond", beyond):
+    with mock.patch.object(bounded, "outliers", outliers):
         for method in methods or sorted(strategies()):
             cells = []
             for changes in PARTITIONS.values():

@@ -102,14 +102,14 @@ def release(
         if name not in client.info.sends_numbers:
             raise UserError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
     config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
-    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.coded)
+    records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded)
     counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
     released = set(policy.metrics) | ({client.silo.task.score, *ENDS} if SCORE in policy.metrics else set())
     kept, withheld = sift_metrics(metrics, counts, max(min_samples, policy.min_metric_samples), released)
     tell_site(records, withheld)
     records["metrics"] = MetricRecord({name: float(value) for name, value in kept.items()})
     size: dict[str, int | str] = {name: m.vector.numel() for name, m in models.items()}
-    size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.coded.items()}
+    size |= {name: f"{size[name]} as {c.dtype} {c.form} in {c.bytes} bytes" for name, c in client.encoded.items()}
     log(
         INFO,
         "%s round %d sent: vectors %s, numbers %s, metrics %s",

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from models.features import all_features
 from models.training import feature_gradient
+from strategies.base.aggregation.bounded import replacement
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.prototypes import (
@@ -199,4 +200,4 @@ class FedProto(PersonalizedStrategy):
         weights = [float(u.samples) if by_samples else 1.0 for u in updates]
         tables = [u.vector for u in updates]
         before = self.state.prototypes
-        self.state.prototypes = average(tables, weights, self.layout.classes, before, self.rule())
+        self.state.prototypes = average(tables, weights, self.layout.classes, before, replacement(self.common))

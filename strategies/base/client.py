@@ -28,8 +28,8 @@ from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
-from strategies.base.transport.codecs import Coded
-from strategies.base.transport.error_feedback import CodedClient
+from strategies.base.transport.codecs import Encoded
+from strategies.base.transport.error_feedback import commit, encode_vectors
 from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Number
 from strategies.base.typed_state import ClientState
 
@@ -58,7 +58,7 @@ class Silo:
     max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
 
 
-class SiloClient(CodedClient, NumPyClient):
+class SiloClient(NumPyClient):
     """The silo's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
@@ -80,7 +80,7 @@ class SiloClient(CodedClient, NumPyClient):
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
         self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
-        self.coded: dict[str, Coded] = {}  # those of its vectors that travel otherwise than as they are
+        self.encoded: dict[str, Encoded] = {}  # those of its vectors that travel otherwise than as they are
         self.train_loss = float("nan")
         # What this round started from: model (Σ,) and running statistics; not to be written to.
         self.received = self.received_buffers = torch.empty(0)
@@ -201,7 +201,7 @@ class SiloClient(CodedClient, NumPyClient):
         """One epoch's batches of ``n`` training samples, as indices; all that a method trains with are drawn here.
 
         A last batch of fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises
-        ValueError where there are fewer samples at all.
+        UserError where there are fewer samples at all.
         """
         least = max(self.common.min_batch_size, self.silo.min_batch_size)
         if n < least:
@@ -214,9 +214,7 @@ class SiloClient(CodedClient, NumPyClient):
         return loss_gradient(self.model, x, y, self.loss)
 
     def full_gradient(self, purpose: str) -> Tensor:
-        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in ``purpose``'s
-        batches.
-        """
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in batches."""
         model, n = self.model, len(self.silo.train)
         total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
         for x, y in self.batches(1, purpose, as_they_are=True):
@@ -329,7 +327,8 @@ class SiloClient(CodedClient, NumPyClient):
         if self.train_loss == self.train_loss:
             metrics["personal.train.loss"] = self.train_loss
         self._keep(personal, metrics.get(f"personal.val.{self.silo.task.score}"))
-        self.coded = self.code(dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {})
+        named = dict(zip(self.upload_names(), vectors, strict=True)) if vectors else {}
+        self.encoded = encode_vectors(self.common, self.state, named, self.models, self.round)
         seconds = {"seconds.train": begun - started + trained - evaluated}
         seconds["seconds.evaluate"] = time.perf_counter() - started - seconds["seconds.train"]
         return vectors, len(self.silo.train), metrics | seconds
@@ -363,7 +362,7 @@ class SiloClient(CodedClient, NumPyClient):
     def _begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.run_id = config.get("run_id", "")
-        self.settle(config.get("taken"))
+        commit(self.state, config.get("taken"))
         self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
         self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:

@@ -21,6 +21,7 @@ from partitions.common.names import nearest
 from partitions.datasets.registry import DATASETS
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
+from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.registry import strategies
@@ -37,6 +38,7 @@ from strategies.base.settings import (
     values_of,
 )
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.error_feedback import check_wire
 
 DP = "dp"  # the common setting, and what stands before the keys of its own
 
@@ -190,8 +192,8 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
     if common.vectorize is True and not strategies()[common.strategy].info.vectorized:
         raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
-    strategies()[common.strategy].check_robust(common)
-    strategies()[common.strategy].check_wire(common)
+    check_robust(strategies()[common.strategy].info, common)
+    check_wire(strategies()[common.strategy].info, common)
     _check_privacy(strategies()[common.strategy].info, common)
     ala = every[adding("ala").info.name] if common.ala else None
     privacy = every[DP] if common.dp else None

@@ -22,7 +22,7 @@ from models.layout import Layout
 from models.tasks import Task
 from models.training import generator
 from partitions.common.errors import DataError, RunFailedError, UserError
-from strategies.base.aggregation.bounded import BoundedStrategy
+from strategies.base.aggregation.bounded import Bounds, replacement
 from strategies.base.aggregation.screening import plausible_counts
 from strategies.base.client import BUFFERS, GLOBAL, SiloClient
 from strategies.base.info import MethodInfo, shares_buffers
@@ -31,8 +31,8 @@ from strategies.base.schema.data_summary import read_agreed, sample_weights
 from strategies.base.schema.reporting import printable, read_metrics, reason_of
 from strategies.base.settings import Common, setting
 from strategies.base.state import State
-from strategies.base.transport.error_feedback import CodedStrategy
-from strategies.base.transport.payload import Model, Number, Payload, Wire, encode, wire_bytes
+from strategies.base.transport.error_feedback import acknowledge, acknowledgement, base_of
+from strategies.base.transport.payload import Model, Number, Payload, Wire, encode, model_of, wire_bytes
 from strategies.base.transport.replies import Expected, Update, check_statistics, read_update
 from strategies.base.typed_state import ServerState
 
@@ -99,7 +99,7 @@ def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 
 
-class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
+class PersonalizedStrategy(Strategy):
     """The server's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
@@ -130,8 +130,8 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
         self.rejected: dict[str, str] = {}
-        self.bounded: dict[str, tuple[float, str]] = {}
-        self.sent: dict[str, Mapping[str, Model]] = {}
+        self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
+        self.sent: dict[str, Mapping[str, Model]] = {}  # what each silo of the round trains from
         self.bytes_down = self.bytes_up = 0
         self.wire = Wire()
 
@@ -164,8 +164,21 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
 
     def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
         """The weighted mean of silos' vectors, or what the setting ``robust`` puts in its place."""
-        rule = self.rule()
+        rule = replacement(self.common)
         return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
+
+    def centre(self, name: str, update: Update) -> Tensor | None:
+        """What a silo's vector of this name is a step from; None where it is a step already, or one from 0.
+
+        By default what the silo was sent under this name, else the model that it was sent, else its own last model.
+        """
+        sent = self.sent.get(update.silo, {})
+        found = sent.get(name) if name in sent or name == BUFFERS else sent.get(GLOBAL)
+        if found is None and name != BUFFERS:
+            own = self.state.arrays.get(model_of(update.silo))
+            found = Model(self.initial("") if own is None else own)
+        fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
+        return found.vector if found is not None and fits else None
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
         """What each update counts in a mean: its samples, or all alike where the setting ``average`` says so."""
@@ -281,8 +294,16 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
             buffers = (u.vectors[BUFFERS] for u in usable)
             self.state.buffers = self.mean(buffers, self.weights(usable))
         self.aggregate(usable)
-        self.take(u.silo for u in usable)
+        acknowledge(self.common, self.state, (u.silo for u in usable), self.round)
         return None, None
+
+    def within_bounds(self, updates: list[Update]) -> list[Update]:
+        """What is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
+        bounds = Bounds(self.info, self.common, self.round, self.centre, self.sent, bounded=self.bounded)
+        usable = bounds.within(updates)
+        for silo, reason in bounds.rejected.items():
+            self.reject(silo, reason)
+        return usable
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Names the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
@@ -314,7 +335,12 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
         names = {info.node_id: name for name, info in self.silos.items()}
         numbers = self.info.sends_numbers
         names_up, size = self.upload_names(), self.upload_size
-        expected = Expected(self.info.name, self.round, self.samples, names_up, size, numbers, self.base)
+
+        def base(name: str, silo: str) -> Tensor | None:
+            found = base_of(self.sent.get(silo, {}), name, size(name, silo))
+            return None if found is None else self.wire.arrives(found)
+
+        expected = Expected(self.info.name, self.round, self.samples, names_up, size, numbers, base)
         result = []
         for reply in replies:
             if reply.metadata.message_type != MessageType.TRAIN:
@@ -352,7 +378,7 @@ class PersonalizedStrategy(BoundedStrategy, CodedStrategy, Strategy):
             payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
-        flags = {**flags, **self.taken(silo), "round": self.round}
+        flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}
         flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
         extra = {**cast(dict[str, Number], dict(config)), **self.extra, **flags}
         ttl = self.common.round_timeout

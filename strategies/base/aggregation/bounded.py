@@ -1,7 +1,7 @@
-"""The server's half of every method, as far as it bounds what one silo can do: ``robust`` and its two settings.
+"""What one silo can do in a round, bounded by the setting ``robust`` and its two companions.
 
 What the rules are: ``robust.py`` and ``screening.py`` beside this file. A method says, where it is not what its silos
-were sent, what a vector is a step from (:meth:`BoundedStrategy.centre`); its means are
+were sent, what a vector is a step from (:meth:`PersonalizedStrategy.centre`); its means are
 :meth:`PersonalizedStrategy.mean`.
 """
 
@@ -11,9 +11,8 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from logging import WARNING
-from typing import ClassVar
 
 import torch
 from flwr.common import log
@@ -21,91 +20,71 @@ from torch import Tensor
 
 from partitions.common.errors import UserError
 from strategies.base.aggregation.robust import (
-    beyond,
     breakdown_point,
     chosen,
     clipped,
+    diverging,
     estimate,
-    exploding,
+    excess,
     gram_of,
-    told,
+    outliers,
     units,
 )
 from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
-from strategies.base.client import BUFFERS, GLOBAL
+from strategies.base.client import GLOBAL
 from strategies.base.info import MethodInfo
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import KRUM, RULES, Common
-from strategies.base.state import State
-from strategies.base.transport.payload import Model, model_of
+from strategies.base.transport.payload import Model
 from strategies.base.transport.replies import Update
 
 
-class BoundedStrategy:
-    """Part of :class:`PersonalizedStrategy`."""
+def check_robust(info: MethodInfo, common: Common) -> None:
+    """Raise UserError for a rule for which the method has no mean, or with too few silos for so many attackers."""
+    rule, f, n = common.robust, common.robust_attackers, common.silos
+    if rule not in RULES or info.receives == "nothing":
+        return
+    if rule not in info.robust:
+        known = ", ".join(("none", "clip", "screen", *info.robust))
+        raise UserError(
+            f"robust = {rule}: {info.name} takes no mean for which it could stand, or declares none: {known} are for it"
+        )
+    if rule in ("trimmed-mean", *KRUM) and breakdown_point(rule, n, f) < f:
+        least = 2 * f + (3 if rule in KRUM else 1)
+        raise UserError(f"robust-attackers = {f}: {rule} needs at least {least} silos for that, here are {n}")
 
-    info: ClassVar[MethodInfo]
+
+def steps_are_comparable(info: MethodInfo) -> bool:
+    """Return whether honest steps have a common direction and length: where they have not, screen is clip.
+
+    Layers of different silos have none, for which there is no Krum either; nor have duals.
+    """
+    return info.receives == "mean" and set(KRUM) <= set(info.robust) and not info.sends_duals
+
+
+def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:
+    """Return what stands for a mean of vectors (Σ,); None: the mean, of those that Krum took where it is asked for."""
+    rule, f = common.robust, common.robust_attackers
+    if rule not in RULES or rule in KRUM or (rule == "trimmed-mean" and not f):
+        return None
+    return lambda vectors: estimate(rule, vectors, f)
+
+
+@dataclass
+class Bounds:
+    """One round's bounds: :meth:`within` returns what is aggregated, and names the silos that were bounded."""
+
+    info: MethodInfo
     common: Common
-    state: State
     round: int
-    rejected: dict[str, str]
-    initial: Callable[[str], Tensor]  # purpose -> a seeded initial model (Σ,)
-    sent: dict[str, Mapping[str, Model]]  # what each silo of the round trains from
-    bounded: dict[str, tuple[float, str]]  # silo -> the share of its step that counts in this round, and why
-    upload_size: Callable[..., int]
-    reject: Callable[[str, str], None]
+    centre: Callable[[str, Update], Tensor | None]  # what a silo's vector of this name is a step from
+    sent: Mapping[str, Mapping[str, Model]]  # what each silo of the round trains from
+    rejected: dict[str, str] = field(default_factory=dict)  # silo -> why it is left out
+    # silo -> the share of its step that counts, and why
+    bounded: dict[str, tuple[float, str]] = field(default_factory=dict)
 
-    @classmethod
-    def check_robust(cls, common: Common) -> None:
-        """Raises UserError for a rule that this method has no mean for, or that cannot bear so many attackers."""
-        rule, f, n = common.robust, common.robust_attackers, common.silos
-        if rule not in RULES or cls.info.receives == "nothing":
-            return
-        if rule not in cls.info.robust:
-            known = ", ".join(("none", "clip", "screen", *cls.info.robust))
-            raise UserError(
-                f"robust = {rule}: {cls.info.name} takes no mean for which it could stand, or declares none: "
-                f"{known} are for it"
-            )
-        if rule in ("trimmed-mean", *KRUM) and breakdown_point(rule, n, f) < f:
-            least = 2 * f + (3 if rule in KRUM else 1)
-            raise UserError(
-                f"robust-attackers = {f}: {rule} needs at least {least} silos to bear so many, here are {n}"
-            )
-
-    @classmethod
-    def comparable(cls) -> bool:
-        """Whether honest steps have a common direction and length: where they have not, screen is clip.
-
-        Layers of different silos have none, for which there is no Krum either; nor have duals.
-        """
-        return cls.info.receives == "mean" and set(KRUM) <= set(cls.info.robust) and not cls.info.sends_duals
-
-    def centre(self, name: str, update: Update) -> Tensor | None:
-        """What a silo's vector of this name is a step from; None where it is a step already, or one from 0.
-
-        By default what the silo was sent under this name, else the model that it was sent, else its own last model.
-        """
-        sent = self.sent.get(update.silo, {})
-        if name in sent or name == BUFFERS:
-            found = sent.get(name)
-        else:
-            found = sent.get(GLOBAL)
-            if found is None:
-                own = self.state.arrays.get(model_of(update.silo))
-                found = Model(self.initial("") if own is None else own)
-        fits = found is not None and len(found.vector) == self.upload_size(name, update.silo)
-        return found.vector if found is not None and fits else None
-
-    def rule(self) -> Callable[[Sequence[Tensor]], Tensor] | None:
-        """What stands for a mean of vectors (Σ,); None: the mean, of those that Krum took where it is asked for."""
-        rule, f = self.common.robust, self.common.robust_attackers
-        if rule not in RULES or rule in KRUM or (rule == "trimmed-mean" and not f):
-            return None
-        return lambda vectors: estimate(rule, vectors, f)
-
-    def within_bounds(self, updates: list[Update]) -> list[Update]:
-        """What is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
+    def within(self, updates: list[Update]) -> list[Update]:
+        """Return what is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
         if not updates or not (names := [n for n in updates[0].vectors if n not in self.info.unclipped]):
             return updates
         rule = self.common.robust
@@ -114,14 +93,14 @@ class BoundedStrategy:
         counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)  # a lie must not widen the bound
         batches = {silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()}
         measures = units(norms, self._lengths(names, updates), batches)
-        for silo, reason in exploding(norms, measures).items():
-            self.reject(silo, reason)
+        for silo, reason in diverging(norms, measures).items():
+            self.rejected[silo] = reason
         updates = [u for u in updates if u.silo not in self.rejected]
-        if rule == "screen" and self.comparable() and (f := tolerated(len(updates))):
-            ratios = beyond(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
+        if rule == "screen" and steps_are_comparable(self.info) and (f := tolerated(len(updates))):
+            ratios = outliers(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
             return self._clip(self._facing(names[0], updates), ratios, to=1.0)
         if rule in ("clip", "screen"):
-            return self._clip(updates, beyond(norms, measures, self.common.robust_clip))
+            return self._clip(updates, outliers(norms, measures, self.common.robust_clip))
         if rule in KRUM and updates:
             updates = self._choose(names, updates)
         return [replace(u, samples=1) for u in updates] if rule in RULES else updates
@@ -173,10 +152,10 @@ class BoundedStrategy:
         for update in updates:
             of = ratios.get(update.silo, {})
             if of and self.info.receives != "mean":
-                self.reject(update.silo, told(of, bound))
+                self.rejected[update.silo] = excess(of, bound)
                 continue
             if of:
-                self._bound(update.silo, factor / max(of.values()), f"cut: {told(of, bound)}")
+                self._bound(update.silo, factor / max(of.values()), f"cut: {excess(of, bound)}")
                 update = replace(update, vectors={**update.vectors, **self._cut(update, of, factor)})
             result.append(update)
         return result

@@ -30,8 +30,8 @@ In place of the mean, n silos of which f (``robust-attackers``) may send anythin
 
 These count all silos alike: the number of samples is a silo's own word. Krum compares steps, all vectors of a silo
 joined, so that the model and the control variate that are taken are one silo's; who is not chosen counts as absent from
-the round. An estimate of f that the silos of a round cannot bear (f < n/2, for Krum f < (n - 2)/2) is lowered to what
-they can. They are no mean: where honest silos differ, as hospitals do, a rare one is treated as an attacker is.
+the round. An f too large for the silos of a round (f < n/2, for Krum f < (n - 2)/2) is lowered to the largest that is
+not. They are no mean: where honest silos differ, as hospitals do, a rare one is treated as an attacker is.
 Special cases: f = 0 makes trimmed-mean and multi-krum the mean of silos that count alike; equal vectors, and one silo,
 come out as they are, to the bit. The median is the trimmed mean with the greatest f.
 """
@@ -174,7 +174,7 @@ def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -
     return found
 
 
-def exploding(norms: Norms, units: Norms) -> dict[str, str]:
+def diverging(norms: Norms, units: Norms) -> dict[str, str]:
     """Silos with a step over a thousand times its measure, which counts as 1 at least, and why."""
     found: dict[str, str] = {}
     for name, of in norms.items():
@@ -185,7 +185,7 @@ def exploding(norms: Norms, units: Norms) -> dict[str, str]:
     return found
 
 
-def beyond(norms: Norms, units: Norms, factor: float | Mapping[str, float]) -> dict[str, dict[str, float]]:
+def outliers(norms: Norms, units: Norms, factor: float | Mapping[str, float]) -> dict[str, dict[str, float]]:
     """By silo and vector how often its step has its measure, where that is more than ``factor`` (maybe per vector)."""
     found: dict[str, dict[str, float]] = {}
     for name, of in norms.items():
@@ -205,7 +205,7 @@ def called(name: str) -> str:
     return "the model" if name in ("model", "shared", "layers") else f"'{name}'"
 
 
-def told(ratios: Mapping[str, float], bound: str) -> str:
+def excess(ratios: Mapping[str, float], bound: str) -> str:
     """Which of a silo's steps were too long, and how much, in words."""
     parts = [f"{called(name)} moved {ratio:.3g} times as far as the median silo's" for name, ratio in ratios.items()]
     return f"{', '.join(parts)} ({bound})"

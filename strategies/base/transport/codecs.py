@@ -32,7 +32,7 @@ RUN_BYTES = 8  # what a run takes beside its numbers
 
 
 @dataclass(frozen=True)
-class Coded:
+class Encoded:
     """A vector as it travels: tensors by name, the format of its numbers, and what of the base they are."""
 
     tensors: Mapping[str, Tensor]
@@ -60,23 +60,23 @@ def widen(tensor: Tensor, dtype: str) -> Tensor:
     return tensor.view(getattr(torch, dtype)).float()
 
 
-def read(coded: Coded, base: Tensor | None) -> Tensor:
+def read(encoded: Encoded, base: Tensor | None) -> Tensor:
     """The vector (n,) that was sent, n as long as the base where it is one of a base."""
-    if not coded.form:
-        return widen(part(coded, "vector"), coded.dtype)
+    if not encoded.form:
+        return widen(part(encoded, "vector"), encoded.dtype)
     if base is None:
         raise DataError("it is encoded against a base, and there is no such base")
-    if coded.form == CHANGE:
-        change = read_change(coded, len(base))
+    if encoded.form == CHANGE:
+        change = read_change(encoded, len(base))
         return base.to(change.device) + change
-    if coded.form == SPARSE:
-        return read_sparse(coded, base)
-    raise DataError(f"unknown form of a vector: '{coded.form:.80}'")
+    if encoded.form == SPARSE:
+        return read_sparse(encoded, base)
+    raise DataError(f"unknown form of a vector: '{encoded.form:.80}'")
 
 
-def part(coded: Coded, name: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+def part(encoded: Encoded, name: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
     """One of its tensors. Raises DataError where it is not there, or not of this type and shape."""
-    tensor = coded.tensors.get(name)
+    tensor = encoded.tensors.get(name)
     if tensor is None:
         raise DataError(f"its '{name}' are missing")
     if dtype not in (None, tensor.dtype) or shape not in (None, tuple(tensor.shape)):
@@ -87,7 +87,7 @@ def part(coded: Coded, name: str, dtype: torch.dtype | None = None, shape: tuple
 # ---- Changes -------------------------------------------------------------------------------------------------------
 
 
-def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Coded:
+def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Encoded:
     """A change (n,), which need not be a vector's own; ``share``: how many of its numbers topk keeps."""
     if dtype == "int8":
         tensors = _quantised(change)
@@ -96,23 +96,23 @@ def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Coded:
         tensors = {"places": places.to(torch.int32), "values": change[places]}
     else:
         tensors = {"vector": narrow(change, dtype)}
-    return Coded(tensors, dtype, CHANGE)
+    return Encoded(tensors, dtype, CHANGE)
 
 
-def read_change(coded: Coded, size: int) -> Tensor:
+def read_change(encoded: Encoded, size: int) -> Tensor:
     """The change (size,) that arrives."""
-    if coded.dtype == "int8":
-        values = part(coded, "values", torch.int8, (size,))
-        scales = part(coded, "scales", torch.float32, (-(-size // BLOCK),))
+    if encoded.dtype == "int8":
+        values = part(encoded, "values", torch.int8, (size,))
+        scales = part(encoded, "scales", torch.float32, (-(-size // BLOCK),))
         if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
             raise DataError("its scales are no sizes of steps")
         return values.float().mul_(scales.repeat_interleave(BLOCK)[:size])
-    if coded.dtype == "topk":
-        values = part(coded, "values", torch.float32)
-        places = part(coded, "places", torch.int32, tuple(values.shape)).long()
+    if encoded.dtype == "topk":
+        values = part(encoded, "values", torch.float32)
+        places = part(encoded, "places", torch.int32, tuple(values.shape)).long()
         check_places(places, size)
         return torch.zeros(size, device=values.device).index_copy_(0, places, values)
-    return widen(part(coded, "vector", shape=(size,)), coded.dtype)
+    return widen(part(encoded, "vector", shape=(size,)), encoded.dtype)
 
 
 def _quantised(change: Tensor) -> dict[str, Tensor]:
@@ -147,7 +147,7 @@ def check_places(places: Tensor, size: int) -> None:
 # ---- Sparse --------------------------------------------------------------------------------------------------------
 
 
-def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Coded | None:
+def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Encoded | None:
     """The numbers of the vector (n,) that are not the base's, in runs; None where that takes no fewer bytes than all.
 
     An embedding's rows that no sample had are left out: in a vector they are stretches without a change. Short
@@ -160,14 +160,14 @@ def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Coded | None:
     yes = torch.ones(min(len(places), 1), dtype=torch.bool, device=ends.device)
     starts, stops = places[torch.cat([yes, ends])], places[torch.cat([ends, yes])] + 1
     runs = torch.stack([starts, stops - starts], dim=1)
-    coded = Coded({"runs": runs.to(torch.int32), "values": values[within(runs)]}, dtype, SPARSE)
-    return coded if coded.bytes < values.nbytes else None
+    encoded = Encoded({"runs": runs.to(torch.int32), "values": values[within(runs)]}, dtype, SPARSE)
+    return encoded if encoded.bytes < values.nbytes else None
 
 
-def read_sparse(coded: Coded, base: Tensor) -> Tensor:
+def read_sparse(encoded: Encoded, base: Tensor) -> Tensor:
     """The base with the numbers that were sent in their places."""
-    values = widen(part(coded, "values"), coded.dtype)
-    runs = part(coded, "runs", torch.int32)
+    values = widen(part(encoded, "values"), encoded.dtype)
+    runs = part(encoded, "runs", torch.int32)
     if runs.dim() != 2 or runs.shape[1] != 2 or bool((runs[:, 1] <= 0).any()):
         raise DataError("its runs are no pairs of a place and a length")
     runs = runs.long()

@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from partitions.common.errors import DataError
-from strategies.base.transport.codecs import OF_CHANGES, Coded, narrow, read, widen
+from strategies.base.transport.codecs import OF_CHANGES, Encoded, narrow, read, widen
 
 MODEL_OF = "model."
 GLOBAL, BUFFERS = "global", "buffers"  # names of models: the server's, and BatchNorm statistics
@@ -143,9 +143,9 @@ def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], 
         tensors = {name: tensor_of(array) for name, array in record.items()}
     except Exception as error:
         raise DataError(f"its bytes are no array of {dtype:.80} ({type(error).__name__})") from error
-    coded = Coded(tensors, dtype, entry.get("form", ""))
-    vector = read(coded, base(entry["name"]) if coded.form else None)
-    return Model(vector, entry["silo"], entry["round"], entry["samples"], coded.bytes)
+    encoded = Encoded(tensors, dtype, entry.get("form", ""))
+    vector = read(encoded, base(entry["name"]) if encoded.form else None)
+    return Model(vector, entry["silo"], entry["round"], entry["samples"], encoded.bytes)
 
 
 def wire_bytes(records: RecordDict) -> int:
@@ -158,16 +158,16 @@ def encode(
     payload: Payload,
     config: Mapping[str, Number] | None = None,
     wire: Wire | None = None,
-    coded: Mapping[str, Coded] | None = None,
+    encoded: Mapping[str, Encoded] | None = None,
 ) -> RecordDict:
-    """A payload as the content of a message; ``config`` travels beside it. ``coded``: models that travel so instead."""
-    wire, coded, manifest = wire or Wire(), coded or {}, []
+    """A payload as the content of a message, with ``config``. ``encoded``: models that travel so instead."""
+    wire, encoded, manifest = wire or Wire(), encoded or {}, []
     records = RecordDict()
     for name, model in payload.models.items():
         entry = {"name": name, "silo": model.silo, "round": model.round, "samples": model.samples, "dtype": wire.dtype}
-        if name in coded:
-            entry |= {"dtype": coded[name].dtype, "form": coded[name].form}
-            records[f"model.{name}"] = array_record(coded[name].tensors)
+        if name in encoded:
+            entry |= {"dtype": encoded[name].dtype, "form": encoded[name].form}
+            records[f"model.{name}"] = array_record(encoded[name].tensors)
         else:
             records[f"model.{name}"] = wire.pack(model.vector)
         manifest.append(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from strategies.base.transport.codecs import (
     BLOCK,
     CHANGE,
     SPARSE,
-    Coded,
+    Encoded,
     largest,
     narrow,
     read,
@@ -24,16 +25,28 @@ from strategies.base.transport.codecs import (
     write_change,
     write_sparse,
 )
-from strategies.base.transport.error_feedback import GLOBAL, NEXT, RESIDUAL, CodedClient
+from strategies.base.transport.error_feedback import GLOBAL, NEXT, RESIDUAL, commit, encode_vectors
 from strategies.base.transport.payload import Model, Payload, decode, encode, wire_bytes
 
 
-def client(server_round: int = 1, state: State | None = None, **wire: Any) -> CodedClient:
-    """A silo half's part that codes, which has received zeros (4,)."""
-    made = CodedClient()
-    made.common, made.state, made.round = Common(**wire), state or State(), server_round
-    made.models = {GLOBAL: Model(torch.zeros(4))}
-    return made
+@dataclass
+class Feedback:
+    """What a silo that has received zeros keeps and sends."""
+
+    common: Common
+    state: State
+    round: int
+    size: int
+
+    def code(self, vectors: Mapping[str, Tensor]) -> dict[str, Encoded]:
+        return encode_vectors(self.common, self.state, vectors, {GLOBAL: Model(torch.zeros(self.size))}, self.round)
+
+    def commit(self, acknowledged: int | None) -> None:
+        commit(self.state, acknowledged)
+
+
+def client(server_round: int = 1, state: State | None = None, size: int = 4, **wire: Any) -> Feedback:
+    return Feedback(Common(**wire), state or State(), server_round, size)
 
 
 def test_two_steps_of_feedback_by_hand() -> None:
@@ -48,7 +61,7 @@ def test_two_steps_of_feedback_by_hand() -> None:
     assert read(sent, torch.zeros(4)).tolist() == [4, 0, 0, 0]
     assert first.state.arrays[f"{NEXT}model"].tolist() == [0, -3, 1, 0]
     second = client(2, first.state, wire_dtype="topk", wire_topk=0.25)
-    second.settle(1)
+    second.commit(1)
     sent = second.code({"model": torch.tensor([1.0, -2.0, 0.0, 0.5])})["model"]
     assert read(sent, torch.zeros(4)).tolist() == [0, -5, 0, 0]
     assert second.state.arrays[f"{NEXT}model"].tolist() == [1, 0, 1, 0.5]
@@ -58,7 +71,7 @@ def test_two_steps_of_feedback_by_hand() -> None:
 def test_a_reply_that_was_not_taken_leaves_the_residual_as_it_was(taken: int | None) -> None:
     silo = client(3, State({f"{RESIDUAL}model": torch.ones(4)}, {}), wire_dtype="topk", wire_topk=0.25)
     silo.code({"model": torch.tensor([4.0, -3.0, 1.0, 0.0])})
-    silo.settle(taken)
+    silo.commit(taken)
     assert silo.state.arrays.keys() == {f"{RESIDUAL}model"}
     assert silo.state.arrays[f"{RESIDUAL}model"].tolist() == [1, 1, 1, 1]
     assert silo.state.numbers == {}
@@ -76,14 +89,13 @@ def test_what_was_sent_and_the_residual_are_the_sum_of_the_changes(dtype: str) -
     draw, state = torch.Generator().manual_seed(0), State()
     total, arrived, last = torch.zeros(3000), torch.zeros(3000), 0
     for server_round in range(1, 31):
-        silo = client(server_round, state, wire_dtype=dtype, wire_topk=0.02, wire_feedback="on")
-        silo.models = {GLOBAL: Model(torch.zeros(3000))}
-        silo.settle(last)
+        silo = client(server_round, state, 3000, wire_dtype=dtype, wire_topk=0.02, wire_feedback="on")
+        silo.commit(last)
         change = torch.randn(3000, generator=draw)
         sent = read(silo.code({"model": change})["model"], torch.zeros(3000))
         if server_round % 3:
             total, arrived, last = total + change, arrived + sent, server_round
-    silo.settle(last)
+    silo.commit(last)
     residual = state.arrays.get(f"{RESIDUAL}model", torch.zeros(3000))
     assert torch.allclose(arrived + residual, total, atol=1e-4)
     assert residual.norm() > 0
@@ -203,20 +215,20 @@ HOSTILE: list[tuple[str, str, Mapping[str, Tensor]]] = [
 
 @pytest.mark.parametrize(("dtype", "form", "tensors"), HOSTILE)
 def test_what_does_not_fit_is_one_line(dtype: str, form: str, tensors: Mapping[str, Tensor]) -> None:
-    records = encode(Payload({"model": Model(TEN)}), coded={"model": Coded(tensors, dtype, form)})
+    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(tensors, dtype, form)})
     with pytest.raises(ValueError, match=r"^model 'model': .+") as refused:
         decode(records, base=lambda name: TEN)
     assert "\n" not in str(refused.value)
 
 
 def test_a_change_of_nothing_that_is_known() -> None:
-    records = encode(Payload({"model": Model(TEN)}), coded={"model": Coded(TOPK, "topk", CHANGE)})
+    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)})
     with pytest.raises(ValueError, match="there is no such base"):
         decode(records)
 
 
 def test_a_coded_model_counts_the_bytes_that_travelled() -> None:
-    records = encode(Payload({"model": Model(TEN)}), coded={"model": Coded(TOPK, "topk", CHANGE)})
+    records = encode(Payload({"model": Model(TEN)}), encoded={"model": Encoded(TOPK, "topk", CHANGE)})
     model = decode(records, base=lambda name: torch.ones(10))[0].models["model"]
     assert model.vector.tolist() == [2, 1, 1, 2, 1, 1, 1, 1, 1, 1]
     assert model.bytes == wire_bytes(records) == 16

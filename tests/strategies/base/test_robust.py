@@ -18,15 +18,16 @@ from two_layers import DEEP
 from benchmarks.robustness import cell
 from partitions.common.errors import UserError
 from server.run.reporter import Progress
+from strategies.base.aggregation.bounded import Bounds
 from strategies.base.aggregation.robust import (
-    beyond,
     breakdown_point,
     chosen,
     clipped,
-    exploding,
+    diverging,
     geometric_median,
     krum_scores,
     median,
+    outliers,
     squared_distances,
     trimmed_mean,
     units,
@@ -100,8 +101,8 @@ def test_clip_by_hand() -> None:
     norms = {"model": {"a": 1.0, "b": 2.0, "c": 3.0, "d": 500.0}}
     measures = units(norms, {"model": 50.0}, ALIKE)
     assert measures == {"model": dict.fromkeys("abcd", 2.0)}
-    assert beyond(norms, measures, 10) == {"d": {"model": 250.0}}
-    assert beyond(norms, measures, 250) == {}  # at the bound is within it
+    assert outliers(norms, measures, 10) == {"d": {"model": 250.0}}
+    assert outliers(norms, measures, 250) == {}  # at the bound is within it
     (vector,), (centre,) = vectors([301, 400]), vectors([1, 0])
     assert clipped(vector, centre, 10 / 250).tolist() == pytest.approx([13, 16])
     assert clipped(vector - centre, None, 10 / 250).tolist() == pytest.approx([12, 16])
@@ -118,7 +119,7 @@ def test_who_has_more_samples_goes_further_and_a_still_federation_measures_nothi
 
 def test_two_steps_have_no_middle() -> None:
     norms = {"model": {"a": 1.0, "b": 900.0}}
-    assert beyond(norms, units(norms, {"model": 5.0}, ALIKE), 10) == {}
+    assert outliers(norms, units(norms, {"model": 5.0}, ALIKE), 10) == {}
 
 
 def test_what_explodes_is_told_by_its_step() -> None:
@@ -126,7 +127,7 @@ def test_what_explodes_is_told_by_its_step() -> None:
 
     def found(steps: dict[str, float], sent: float, name: str = "model") -> dict[str, str]:
         norms = {name: steps}
-        return exploding(norms, units(norms, {name: sent}, ALIKE))
+        return diverging(norms, units(norms, {name: sent}, ALIKE))
 
     assert found({"a": 1.0, "b": 2.0, "c": 2001.0}, 5.0) == {
         "c": "the model exploded: its step of length 2e+03 is over 1000 times the others'"
@@ -335,8 +336,8 @@ def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatc
     lengths = dict(zip(five, (1.0, 2.0, 3.0, 4.0, 5.0), strict=True))
     monkeypatch.setattr(run.strategy, "centre", lambda name, update: torch.tensor([lengths[update.silo]]))
     updates = [Update(silo, 1, {}, {}, {}) for silo in five]
-    run.strategy.sent = {}
-    assert run.strategy._lengths(["model"], updates) == {"model": 3.0}
+    bounds = Bounds(run.strategy.info, run.strategy.common, 1, run.strategy.centre, {})
+    assert bounds._lengths(["model"], updates) == {"model": 3.0}
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -363,7 +364,7 @@ def test_what_a_user_asks_for_and_cannot_have(three: Files) -> None:
         ({"strategy": "apple", "robust": "median"}, "robust = median: apple takes no mean"),
         ({"strategy": "fedamp", "robust": "krum"}, "none, clip, screen are for it"),
         ({"strategy": "fedlp", "robust": "krum"}, "clip, screen, trimmed-mean, median, geometric-median are for it"),
-        ({"robust": "trimmed-mean", "robust_attackers": 2}, "needs at least 5 silos to bear so many, here are 3"),
+        ({"robust": "trimmed-mean", "robust_attackers": 2}, "needs at least 5 silos for that, here are 3"),
         ({"robust": "krum"}, "needs at least 5 silos"),
         ({"robust": "kurm"}, "robust = 'kurm' (did you mean 'krum'?)"),
         ({"robust_clip": 0}, "robust-clip = 0"),

@@ -19,7 +19,8 @@ from two_layers import DEEP, quadratic_loss, quadratic_terms
 from benchmarks.robustness import cell, start_of
 from server.run.reporter import Progress
 from strategies import strategies
-from strategies.base.aggregation.robust import STRIP, beyond, gram_of
+from strategies.base.aggregation.bounded import steps_are_comparable
+from strategies.base.aggregation.robust import STRIP, gram_of, outliers
 from strategies.base.aggregation.screening import excludable, length_limits, opposing, plausible_counts, tolerated
 from strategies.base.run_settings import parse_settings
 from strategies.base.strategy import SiloInfo, weighted_mean
@@ -56,7 +57,7 @@ def test_lengths_by_hand() -> None:
     norms = {"model": {"a": 2.0, "b": 4.0, "c": 4.0, "d": 90.0}}
     limits = length_limits(norms, units, 10.0, 1)
     assert limits == {"model": 3.0}
-    assert beyond(norms, units, limits) == {"d": {"model": 45.0}}
+    assert outliers(norms, units, limits) == {"d": {"model": 45.0}}
     assert length_limits({"model": dict.fromkeys("abcd", 0.0)}, units, 10.0, 1) == {"model": 1.5}
     assert length_limits({"model": dict.fromkeys("abcd", 40.0)}, units, 10.0, 1) == {"model": 10.0}
 
@@ -247,7 +248,7 @@ def test_without_an_outlier_it_is_the_mean_to_the_bit(eight: Files) -> None:
 
 
 # Not FedLP, whose silos send different layers, nor FedAPM, which sends duals: screen is clip there.
-MEANS = sorted(n for n, (s, _, _) in CASES.items() if strategies()[s["strategy"]].comparable())
+MEANS = sorted(n for n, (s, _, _) in CASES.items() if steps_are_comparable(strategies()[s["strategy"]].info))
 
 
 @pytest.mark.parametrize("name", MEANS)
