@@ -263,7 +263,7 @@ def cell(strategy: str, attack: str, liars: int, folder: Path, **changes: Any) -
     return f"{found} / {federation.turned():.0f}" if attack == "backdoor" else found
 
 
-RULES_TRIED = ("screen", "clip", "geometric-median", "multi-krum")
+RULES_TRIED = ("screen", "clip", "geometric-median", "multi-krum", "trimmed-mean", "median", "krum", "none")
 WORST = ("sign-flip", "-45 steps", "noise", "lied n")  # of one liar, over the rules and data sets of FedAvg's table
 
 
