@@ -6,8 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +303,9 @@ def doctor(args: argparse.Namespace) -> None:
 
 def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None) -> tuple[str, list[Any]]:
     """The checks of a site: of this container, or of a bundle."""
+    import tempfile
+    from dataclasses import replace
+
     from client.site.node import Site
     from client.site.runtime.doctor import site_checks
     from client.site.trust.bundle import check_key, check_signature, read_bundle, site_of, unpack
