@@ -30,6 +30,9 @@ class Task:
         "macro_f1": "Macro F1",
         "auc": "AUC",
     }  # metrics that the report shows, too
+    secondary_text: ClassVar[str] = (  # what the report says of them
+        "Accuracy's companions that do not let common classes hide rare ones; mean over silos."
+    )
     minimum_outputs: ClassVar[int] = 2  # outputs
     single_label: ClassVar[bool] = True  # whether a sample has one class
     per_pixel: ClassVar[bool] = False  # whether every pixel has an answer

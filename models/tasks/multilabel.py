@@ -31,6 +31,10 @@ class Multilabel(SingleLossTask):
     score: ClassVar[str] = "auc"
     score_label: ClassVar[str] = "AUC"
     secondary_metrics: ClassVar[dict[str, str]] = {"accuracy": "Accuracy", "macro_f1": "Macro F1"}
+    secondary_text: ClassVar[str] = (
+        "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is very "
+        "accurate."
+    )
     own_loss = staticmethod(binary_loss)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:

@@ -20,6 +20,9 @@ class Ordinal(Task):
     name: ClassVar[str] = "ordinal"
     metrics: ClassVar[tuple[str, ...]] = (*METRICS, "mae", "kappa")
     secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "kappa": "Quadratic κ"}
+    secondary_text: ClassVar[str] = (
+        "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos."
+    )
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Metrics of classes; ``mae``: mean distance in grades; ``kappa``: Cohen's, with squared distances as weights

@@ -33,6 +33,9 @@ class Regression(SingleLossTask):
     score: ClassVar[str] = "r2"
     score_label: ClassVar[str] = "R²"
     secondary_metrics: ClassVar[dict[str, str]] = {"mae": "MAE", "rmse": "RMSE"}
+    secondary_text: ClassVar[str] = (
+        "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos."
+    )
     own_loss = staticmethod(square_loss)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:

@@ -51,6 +51,7 @@ class Segmentation(SingleLossTask):
     score: ClassVar[str] = "dice"
     score_label: ClassVar[str] = "Dice"
     secondary_metrics: ClassVar[dict[str, str]] = {}
+    secondary_text: ClassVar[str] = ""
     minimum_outputs: ClassVar[int] = 2
     per_pixel: ClassVar[bool] = True
     own_loss = staticmethod(segmentation_loss)

@@ -39,6 +39,7 @@ class Survival(SingleLossTask):
     score: ClassVar[str] = "c_index"
     score_label: ClassVar[str] = "C-index"
     secondary_metrics: ClassVar[dict[str, str]] = {}
+    secondary_text: ClassVar[str] = ""
     own_loss = staticmethod(cox_loss)
 
     def check_outputs(self, outputs: int) -> None:

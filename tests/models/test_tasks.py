@@ -55,6 +55,7 @@ def test_metrics_are_those_that_are_named_and_in_their_range(name: str) -> None:
     outputs, y = OUTPUTS[name]
     found = task.measure(outputs, y)
     assert tuple(found) == task.metrics and task.score in found and set(task.secondary_metrics) <= set(found)
+    assert bool(task.secondary_text) == bool(task.secondary_metrics), "the report says what they are"
     for metric, value in found.items():
         low, high = RANGES.get(metric, (0.0, 1.0))
         assert low <= value <= high, (metric, value)

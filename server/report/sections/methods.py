@@ -17,13 +17,6 @@ from server.report.templates import render
 from server.results.summary import round_name
 
 SHOWN_AS = {"auc": "3", "kappa": "3", "mae": "3", "rmse": "3"}  # digits of a metric; all others are in per cent
-COMPANIONS = {
-    "multiclass": "Accuracy's companions that do not let common classes hide rare ones; mean over silos.",
-    "ordinal": "How many grades a prediction is off on average, and Cohen's κ with squared distances; mean over silos.",
-    "multilabel": "At a probability of one half, mean over findings and silos. Of rare findings, always saying no is "
-    "very accurate.",
-    "regression": "Mean absolute error and root of the mean squared one, in the labels' own units; mean over silos.",
-}
 
 
 def methods_section(study: Study) -> Markup:
@@ -121,7 +114,7 @@ def terms(study: Study) -> list[tuple[str, str]]:
         ),
     ]
     if study.task.secondary_metrics:
-        found.append((", ".join(study.task.secondary_metrics.values()), COMPANIONS[study.task.name]))
+        found.append((", ".join(study.task.secondary_metrics.values()), study.task.secondary_text))
     return found
 
 
