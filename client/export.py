@@ -24,6 +24,7 @@ from torch import Tensor
 
 from client.find_states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
+from client.tables.new_samples import about_recipe, answers_csv, read_asked
 from models.flat import FlatModel
 from models.initialisation import Head, flat_model
 from models.networks.heads import with_head
@@ -34,22 +35,19 @@ from models.tasks import task_of
 from models.trainable import WHOLE, Part
 from models.training import predict as logits_of
 from models.weights import Weights
-from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from partitions.inputs import read_vocabulary
-from partitions.labels import ONE_CLASS, Fault
-from partitions.npz import read_arrays, write_npz
-from partitions.reorder import count_columns, reorder_columns
+from partitions.labels import ONE_CLASS
+from partitions.npz import write_npz
+from partitions.recipes.recipe import parse_recipe
+from partitions.reorder import reorder_columns
 from partitions.schema import Schema, difference, few, moved, order_of, parse_schema
-from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
 from partitions.splits import Array, dtype_of, input_shape
 from strategies import strategies
 from strategies.base.state import State, read_sealed, write_sealed
 
 CARD = "card"  # the text in a model's header that is the SHA-256 of its card
 BATCH = 512
-TO_PREDICT = ("test", "all")  # the first of these parts that a file has
 
 
 def card_file(model: Path) -> Path:
@@ -80,13 +78,15 @@ def export_model(
     seed: int | None = None,
     run_id: str = "",
     round: int | None = None,
+    recipe: bool = True,
 ) -> dict[str, Any]:
     """Save one of a silo's models; returns its card.
 
     ``which``: the personal model that was ``best`` on the silo's validation data, or the ``last`` one; or the model
     whose score the report prints (``reported``), of the ``round`` that the report names. ``source`` is a run directory
     or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
-    ``run_id`` where several of them have the same name. Raises UserError where there is no such model, more than one,
+    ``run_id`` where several of them have the same name. ``recipe``: whether the card holds the recipe of the silo's
+    table, where there is one. Raises UserError where there is no such model, more than one,
     or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
@@ -97,7 +97,15 @@ def export_model(
     state, chosen, about = choose(folder, source, which, round)
     if about.get("networks", 1) > 1:
         raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
-    card = {
+    card = card_of(state, chosen, about, which)
+    card |= about_recipe(about.get("recipe", "")) if recipe else {}
+    write_model(out, card, state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers"))
+    return card
+
+
+def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -> dict[str, Any]:
+    """The card of a model of a silo's state, without a recipe."""
+    return {
         "method": about["method"],
         "paper": about["paper"],
         "seed": about["seed"],
@@ -118,8 +126,6 @@ def export_model(
         "labels": about.get("labels"),
         "silofl": version("silofl"),
     }
-    write_model(out, card, state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers"))
-    return card
 
 
 def write_model(out: Path, card: Mapping[str, Any], vector: Tensor, buffers: Tensor | None) -> None:
@@ -221,15 +227,20 @@ def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]
     return name, shape, settings, strategies()[head].head if head else None
 
 
-def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
+def predict_file(
+    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False
+) -> str:
     """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w).
 
-    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, of other tasks what
-    ``Task.answers`` says. Of the file's test part or, where it has none, of all of ``x``; labels are not needed.
-    ``index`` counts from 0. Raises UserError where model and data cannot be read or do not fit each other.
+    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, by their names where they
+    have some; of other tasks what ``Task.answers`` says. ``data``: a data file, whose test part or, where it has none,
+    all of ``x`` counts, or a csv, which goes through the ``recipe``, or else the card's. Labels are not needed. In the
+    place of ``index``, which counts from 0, a csv's rows have their patient. Raises UserError where model and data
+    cannot be read or do not fit each other.
     """
     card, net = read_model(model)
-    x, vocabulary, own = read_samples(data)
+    asked = read_asked(data, card, recipe, as_gaps)
+    x, vocabulary, own = asked.x, asked.vocabulary, asked.schema
     shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
     here, kind = input_shape(x, vocabulary), dtype_of(x)
     if here != shape or dtype not in (None, kind):  # None: a shared model takes what each silo has
@@ -255,11 +266,9 @@ def predict_file(model: Path, data: Path, masks: Path | None = None) -> str:
         names, found = task.answers(outputs)
         rows += found
         drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task.per_pixel else []
-    lines = [",".join(["index", *names])]
-    lines += [",".join([str(index), *(f"{value:.6g}" for value in row)]) for index, row in enumerate(rows)]
     if masks is not None:
         write_npz(masks, {"masks": np.concatenate(drawn)})
-    return "\n".join(lines) + "\n"
+    return answers_csv(asked, names, rows, parse_schema(card.get("schema", {})).labels)
 
 
 def check_schema(own: Schema, card: Mapping[str, Any], data: Path, model: Path) -> list[int]:
@@ -274,8 +283,7 @@ def check_schema(own: Schema, card: Mapping[str, Any], data: Path, model: Path) 
     if agreed.names and not own.names:
         print(f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}", file=sys.stderr)
     if what := moved(own, agreed):
-        numbers = f"; labels are numbered as in {card_file(model)}" if "labels" in what else ""
-        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name{numbers}", file=sys.stderr)
+        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name", file=sys.stderr)
     return order_of(own.names, agreed.names)
 
 
@@ -294,6 +302,8 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
         net = network(card)
         net.module.load_state_dict(tensors)
         parse_schema(card.get("schema", {}))
+        if card.get("recipe"):
+            parse_recipe(card["recipe"])
     except FileNotFoundError:
         raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -303,31 +313,3 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
     if texts.get(CARD, own := hashlib.sha256(text).hexdigest()) != own:
         raise UserError(f"the card {beside} is damaged, or not the one that {file.name} came with; export it again")
     return card, net
-
-
-def read_samples(file: Path) -> tuple[Array, int, Schema]:
-    """The samples to predict, in one array as partitions/inputs.py keeps them, how many tokens there are, and what the
-    file states of its columns and labels.
-    """
-    try:
-        arrays = read_arrays(file)
-        vocabulary = read_vocabulary(arrays)
-        found: dict[tuple[str, str], Array] = {}
-        for key, meaning in known_names(arrays).items():
-            if key in arrays and meaning[0] != "y":
-                found.setdefault(meaning, arrays[key])  # of two names the first one counts
-        part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
-        if part is None:
-            names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
-            raise Fault(f"has no samples to predict, but {names}", "name them x_test or test_images or x")
-        for (kind, split), x in found.items():
-            if split == part and (x.ndim == 0 or not len(x)):
-                raise Fault(f"{names_of(split, kind, arrays)} holds no samples", "save an array of n samples")
-        if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
-            raise Fault("has inputs of different numbers of samples", "save one row of each for each sample")
-        x = read_x(part, found, arrays, vocabulary)
-        features = read_features(arrays, count_columns(x))
-        check_ranges(features, {part: x})
-        return x, vocabulary, make_schema(features, read_names(arrays, "label_names", None), dtype_of(x))
-    except Fault as fault:
-        raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

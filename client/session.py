@@ -264,4 +264,5 @@ class ClientSession:
             "schema": replace(agreed_schema(self.config), dtype=dtype_of(data.train.x)).content,
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
+            **({"recipe": data.recipe} if data.recipe else {}),
         }

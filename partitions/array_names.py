@@ -25,7 +25,7 @@ NAMED = re.compile(r"x_(?P<input>\w+)_(?P<split>train|val|test)")  # of several 
 UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
 
 EXTRA_NAMES = (
-    *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges", "vocabulary"),
+    *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges", "vocabulary", "recipe"),
     *PATIENT_NAMES,
 )
 

@@ -21,7 +21,7 @@ import tomllib
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from partitions.common.errors import DataError
 LONGEST_NAME = 200  # characters of a name or a unit
 LONGEST_SCHEMA = 1 << 20  # characters of a schema in its canonical form
 SHOWN = 2  # names that a message quotes
-KEYS = ("features", "labels", "dtype")
+KEYS = ("features", "labels", "dtype", "table")
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,16 @@ class Feature:
 class Schema:
     """Columns and labels in their order, and the number format (``splits.dtype_of``). Empty parts: not stated.
 
+    ``table``: how a hospital's table becomes these columns, as JSON (``recipes/shared.py``); it is no part of the
+    digest, of a data file or of a message.
+
     Raises DataError, one line, where names repeat, or are no printable text of 1 to 200 characters.
     """
 
     features: tuple[Feature, ...] = ()
     labels: tuple[str, ...] = ()
     dtype: str = ""
+    table: str = ""
     text: str = field(init=False, repr=False, compare=False, default="")  # the canonical form
 
     def __post_init__(self) -> None:
@@ -96,13 +100,19 @@ class Schema:
     def content(self) -> dict[str, Any]:
         """As JSON has it, without what is not stated."""
         features = [feature.content for feature in self.features]
-        stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype}
+        table = json.loads(self.table) if self.table else {}
+        stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype, "table": table}
         return {key: value for key, value in stated.items() if value}
+
+    @property
+    def bare(self) -> Schema:
+        """The schema without ``table``, as messages hold it."""
+        return replace(self, table="") if self.table else self
 
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hexadecimal."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+        return hashlib.sha256(self.bare.text.encode()).hexdigest()
 
     def __str__(self) -> str:
         """The parts that are stated, in one line, with the digest."""
@@ -156,7 +166,17 @@ def parse_schema(content: object) -> Schema:
     for label in labels:
         if not isinstance(label, str):
             raise DataError(f"the label {str(label)[:40]} is no text: write it in quotation marks")
-    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype)
+    return Schema(tuple(map(_feature, features)), tuple(map(tidy, labels)), dtype, _table(content.get("table", {})))
+
+
+def _table(content: object) -> str:
+    """The section ``table`` as JSON. What it says is checked where it is used."""
+    if not isinstance(content, Mapping):
+        raise DataError("table is a table of keys")
+    try:
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False) if content else ""
+    except (TypeError, ValueError):
+        raise DataError("table holds what JSON cannot") from None
 
 
 def _feature(content: object) -> Feature:

@@ -44,6 +44,7 @@ from partitions.labels import (
 )
 from partitions.npz import read_arrays, write_npz
 from partitions.patients import describe_patients, read_patients
+from partitions.recipes.recipe import read_recipe
 from partitions.reorder import count_columns, is_table
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
@@ -70,10 +71,12 @@ class Contents:
     task: str
     vocabulary: int = 0
     schema: Schema = NO_SCHEMA
+    recipe: str = ""
 
     def divided(self) -> SiloData:
         """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
-        return replace(divide_own(self.splits, self.classes, self.task, self.vocabulary), schema=self.schema)
+        made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
+        return replace(made, schema=self.schema, recipe=self.recipe)
 
 
 def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None = None) -> list[Check]:
@@ -141,7 +144,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
         split.x.flags.writeable = False
         split.y.flags.writeable = False
     classes, task, vocabulary = contents.classes, contents.task, contents.vocabulary
-    return Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary, schema=contents.schema)
+    made = Dataset(path.stem, train, splits["test"], classes, task=task, vocabulary=vocabulary)
+    return replace(made, schema=contents.schema, recipe=contents.recipe)
 
 
 def joined(first: Split, second: Split) -> Split:
@@ -177,6 +181,8 @@ def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, I
         arrays["task"] = np.array(data.task)
     if data.task in (*ONE_CLASS, "segmentation"):
         arrays["classes"] = np.array(data.classes)
+    if data.recipe:
+        arrays["recipe"] = np.array(data.recipe)
     write_npz(Path(path), arrays | written_schema(data.schema), samples)
 
 
@@ -191,10 +197,11 @@ def written_schema(schema: Schema) -> dict[str, Array]:
 
 
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
-    """The labels of one part as a file has them."""
+    """The labels of one part as a file has them; ``part``: "" for the only one."""
+    end = f"_{part}" if part else ""
     if task == "survival":
-        return {f"time_{part}": y[:, 0], f"event_{part}": y[:, 1].astype(np.uint8)}
-    return {f"y_{part}": y.astype(np.int8) if task == "multilabel" else y}
+        return {f"time{end}": y[:, 0], f"event{end}": y[:, 1].astype(np.uint8)}
+    return {f"y{end}": y.astype(np.int8) if task == "multilabel" else y}
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:
@@ -244,12 +251,13 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
             checks.append(Check(name, True, describe_patients(patients)))
         name = "schema"
         schema = make_schema(features, () if task == "survival" else labels, dtype_of(first))
+        recipe = read_stored_recipe(arrays, features)
         checks.append(Check(name, True, str(schema)))
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
     splits = {split: Split(xs[split], ys[split], patients.get(split)) for split in xs}
-    return checks, Contents(splits, classes, task, vocabulary, schema)
+    return checks, Contents(splits, classes, task, vocabulary, schema, recipe)
 
 
 def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
@@ -310,6 +318,23 @@ def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, .
         )
     stated = [None if np.isnan(pair).any() else (float(pair[0]), float(pair[1])) for pair in ranges]
     return tuple(map(Feature, names, units, stated))
+
+
+def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature]) -> str:
+    """The recipe that a file holds, as JSON, or "". Raises Fault where it is none, or of other columns."""
+    if "recipe" not in arrays:
+        return ""
+    again = "make the file again with `silofl import`"
+    if arrays["recipe"].size != 1 or arrays["recipe"].dtype.kind != "U":
+        raise Fault("recipe is no text", again)
+    text = str(arrays["recipe"].ravel()[0])
+    try:
+        recipe = read_recipe(text)
+    except DataError as error:
+        raise Fault(str(error), again) from None
+    if recipe.features and [feature.name for feature in recipe.features] != [feature.name for feature in features]:
+        raise Fault("holds a recipe of other columns than its own", again)
+    return text
 
 
 def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = "") -> Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
     ``classes``: how many outputs its task needs: classes, findings, measurements; ``vocabulary``: how many tokens its
-    texts may have; ``schema``: what its file states of columns and labels.
+    texts may have; ``schema``: what its file states of columns and labels; ``recipe``: how the file was made of a csv,
+    as JSON, or "". It stays in the silo.
     """
 
     train: Split
@@ -50,6 +51,7 @@ class SiloData:
     task: str = "multiclass"
     vocabulary: int = 0
     schema: Schema = NO_SCHEMA
+    recipe: str = ""
 
     @property
     def input_shape(self) -> tuple[Any, ...]:
@@ -62,7 +64,8 @@ class Dataset:
     """A whole data set before partitioning; its arrays are read-only.
 
     ``groups`` holds the silos a data set comes with (name -> row indices into train followed by test), or None;
-    ``own_test``: whether these keep the data set's own division into train and test.
+    ``own_test``: whether these keep the data set's own division into train and test; ``recipe``: as a silo has it, or
+    ``recipes``: that of each of ``groups``.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Dataset:
     own_test: bool = False
     vocabulary: int = 0
     schema: Schema = NO_SCHEMA
+    recipe: str = ""
+    recipes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import tempfile
 from functools import cached_property
@@ -188,8 +189,11 @@ class Model:
         self.module: nn.Module = network.module.eval()
 
     def predict(self, data: str | Path) -> pd.DataFrame:
-        """Return what the model says of each sample of a data file, as ``silofl predict`` does; a row per sample."""
-        return pd.read_csv(io.StringIO(predict_file(self._file, Path(data)))).set_index("index")
+        """Return what the model says of each sample of a data file or csv, as ``silofl predict``; a row per sample."""
+        text = predict_file(self._file, Path(data))
+        key = next(csv.reader(io.StringIO(text)))[0]
+        types = {} if key == "index" else {key: str}  # a patient's 007 stays as it is
+        return pd.read_csv(io.StringIO(text), dtype=types).set_index(key)
 
     def __repr__(self) -> str:
         whose = self.card["silo"] or "all silos"

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import tarfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ from client.site.trust.audit import Log, files_of, verify
 from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.policy import Policy, default_file, parse_policy, rules
 from client.site.trust.request import make_request, read_request
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from partitions.importing import dicom, nifti
 from partitions.importing.scans import ReadOptions
 from partitions.npz import write_npz
+from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read_recipe
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
 from server.results.history import History, Row
@@ -389,6 +391,42 @@ def test_a_card(changes: dict[str, Any], left_out: set[str]) -> None:
 
 
 # ---- Scans -----------------------------------------------------------------------------------------------------------
+
+
+RECIPE = Recipe(
+    (
+        Column(
+            "age", "number", unit="years", range=(0, 120), decimal=",", thousands=".", fill="median", fill_value=3.5
+        ),
+        Column("sex", "category", "SEX", categories=("f", "m"), values={"w": "f"}, other="other", fill="most-frequent"),
+        Column("since", "date", format="%d.%m.%Y", per="days", fill="refuse", mark_gaps=True),
+        Column("ward", "skip"),
+    ),
+    label=("state",),
+    classes=("well", "ill"),
+)
+
+
+@given(edits=EDITS)
+def test_a_recipe(place: Path, edits: Edits) -> None:
+    """As a file, and as the text in a data file or a model's card: what is read is written and read again alike."""
+    for text in (RECIPE.toml("a comment"), RECIPE.json):
+        place.write_bytes(edited(text.encode(), edits))
+        try:
+            is_json = text == RECIPE.json
+            found = read_recipe(place.read_bytes().decode(errors="replace")) if is_json else load_recipe(place)
+        except ValueError as error:
+            one_line(error)
+        else:
+            assert read_recipe(found.json) == found == parse_recipe(tomllib.loads(found.toml()))
+
+
+@given(key=st.sampled_from(sorted(RECIPE.content["columns"][0])), value=VALUES)
+def test_a_recipe_of_any_values(key: str, value: Any) -> None:
+    content = RECIPE.content
+    for changed in ({**content, "file": value}, {**content, "columns": [{**content["columns"][0], key: value}]}):
+        with contextlib.suppress(DataError):
+            parse_recipe(changed)
 
 
 def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:

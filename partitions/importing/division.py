@@ -8,6 +8,9 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
+from partitions.recipes.draft import FEWEST
+from partitions.recipes.recipe import Recipe
+from partitions.schema import few
 from partitions.schemes.pool import hold_out
 from partitions.splits import Array
 
@@ -29,6 +32,21 @@ def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[s
     if not without or (without == len(samples) and asked is None):
         return ()
     return (f"{without} of {len(samples)} samples name no patient: each is taken for another patient's (--patient)",)
+
+
+def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]:
+    """Notes on columns that stand for a category of few patients. ``table``: as ``recipes.pipeline.convert`` has it."""
+    rare = []
+    for j, column in enumerate(recipe.used):
+        for level in column.levels if column.kind == "category" else ():
+            if 0 < (count := len(np.unique(patients[table[:, j] == level]))) < FEWEST:
+                rare.append(f"{column.name}={level} ({count})")
+    if not rare:
+        return ()
+    return (
+        f"of fewer than {FEWEST} patients are {few(rare, 8)}: sums of columns leave with the data summary and can tell "
+        "of them; the recipe may merge them (`values`, `other`)",
+    )
 
 
 def assign_splits(samples: Sequence[SampleSource], patients: Array, seed: int) -> Array:

@@ -37,8 +37,8 @@ class SampleSource:
     patient: str  # "" = not given
     file: Path | None = None
     mask: Path | None = None
-    values: tuple[float, ...] = ()
     text: str = ""
+    key: str = ""  # the patient as the csv has it, for predictions; no file of ours holds it
     part: int | None = None  # which slice of a volume; None: the middle one
 
 

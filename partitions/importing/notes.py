@@ -13,6 +13,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
 from partitions.importing.tables import SEPARATORS
+from partitions.recipes.cells import GROUPS
 from partitions.splits import Array, together
 from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
 
@@ -26,7 +27,8 @@ class Take:
     ``text``: the column of texts, "" for none; ``columns``: those of numbers (none:
     all, but beside a text none); ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text;
     ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
-    patients; ``separator``: between cells, "" as the first line shows; ``decimal``: the sign, a point or a comma.
+    patients; ``separator``: between cells, "" as the first line shows; ``decimal``: the sign, a point or a comma, and
+    ``thousands``, "" as the cells show; ``dates``: their format; ``gaps``: more cells that mean a missing value.
     """
 
     text: str = ""
@@ -35,15 +37,23 @@ class Take:
     length: int = LENGTH
     patient: str | None = ""
     separator: str = ""
-    decimal: str = "."
+    decimal: str = ""
+    thousands: str = ""
+    encoding: str = ""
+    dates: str = ""
+    gaps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.decimal not in (".", ","):
+        if self.decimal not in ("", ".", ","):
             raise DataError(f"--decimal is {self.decimal[:10]!r}; it is a point or a comma")
         if self.separator not in ("", *SEPARATORS.values()):
             raise DataError(f"--separator is {self.separator[:10]!r}; it is ',', ';', '|' or tab")
-        if self.separator == self.decimal:
+        if self.separator and self.separator == self.decimal:
             raise DataError("--separator and --decimal are both a comma; save the csv separated by semicolons")
+        if self.thousands not in GROUPS:
+            raise DataError(f"--thousands is {self.thousands[:10]!r}; it is one of {', '.join(map(repr, GROUPS[1:]))}")
+        if self.thousands and self.thousands == self.decimal:
+            raise DataError(f"--thousands and --decimal are both {self.decimal!r}")
         if not 1 <= self.length <= MOST_LENGTH:
             raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {self.length}")
 
@@ -51,12 +61,13 @@ class Take:
 ALL_COLUMNS = Take()
 
 
-def read_table(rows: Sequence[SampleSource], take: Take) -> tuple[Array, int, tuple[str, ...]]:
+def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tuple[Array, int, tuple[str, ...]]:
     """The inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
+
+    ``values``: the columns' numbers, float32 (n, columns), none where the text is the only input.
 
     Raises DataError for a row without a word, where there is nothing besides.
     """
-    values = np.array([row.values for row in rows], np.float32)
     if not take.text:
         return values, 0, ()
     vocabulary, said = parse_vocabulary(take.vocabulary)
@@ -73,11 +84,12 @@ def read_table(rows: Sequence[SampleSource], take: Take) -> tuple[Array, int, tu
             notes.append(f"{count} of {of} {what}")
     missing = (made.x == 0).all(axis=1) | np.array([not row.text for row in rows])
     made.x[missing] = 0
-    if missing.any() and not take.columns:
+    alone = not values.shape[1]
+    if missing.any() and alone:
         raise DataError(f"{rows[int(missing.argmax())].where}: {take.text} has no word; fill or drop such rows")
     if missing.any():
         notes.append(f"{missing.sum()} of {len(rows)} samples have no text: it counts as missing")
-    if not take.columns:
+    if alone:
         return made.x, vocabulary.size, tuple(notes)
     return together({TABLE: values, TEXT: made.x}), vocabulary.size, tuple(notes)
 

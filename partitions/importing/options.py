@@ -8,6 +8,7 @@ from pathlib import Path
 
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.scans import ReadOptions
+from partitions.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,9 @@ class ImportOptions:
     or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names of all
     classes, in order; ``labels_from``: a csv of labels by study or patient; ``seed``: of the split, where the source
     has none. ``window``, ``spacing``, ``slices`` and ``series`` are of scans (``scans.ReadOptions``). ``take``: how a
-    csv is written, the column of texts, what they become, which numbers, and the column of patients. ``overwrite``:
-    whether the data file may be there already.
+    csv is written, the column of texts, what they become, which numbers, and the column of patients. ``recipe``: how to
+    read a table, in place of all that; ``as_gaps``: cells that do not fit the recipe are gaps. ``overwrite``: whether
+    the data file may be there already.
     """
 
     size: int | None = None
@@ -34,6 +36,8 @@ class ImportOptions:
     slices: int = 1
     series: str = ""
     take: Take = ALL_COLUMNS
+    recipe: Recipe | None = None
+    as_gaps: bool = False
     overwrite: bool = False
 
     def __post_init__(self) -> None:

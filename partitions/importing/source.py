@@ -28,7 +28,8 @@ Pictures are looked at first, all of them, and then read one by one into the fil
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,24 +38,32 @@ from tqdm import tqdm
 
 from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
+from partitions.importing.csv_source import Found
 from partitions.importing.discovery import find_rows
-from partitions.importing.division import assign_splits, number_patients, patient_notes
+from partitions.importing.division import assign_splits, number_patients, patient_notes, rare_notes
 from partitions.importing.images import SampleSource, kind_of, read_mask
-from partitions.importing.notes import copies, read_table
+from partitions.importing.new_rows import new_inputs
+from partitions.importing.notes import Take, copies, read_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
 from partitions.importing.streams import count_notes, describe, probe_all, read_pictures, rows_of
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
-from partitions.labels import Fault, describe_labels
-from partitions.schema import Feature, tidy
-from partitions.silo_file import make_schema, read_silo_file, write_silo_file
-from partitions.splits import Array, SiloData, Split
+from partitions.labels import ONE_CLASS, Fault, describe_labels
+from partitions.npz import write_npz
+from partitions.recipes.pipeline import fit, transform
+from partitions.recipes.recipe import Recipe, with_fills
+from partitions.schema import tidy
+from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
+from partitions.splits import Array, SiloData, Split, inputs_of
+from partitions.tokens import parse_vocabulary
+
+FEWEST_DIVIDED = 3  # patients; of fewer there is none for a part
 
 
 @dataclass(frozen=True)
 class Imported:
     """Result of an import. ``label_names``: of classes that had to be numbered, of findings, of measurements;
-    ``notes``: what was left out, and what the hospital must look at.
+    ``notes``: what was left out, and what the hospital must look at; ``recipe``: of a table, as it was used.
     """
 
     file: Path
@@ -62,6 +71,8 @@ class Imported:
     label_names: tuple[str, ...]
     feature_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    divided: bool = True
 
     @property
     def data(self) -> SiloData:
@@ -82,15 +93,69 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     """
     source, out = Path(source), Path(out)
     check_paths(source, out, options.overwrite)
+    options = with_recipe(options)
+    with reading(source):
+        found = find_rows(source, options)
+        if options.recipe and (not found.columns or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED):
+            return import_whole(out, found, options.recipe, options)
+        made = collect(source, found, options)
+    notes = (*made.notes, *copies(made.samples, made.places))
+    write_collected(out, made, options)
+    return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe)
+
+
+@contextmanager
+def reading(source: Path) -> Iterator[None]:
+    """Context that names the source in every fault. Raises DataError."""
     try:
-        made = collect(source, options)
+        yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{source} cannot be read ({error})") from error
     except Fault as fault:
         raise DataError(f"{source}: {fault.detail}; {fault.fix}") from None
-    notes = (*made.notes, *copies(made.samples, made.places))
-    write_collected(out, made, options)
-    return Imported(out, summary(made.data), made.label_names, made.feature_names, notes)
+
+
+def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions) -> Imported:
+    """Write new rows as one part (``x``): to predict, because they have no labels or are too few to be divided."""
+    x, vocabulary, notes = new_inputs(found, recipe)
+    arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
+    names: tuple[str, ...] = ()
+    if found.columns:
+        y, names, _ = read_answers(
+            found.rows, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs
+        )
+        arrays |= written_labels("", y, recipe.task)
+    if any(row.patient for row in found.rows):
+        arrays["patient"] = number_patients(found.rows)
+    if vocabulary:
+        arrays["vocabulary"] = np.array(vocabulary)
+    schema = make_schema(recipe.features, tuple(map(tidy, recipe.classes)))
+    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)})
+    why = "too few to be divided" if found.columns else "without labels"
+    text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
+    return Imported(out, text, names, tuple(f.name for f in recipe.features), (*found.notes, *notes), recipe, False)
+
+
+def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
+    """Some rows of a table, read as the options' recipe says, and divided. Raises DataError."""
+    options = with_recipe(options)
+    with reading(source):
+        found = find_rows(source, options)
+        if not found.columns or found.table is None:
+            raise DataError(f"{source} has no labels")
+        some = replace(found, rows=[found.rows[i] for i in rows], table=found.table[list(rows)])
+        return collect(source, some, options).data
+
+
+def with_recipe(options: ImportOptions) -> ImportOptions:
+    """The options as their recipe has them, if there is one."""
+    recipe = options.recipe
+    if recipe is None:
+        return options
+    take = Take(patient=recipe.patient or None)
+    if recipe.text:
+        take = replace(take, text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length)
+    return replace(options, labels=recipe.classes, task=recipe.task, seed=recipe.seed, take=take)
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:
@@ -115,6 +180,7 @@ class Collected:
     label_names: tuple[str, ...]
     feature_names: tuple[str, ...]
     notes: tuple[str, ...]
+    recipe: Recipe | None = None
 
     @property
     def in_files(self) -> bool:
@@ -126,25 +192,20 @@ class Collected:
         return {split: np.flatnonzero(self.places == split) for split in SPLITS}
 
 
-def collect(source: Path, options: ImportOptions) -> Collected:
-    """Find the samples, read their labels, look at their inputs, and divide them."""
-    take, reading = options.take, options.reading
-    samples, feature_names, columns, notes = find_rows(source, options)
+def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
+    """Read the samples' labels, look at their inputs, and divide them."""
+    take = options.take
+    samples, notes, recipe = found.rows, found.notes, found.recipe
     check_options(source, samples, options)
     task = find_import_task(samples, options.task, options.labels, options.survival is not None)
-    vocabulary = 0
     if samples[0].file:
-        infos = probe_all(samples, reading)
+        infos = probe_all(samples, options.reading)
         samples = [
             replace(sample, patient=sample.patient or info.patient) for sample, info in zip(samples, infos, strict=True)
         ]
-        x, notes = describe(samples, infos), (*notes, *count_notes(infos))
-    else:
-        x, vocabulary, found = read_table(samples, take)
-        notes = (*notes, *found)
-    y, names, outputs = read_answers(samples, columns, options.labels, task, reading)
-    if task == "segmentation" and y.shape != x.shape[:3]:
-        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
+        notes = (*notes, *count_notes(infos))
+    known = recipe.outputs if recipe else 0
+    y, names, outputs = read_answers(samples, found.columns, options.labels, task, options.reading, known)
     patients = number_patients(samples)
     places = assign_splits(samples, patients, options.seed)
     notes = (*notes, *patient_notes(samples, take.patient))
@@ -153,13 +214,27 @@ def collect(source: Path, options: ImportOptions) -> Collected:
         of = f", of {len(np.unique(patients))} patients" if named else ""
         what = {"train": "training"}.get(empty, empty)
         raise DataError(f"{source} gives no {what} samples; it has {len(samples)} samples in all{of}")
-    schema = make_schema(tuple(Feature(tidy(name)) for name in feature_names), tuple(map(tidy, names)))
+    vocabulary = 0
+    if recipe is None or found.table is None:
+        x = describe(samples, infos)
+    else:
+        notes = (*notes, *rare_notes(found.table, recipe, patients))
+        recipe = with_fills(recipe, fit(found.table[places == "train"], recipe))
+        names = recipe.classes or names  # of a shared schema; what this file calls them is in its recipe
+        recipe = replace(recipe, task=task, classes=names if task in ONE_CLASS else recipe.classes, outputs=outputs)
+        x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
+        notes = (*notes, *more)
+    if task == "segmentation" and y.shape != x.shape[:3]:
+        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
+    features = recipe.features if recipe else ()
+    schema = make_schema(features, tuple(map(tidy, names)))
     train, val, test = (
         Split(rows_of(x, chosen), rows_of(y, chosen), patients[chosen] if named else None)
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
-    data = replace(SiloData(train, val, test, outputs, task, vocabulary), schema=schema)
-    return Collected(samples, data, places, names, feature_names, notes)
+    text = recipe.json if recipe else ""
+    data = replace(SiloData(train, val, test, outputs, task, vocabulary), schema=schema, recipe=text)
+    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe)
 
 
 def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
@@ -167,6 +242,8 @@ def check_options(source: Path, samples: list[SampleSource], options: ImportOpti
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(sample.file is None or kind_of(sample.file) == "picture" for sample in samples):
         raise DataError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
+    if options.take.text:
+        parse_vocabulary(options.take.vocabulary)  # before anything is read of the labels
     if (options.take.text or options.take.columns) and samples[0].file:
         raise DataError(f"{source} has pictures; --text and --columns are of a table")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections import Counter
@@ -9,23 +10,23 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
+from partitions.recipes.cells import is_number
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
 SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # as a user names them
+UTF8 = "utf-8-sig"  # with or without a byte order mark
+FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
 MOST_LISTED = 20  # columns in a message
 
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
 
 CELLS_UNCHECKED = 1 << 17  # between two looks at how many there are
 
-Label = str | tuple[str, str] | None  # a column, or several joined by commas; time and event; None: the usual one
+Label = str | tuple[str, ...] | None  # a column, or several joined by commas; time and event; None: the usual one
 Line = tuple[str, dict[str, str]]  # "table.csv, line 7", and its cells by column
 
 
@@ -50,14 +51,45 @@ def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
         yield cells
 
 
-def read_lines(path: Path, separator: str = "") -> tuple[list[str], list[Line]]:
+def find_encoding(path: Path, wanted: str = "") -> str:
+    """The encoding of a text file: as asked for, UTF-8, UTF-16 where it begins so, or else Windows-1252.
+
+    Raises DataError where the file cannot be read so.
+    """
+    with path.open("rb") as file:
+        start = file.read(2)
+    utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    tried = [wanted] if wanted else ["utf-16"] if utf16 else [UTF8, FALLBACK]
+    tried = [UTF8 if encoding.lower() in ("utf-8", "utf8") else encoding for encoding in tried]
+    for encoding in tried:
+        try:
+            codecs.lookup(encoding)
+            with path.open(encoding=encoding, newline="") as text:
+                while text.read(1 << 20):
+                    pass
+        except LookupError:
+            raise DataError(f"--encoding is {encoding[:40]!r}, which is none; for example utf-8, cp1252") from None
+        except UnicodeError:
+            continue
+        return encoding
+    raise DataError(f"{path} cannot be read: it is no text in {' or '.join(tried)}; name its --encoding")
+
+
+def find_separator(path: Path, encoding: str) -> str:
+    """The sign between cells: that of comma, semicolon and tab that the first line has most of."""
+    with path.open(encoding=encoding, newline="") as file:
+        first = next(bounded_lines(file, path), "")
+    return max(",;\t", key=first.count)
+
+
+def read_lines(path: Path, separator: str = "", encoding: str = UTF8) -> tuple[list[str], list[Line]]:
     """The columns of a csv and its lines. Without a header the columns are named here.
 
-    ``separator``: what stands between cells; "": the one of comma, semicolon and tab that the first line has most of.
+    ``separator``: what stands between cells; "": as :func:`find_separator` has it.
     """
-    with path.open(encoding="utf-8-sig", newline="") as file, long_cells():
+    separator = separator or find_separator(path, encoding)
+    with path.open(encoding=encoding, newline="") as file, long_cells():
         first = next(bounded_lines(file, path), "")
-        separator = separator or max(",;\t", key=first.count)
         check_columns(first.count(separator) + 1, path)
         file.seek(0)
         reader = csv.reader(bounded_lines(file, path), delimiter=separator)
@@ -119,17 +151,19 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
         raise DataError(f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5")
     if not WITH_COMMA.fullmatch(cell):
         return cell
-    if decimal != ",":
+    if decimal != ",":  # also where none is named
         raise DataError(
             f"{where}: {name} is {cell!r}; add --decimal , if that is a decimal comma, or else write 1234 for 1,234"
         )
     return cell.replace(",", ".")
 
 
-def labels_of(line: Line, columns: tuple[str, ...], decimal: str = ".") -> tuple[str, ...]:
+def labels_of(
+    line: Line, columns: tuple[str, ...], decimal: str = ".", gaps: Collection[str] = ("",)
+) -> tuple[str, ...]:
     """A line's labels; each must be there. Numbers have a point, whatever their ``decimal`` sign."""
     where, row = line
-    if missing := [column for column in columns if not row[column]]:
+    if missing := [column for column in columns if row[column].casefold() in gaps]:
         raise DataError(f"{where} has no {missing[0] if len(columns) > 1 else 'label'}")
     return tuple(with_point(where, column, row[column], decimal) for column in columns)
 
@@ -141,20 +175,3 @@ def split_of(line: Line) -> str:
     if split and split.lower() not in SPLIT_NAMES:
         raise DataError(f"{where}: split is {split!r}; it must be train, val or test")
     return SPLIT_NAMES.get(split.lower(), "")
-
-
-def numbers_of(line: Line, columns: Sequence[str], decimal: str = ".") -> tuple[float, ...]:
-    """A line's values in these columns. A long text is not shown: it may be a patient's."""
-    where, row = line
-    cells = {name: with_point(where, name, row[name], decimal) for name in columns}
-    for name, cell in cells.items():
-        if not is_number(cell):
-            if len(cell) > LONGEST_SHOWN:
-                raise DataError(f"{where}: {name} is a text of {len(cell)} characters; --text {name} takes it as such")
-            raise DataError(f"{where}: {name} is {cell!r}, no number; fill or drop such rows")
-    return tuple(float(cells[name]) for name in columns)
-
-
-def is_number(text: str) -> bool:
-    """Return whether the text is a finite number of float32, as other programs write it: not 1_000, as Python."""
-    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)

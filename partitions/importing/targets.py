@@ -11,8 +11,9 @@ from partitions.common.names import unknown_name
 from partitions.importing.images import SampleSource
 from partitions.importing.scans import ReadOptions
 from partitions.importing.streams import probe_masks
-from partitions.importing.tables import LONGEST_SHOWN, is_number
+from partitions.importing.tables import LONGEST_SHOWN
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, join_survival, read_count, read_labels, short_numbers
+from partitions.recipes.cells import is_number
 from partitions.splits import Array
 
 LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
@@ -34,10 +35,15 @@ def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequen
 
 
 def read_answers(
-    samples: Sequence[SampleSource], columns: Sequence[str], classes: Sequence[str], task: str, reading: ReadOptions
+    samples: Sequence[SampleSource],
+    columns: Sequence[str],
+    classes: Sequence[str],
+    task: str,
+    reading: ReadOptions,
+    known: int = 0,
 ) -> tuple[Array, tuple[str, ...], int]:
     """The labels as a data file keeps them (``labels.py``; masks blank), the names of classes that had to be numbered,
-    of findings or of measurements, and how many there are of them.
+    of findings or of measurements, and how many there are of them. ``known``: how many classes there are, by a recipe.
     """
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
     if len(samples[0].labels) != wanted or bool(samples[0].mask) != (task == "segmentation"):
@@ -46,8 +52,8 @@ def read_answers(
     if task == "segmentation":
         return probe_masks(samples, reading)
     if task in ONE_CLASS:
-        y, names = number_labels(samples, classes)
-        return y, names, len(names) or read_count(task, {}, {"all": y})
+        y, names = number_labels(samples, classes, known)
+        return y, names, len(names) or known or read_count(task, {}, {"all": y})
     for sample in samples:
         for column, text in zip(columns, sample.labels, strict=True):
             if not is_number(text):
@@ -62,8 +68,10 @@ def read_answers(
     return y, tuple(columns), len(columns)
 
 
-def number_labels(samples: Sequence[SampleSource], labels: Sequence[str]) -> tuple[Array, tuple[str, ...]]:
-    """Labels as int64 (n,), and the names of the classes if they had to be numbered."""
+def number_labels(
+    samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
+) -> tuple[Array, tuple[str, ...]]:
+    """Labels as int64 (n,), and the names of the classes if they had to be numbered. ``known``: how many there are."""
     found = sorted({sample.labels[0] for sample in samples})
     for sample in samples:
         if len(sample.labels[0]) > LONGEST_LABEL:
@@ -79,10 +87,10 @@ def number_labels(samples: Sequence[SampleSource], labels: Sequence[str]) -> tup
         names = tuple(labels)
     elif all(text.isascii() and text.isdigit() for text in found):
         for sample in samples:
-            if int(sample.labels[0]) >= MOST_CLASSES:
+            if int(sample.labels[0]) >= (known or MOST_CLASSES):
                 raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
         numbers = sorted({int(text) for text in found})
-        if len(numbers) == 1 or numbers[-1] >= len(numbers):
+        if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
             raise unnumbered(samples, short_numbers(numbers))
         return np.array([int(sample.labels[0]) for sample in samples], np.int64), ()
     else:

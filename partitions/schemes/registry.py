@@ -148,7 +148,7 @@ def partition(
         classes=dataset.classes,
         silos=silos,
         rng=np.random.default_rng(seed),
-        groups=dataset.groups,
+        groups=groups_of(dataset, patients),
         own_test=dataset.own_test,
     )
     parts = entry.procedure(pool, entry.settings() if settings is None else settings)
@@ -168,6 +168,16 @@ def partition(
             train, val, test = (gather([patients[unit] for unit in units]) for units in (train, val, test))
         result.append(SiloIndices(silo_name(i), train, val, test, origins[i]))
     return result
+
+
+def groups_of(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array] | None:
+    """The data set's own silos: the samples of each or, where these are divided by patient, the patients."""
+    if dataset.groups is None or patients is None:
+        return dataset.groups
+    unit = np.empty(len(dataset.train) + len(dataset.test), np.int64)
+    for i, rows in enumerate(patients):
+        unit[rows] = i
+    return {own: np.unique(unit[rows]) for own, rows in dataset.groups.items()}
 
 
 def check_fits(dataset: Dataset, name: str) -> None:
@@ -205,6 +215,7 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
         task=dataset.task,
         vocabulary=dataset.vocabulary,
         schema=dataset.schema,
+        recipe=dataset.recipes.get(indices.origin, dataset.recipe),
     )
 
 

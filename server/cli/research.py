@@ -119,6 +119,7 @@ def add_export(commands: Any) -> None:
     p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
     p.add_argument("--run-id", metavar="ID", default="", help="which of several runs that had the same name")
     p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
+    p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's table out of the card")
     p.set_defaults(run=export)
 
 
@@ -272,18 +273,22 @@ def partition(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     from client.export import export_model
+    from client.tables.new_samples import disclosed
+    from partitions.recipes.recipe import parse_recipe
 
     source, out = Path(args.source), Path(args.out)
     if args.which == "shared":
         from server.results.shared_model import export_shared
 
-        if args.silo or args.run_id:
-            raise UserError("--which shared: the model of all silos takes no --silo and no --run-id")
+        if args.silo or args.run_id or args.no_recipe:
+            raise UserError("--which shared: the model of all silos takes no --silo, --run-id or --no-recipe")
         card = export_shared(source, out, args.strategy, args.seed, args.round)
     elif not args.silo:
         raise UserError(f"--which {args.which}: --silo NAME is wanted here")
     else:
         which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
-        card = export_model(source, *which)
+        card = export_model(source, *which, recipe=not args.no_recipe)
     whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
+    if card.get("recipe"):
+        print(f"note: {disclosed(parse_recipe(card['recipe']))}")

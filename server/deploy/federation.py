@@ -156,7 +156,7 @@ def _agreed(content: Any, silos: Sequence[SiloEntry], schema: Schema, path: Path
     samples = {silo.name: silo.samples for silo in silos if silo.samples}
     if samples:
         fields["samples"] = {**_mapping_of(fields.get("samples") or {}, f"{path}: agreed.samples"), **samples}
-    fields |= {"schema": schema.content} if schema.content else {}
+    fields |= {"schema": schema.bare.content} if schema.bare.content else {}
     if not fields:
         return ""
     from strategies.base.schema.data_summary import read_agreed

@@ -148,7 +148,6 @@ SECRET = "Anna Schmidt, b. 1950, was seen today because of her cough"
         ((), Take("NOTE", ("NOTE",)), {}, "unknown column of .* besides label, split, patient, NOTE: 'NOTE'"),
         (((0, row(0, "")),), Take("NOTE"), {}, r"line 2: NOTE has no word; fill or drop such rows"),
         (((0, row(0, ";")),), Take("NOTE"), {}, r"line 2: NOTE has no word"),
-        (((0, row(0, SECRET)),), Take(), {}, r"line 2: NOTE is a text of 58 characters; --text NOTE takes it"),
         (((0, row(0, SECRET)),), Take("bmi", ("NOTE",)), {}, r"line 2: NOTE is a text of 58 characters"),
         (((0, row(0, 4 * SECRET)),), Take("bmi"), {"label": "NOTE"}, "line 2: the label is a text of 232 characters"),
     ],
@@ -187,6 +186,8 @@ def test_the_command(notes, capsys):
         "0 = ill",
         "1 = well",
         "note: words are hashed into 65536 numbers (hashed:65536)",
+        f"{source.with_name('ours.recipe.toml')}: the recipe; silofl import NEW.csv --recipe "
+        f"{source.with_name('ours.recipe.toml')} repeats it",
         "the split is written into the file: no run can change it",
         ours,
     ]

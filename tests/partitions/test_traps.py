@@ -87,12 +87,12 @@ def test_a_header_that_is_code_for_the_parser(tmp_path: Path) -> None:
         assert_cheap(trap(tmp_path / "x.npz", x=begin), "x is damaged", most=5e7)
 
 
-@pytest.mark.parametrize("number", ["1_000", "１２", "0x10", "1e", "1__0", "1 0", "nan", "inf", "1,5"])
+@pytest.mark.parametrize("number", ["1_000", "１２", "0x10", "1e", "1__0", "1 0", "inf"])
 def test_a_number_is_what_other_programs_take_for_one(tmp_path: Path, number: str) -> None:
     """Python reads 1_000 as 1000, and digits of any script."""
     table = tmp_path / "table.csv"
     table.write_text(f"age;label\n1;0\n2;1\n{number};0\n3;1\n4;0\n5;1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"table\.csv, line 4: age is .*(, no number|; add --decimal ,)"):
+    with pytest.raises(ValueError, match=r"table\.csv, line 4: age is .*, no number"):
         import_source(table, tmp_path / "out.npz")
 
 

@@ -235,7 +235,9 @@ OTHERS: list[tuple[str, str]] = [
         "predict --model {place}/model.safetensors --data {place}/good.npz --out {place}/a-folder",
         "a-folder: Is a directory",
     ),
-    ("import {place}/table.csv --out t.npz", "{place}/table.csv, line 2: age is 'old', no number"),
+    ("import {place}/table.csv --out t.npz", "the 1 labels are 1: not all classes from 0 on, two at least"),
+    ("import {place}/table.csv --out t.npz --labels 0,1 --recipe r.toml", "--labels beside --recipe: the recipe says"),
+    ("schema r.toml --out schema.toml", "r.toml cannot be read (No such file or directory)"),
     ("import {place}/table.csv --out t.csv", "t.csv does not end in .npz"),
     ("import {place}/table.csv --out t.npz --label lable", "'lable' (did you mean 'label'?)"),
     ("import {place}/nowhere --out t.npz", "there is no {place}/nowhere"),
@@ -497,6 +499,8 @@ def test_import_says_what_it_made(say: Callable[..., Said], tmp_path: Path) -> N
         "0 = well",
         "1 = ill",
         "note: 50 of 50 samples name no patient: each is taken for another patient's (--patient)",
+        f"{out.with_suffix('.recipe.toml')}: the recipe; silofl import NEW.csv --recipe "
+        f"{out.with_suffix('.recipe.toml')} repeats it",
         "the split is written into the file: no run can change it",
         str(out),
     ]

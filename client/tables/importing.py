@@ -1,0 +1,222 @@
+"""``silofl import``: its options, the data file, and the recipe beside it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from client.site.trust.bundle import read_bundle
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from partitions.common.names import unknown_name
+from partitions.importing.csv_source import draft_recipe, shared_recipe
+from partitions.importing.notes import ALL_COLUMNS, Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source, reading
+from partitions.importing.tables import SEPARATORS, find_encoding, read_lines
+from partitions.labels import TASKS
+from partitions.recipes.cells import is_number
+from partitions.recipes.draft import explain
+from partitions.recipes.recipe import Recipe, load_recipe
+from partitions.recipes.shared import Mapped, schema_of, schema_toml
+from partitions.schema import Schema, few, load_schema, read_schema
+
+# What a recipe says in an option's place, and what that option is where it is not used.
+REPLACED: dict[str, Any] = {
+    **dict.fromkeys(("label", "time", "event", "labels", "labels_from", "vocabulary", "length", "columns")),
+    **dict.fromkeys(("size", "window", "spacing")),
+    **dict.fromkeys(("patient", "text", "separator", "decimal", "thousands", "encoding", "dates", "series"), ""),
+    "no_patient": False,
+    "task": "auto",
+    "gaps": [],
+    "slices": 1,
+    "seed": 42,
+}
+OF_SCHEMA = ("label", "time", "event", "labels", "labels_from", "vocabulary", "length", "columns", "text", "task")
+ABOUT = """How silofl makes a data file of a table. Correct what is wrong, then use it:
+silofl import FILE.csv --recipe THIS.toml --out FILE.npz
+A statistic fills gaps; it is taken from the training part, at the import. Ranges and units are yours to add:
+unit = "mg/dl"   range = [0, 400]   factor = 18.02 (converts: cell * factor + offset)"""
+
+
+def recipe_file(out: Path) -> Path:
+    """``ours.recipe.toml`` of ``ours.npz``."""
+    return out.with_suffix(".recipe.toml")
+
+
+def options_of(args: argparse.Namespace) -> ImportOptions:
+    """The options of a command line. Raises UserError where they do not go together."""
+    labels = [name.strip() for name in args.labels.split(",")] if args.labels else []
+    if args.task not in ("auto", *TASKS):
+        raise unknown_name("task", args.task, TASKS)
+    if bool(args.time) != bool(args.event) or (args.time and args.label):
+        raise UserError("survival needs --time and --event, and no --label")
+    if not args.text and (args.vocabulary is not None or args.length is not None):
+        raise UserError("--vocabulary and --length are of texts: name their column with --text")
+    if args.recipe and (args.schema or args.map or args.codes):
+        raise UserError("--schema, --map and --codes make a recipe: leave out --recipe, or them")
+    if args.recipe:
+        if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
+            raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
+        return ImportOptions(recipe=load_recipe(args.recipe), as_gaps=args.as_gaps, overwrite=args.overwrite)
+    if args.as_gaps:
+        raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
+    return ImportOptions(
+        size=args.size,
+        label=args.label,
+        labels=labels,
+        labels_from=args.labels_from,
+        seed=args.seed,
+        survival=(args.time, args.event) if args.time else None,
+        task=args.task,
+        window=parse_window(args.window) if args.window else None,
+        spacing=args.spacing,
+        slices=args.slices,
+        series=args.series,
+        take=take_of(args),
+        overwrite=args.overwrite,
+    )
+
+
+def take_of(args: argparse.Namespace) -> Take:
+    """The table options of a command line."""
+    return Take(
+        text=args.text,
+        columns=tuple(name.strip() for name in (args.columns or "").split(",") if name.strip()),
+        vocabulary=ALL_COLUMNS.vocabulary if args.vocabulary is None else args.vocabulary,
+        length=ALL_COLUMNS.length if args.length is None else args.length,
+        patient=None if args.no_patient else args.patient,
+        separator=SEPARATORS.get(args.separator, args.separator),
+        decimal=args.decimal,
+        thousands=args.thousands,
+        encoding=args.encoding,
+        dates=args.dates,
+        gaps=tuple(args.gaps),
+    )
+
+
+def mapped_of(args: argparse.Namespace) -> Mapped:
+    """What --map and --codes say. Raises UserError."""
+    columns: dict[str, str] = {}
+    cells: dict[str, dict[str, str]] = {}
+    for pair in args.map:
+        name, sign, source = pair.partition("=")
+        if not sign or not name or not source or name in columns:
+            raise UserError(f"--map {pair}: the schema's column and yours are wanted once, for example sex=Geschlecht")
+        columns[name] = source
+    for pair in args.codes:
+        name, sign, rest = pair.partition(":")
+        cell, equals, level = rest.rpartition("=")
+        if not sign or not equals or not name or not level:
+            raise UserError(f"--codes {pair}: COLUMN:CELL=CATEGORY is wanted, for example sex:W=female")
+        cells.setdefault(name, {})[cell] = level
+    return Mapped(columns, cells)
+
+
+def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptions:
+    """The options with the recipe that the federation's schema gives, if --schema names one."""
+    mapped = mapped_of(args)
+    if not args.schema:
+        if mapped != Mapped():
+            raise UserError("--map and --codes go with --schema")
+        return options
+    if said := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED[key]]:
+        raise UserError(f"--{said[0].replace('_', '-')} beside --schema: the schema says that")
+    source = Path(args.source)
+    if not source.is_file():
+        raise UserError(f"--schema is of a csv table; {source} is none")
+    with reading(source):
+        recipe = shared_recipe(source, schema_at(args.schema), mapped, options)
+    return ImportOptions(recipe=recipe, overwrite=args.overwrite)
+
+
+def propose(args: argparse.Namespace) -> str:
+    """The first draft of a table's recipe as TOML, with comments. Raises UserError, DataError."""
+    options, path = options_of(args), Path(args.source)
+    if args.recipe or args.out:
+        raise UserError("--propose prints a draft, and takes no --recipe and no --out: send it to a file with >")
+    if not path.is_file():
+        raise UserError(f"--propose is of a csv table; {path} is none")
+    options = with_schema(args, options)
+    if options.recipe:
+        return options.recipe.toml(ABOUT)
+    with reading(path):
+        encoding = find_encoding(path, options.take.encoding)
+        header, lines = read_lines(path, options.take.separator, encoding)
+        if "file" in header:
+            raise UserError(f"--propose is of a table; {path} lists files")
+        recipe, notes = draft_recipe(path, header, lines, options, encoding)
+    whose = f"{recipe.patient} says whose each row is" if recipe.patient else "each row is of another patient"
+    roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."
+    return recipe.toml("\n".join([ABOUT, roles, *notes]))
+
+
+def say_mapped(recipe: Recipe) -> Iterator[str]:
+    """How a csv's columns and cells become those of the schema, one line for each that is called otherwise."""
+    for column in recipe.used:
+        codes = ", ".join(f"{cell} = {level}" for cell, level in column.values.items())
+        if column.source or codes:
+            yield f"{column.source or column.name}: {'; '.join(filter(None, (f'becomes {column.name}', codes)))}"
+    if recipe.label_values:
+        yield f"{recipe.label[0]}: {', '.join(f'{cell} = {level}' for cell, level in recipe.label_values.items())}"
+    if left := [column.source for column in recipe.columns if column.kind == "skip" and not column.format]:
+        yield f"left out, as the schema does not have them: {few(left, 20)}"
+
+
+def import_from(args: argparse.Namespace) -> Iterator[str]:
+    """Make the data file, and a table's recipe beside it; what to tell the hospital, line by line."""
+    out, options = Path(args.out), options_of(args)
+    beside, given = recipe_file(out), options.recipe
+    if args.recipe is None and beside.exists() and not args.overwrite:
+        raise UserError(f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite")
+    if args.recipe and given and is_open(given) and args.recipe.resolve() == beside.resolve():
+        raise UserError(f"{beside} is what --out {out} writes, with the values for gaps: give the draft another name")
+    options = with_schema(args, options)
+    made = import_source(args.source, out, options)
+    yield from str(made).splitlines()
+    if made.recipe and args.recipe is None:
+        told = say_mapped if args.schema else explain
+        yield from (f"column {line}" for line in told(made.recipe))
+    yield from (f"note: {note}" for note in made.notes)
+    if made.recipe and made.recipe != given:
+        write_atomically(beside, made.recipe.toml(f"How {out.name} was made."))
+        yield f"{beside}: the recipe; silofl import NEW.csv --recipe {beside} repeats it"
+    if made.divided:
+        yield "the split is written into the file: no run can change it"
+    yield str(out)
+
+
+def is_open(recipe: Recipe) -> bool:
+    """Return whether a recipe has columns whose gaps have no value yet."""
+    return any(own.fill != "refuse" and own.fill_value is None for own in recipe.used)
+
+
+def parse_window(text: str) -> tuple[float, float]:
+    """CENTRE,WIDTH as two numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(map(is_number, parts)):
+        raise UserError(f"--window is {text[:40]!r}; it is a centre and a width, for example --window=40,400")
+    return float(parts[0]), float(parts[1])
+
+
+def schema_at(where: Path) -> Schema:
+    """The schema of a bundle, its folder, or a file. Raises UserError where there is none."""
+    if where.suffix in (".toml", ".yaml", ".yml", ".json"):
+        return load_schema(where)
+    text = read_bundle(where).get("schema.json")
+    if text is None:
+        raise UserError(f"{where} has no schema: its federation declares none")
+    return read_schema(text.decode(errors="replace"))
+
+
+def write_schema(recipe: Path, out: Path, overwrite: bool) -> Schema:
+    """Write the schema of all hospitals, from the recipe of one. Raises UserError, DataError."""
+    if out.suffix != ".toml":
+        raise UserError(f"{out} does not end in .toml")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} is there already; name another file, or say --overwrite")
+    made = schema_of(load_recipe(recipe))
+    write_atomically(out, schema_toml(made))
+    return made

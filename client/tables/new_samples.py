@@ -1,0 +1,146 @@
+"""What ``silofl predict`` is asked about: a data file's samples, or new rows of a csv by a recipe; and its answers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partitions.array_names import EXTRA_NAMES, known_names, names_of
+from partitions.common.errors import DataError, UserError
+from partitions.importing.new_rows import read_new_rows
+from partitions.inputs import read_vocabulary
+from partitions.labels import Fault
+from partitions.npz import read_arrays
+from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe
+from partitions.reorder import count_columns
+from partitions.schema import Schema
+from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
+from partitions.splits import Array, dtype_of
+
+TO_PREDICT = ("test", "all")  # the first of these parts that a file has
+INDEX = "index"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The samples (n, ...), how many tokens there are, what their file states of columns and labels, and keys.
+
+    ``key``: the column of the keys (n,) in the output, the csv's column of patients, or ``index``, from 0.
+    """
+
+    x: Array
+    vocabulary: int
+    schema: Schema
+    keys: Sequence[str]
+    key: str = INDEX
+
+
+def read_asked(data: Path, card: Mapping[str, Any], recipe: Path | None = None, as_gaps: bool = False) -> Asked:
+    """The samples of a data file, or of a csv by the ``recipe`` or else the card's. Raises UserError, one line."""
+    if data.suffix.lower() != ".csv":
+        if recipe or as_gaps:
+            raise UserError("--recipe and --as-gaps are of a csv; an .npz file has gone through its recipe already")
+        x, vocabulary, schema = read_samples(data)
+        return Asked(x, vocabulary, schema, [str(i) for i in range(len(x))])
+    try:
+        used = load_recipe(recipe) if recipe else recipe_of(card)
+        rows = read_new_rows(data, used, as_gaps)
+        schema = make_schema(used.features, (), dtype_of(rows.x))
+    except Fault as fault:
+        raise UserError(f"{data}: {fault.detail}; {fault.fix}") from None
+    except (DataError, csv.Error) as error:
+        raise UserError(str(error)) from None
+    for note in rows.notes:
+        print(f"note: {note}", file=sys.stderr)
+    keys = rows.patients or [str(i) for i in range(len(rows.x))]
+    if without := sum(not key for key in keys):
+        print(f"note: {without} rows of {data} have no {rows.key}", file=sys.stderr)
+    return Asked(rows.x, rows.vocabulary, schema, keys, rows.key or INDEX)
+
+
+def recipe_of(card: Mapping[str, Any]) -> Recipe:
+    """The recipe in a model's card. Raises UserError where it has none."""
+    if not card.get("recipe"):
+        raise UserError(
+            "the model's card has no recipe, so it cannot read a csv: name one with --recipe OURS.recipe.toml, or make "
+            "an .npz file with silofl import"
+        )
+    return parse_recipe(card["recipe"])
+
+
+def about_recipe(text: str) -> dict[str, Any]:
+    """The recipe as a card has it."""
+    return {"recipe": json.loads(text)} if text else {}
+
+
+def disclosed(recipe: Recipe) -> str:
+    """What a recipe in a card tells of the hospital's patients, in one line."""
+    values = sum(column.fill_value is not None for column in recipe.used)
+    levels = sum(len(column.categories) for column in recipe.used)
+    return (
+        f"the card holds the recipe of your table: names of {len(recipe.columns)} columns and {levels} categories, and "
+        f"{values} medians, means or most frequent values of your training part; --no-recipe leaves it out"
+    )
+
+
+def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Columns of the answers with the labels' names: ``p_ill`` for ``p_1``."""
+    found = [re.fullmatch(r"(p|y|pixels)_(\d+)", name) for name in columns]
+    if sum(match is not None for match in found) != len(labels):
+        return list(columns)
+    return [
+        f"{match[1]}_{labels[int(match[2])]}" if match else name for name, match in zip(columns, found, strict=True)
+    ]
+
+
+def answers_csv(
+    asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[str] = ()
+) -> str:
+    """The answers as csv, a row for each sample. ``labels``: the names of classes, findings or measurements."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = named_columns(columns, labels)
+    writer.writerow([asked.key, *names])
+    classes = labels if names != list(columns) else ()
+    for key, row in zip(asked.keys, rows, strict=True):
+        cells = [
+            classes[int(value)] if classes and column == "label" else f"{value:.6g}"
+            for column, value in zip(columns, row, strict=True)
+        ]
+        writer.writerow([key, *cells])
+    return out.getvalue()
+
+
+def read_samples(file: Path) -> tuple[Array, int, Schema]:
+    """The samples to predict, in one array as partitions/inputs.py keeps them, how many tokens there are, and what the
+    file states of its columns and labels.
+    """
+    try:
+        arrays = read_arrays(file)
+        vocabulary = read_vocabulary(arrays)
+        found: dict[tuple[str, str], Array] = {}
+        for key, meaning in known_names(arrays).items():
+            if key in arrays and meaning[0] != "y":
+                found.setdefault(meaning, arrays[key])  # of two names the first one counts
+        part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
+        if part is None:
+            names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
+            raise Fault(f"has no samples to predict, but {names}", "name them x_test or test_images or x")
+        for (kind, split), x in found.items():
+            if split == part and (x.ndim == 0 or not len(x)):
+                raise Fault(f"{names_of(split, kind, arrays)} holds no samples", "save an array of n samples")
+        if len({len(x) for (_, split), x in found.items() if split == part}) > 1:
+            raise Fault("has inputs of different numbers of samples", "save one row of each for each sample")
+        x = read_x(part, found, arrays, vocabulary)
+        features = read_features(arrays, count_columns(x))
+        check_ranges(features, {part: x})
+        return x, vocabulary, make_schema(features, read_names(arrays, "label_names", None), dtype_of(x))
+    except Fault as fault:
+        raise UserError(f"{file}: {fault.detail}; {fault.fix}") from None

@@ -1,0 +1,243 @@
+"""A csv as samples: a list of pictures where it has a column ``file``, else a table, by its recipe or a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from partitions.common.errors import DataError
+from partitions.common.names import unknown_name
+from partitions.importing.images import SampleSource
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.scans import pseudonym
+from partitions.importing.tables import (
+    FALLBACK,
+    LONGEST_SHOWN,
+    UTF8,
+    Label,
+    Line,
+    feature_columns,
+    find_encoding,
+    find_separator,
+    label_columns,
+    labels_of,
+    list_columns,
+    read_lines,
+    split_of,
+)
+from partitions.patients import names_patients, patient_column
+from partitions.recipes.cells import is_number
+from partitions.recipes.draft import (
+    GAPS,
+    MOST_NUMBERS,
+    Asked,
+    draft_columns,
+    evidence_of,
+    find_gaps,
+    share_of_numbers,
+    signs_of,
+)
+from partitions.recipes.pipeline import check_gaps, check_misfits, convert
+from partitions.recipes.recipe import Column, Recipe
+from partitions.recipes.shared import Mapped, parse_shared, recipe_for
+from partitions.schema import Schema, few, tidy
+from partitions.splits import Array
+
+
+@dataclass(frozen=True)
+class Found:
+    """Samples of a source, the label columns, and notes; of a table its recipe, and the cells as that reads them.
+
+    ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``).
+    """
+
+    rows: list[SampleSource]
+    columns: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    recipe: Recipe | None = None
+    table: Array | None = None
+
+
+def read_csv(path: Path, options: ImportOptions) -> Found:
+    """The samples of a csv."""
+    if options.recipe:
+        return read_table(path, options.recipe, options.as_gaps)
+    take, label = options.take, options.survival or options.label
+    encoding = find_encoding(path, take.encoding)
+    header, lines = read_lines(path, take.separator, encoding)
+    if "file" in header:
+        return read_list(path, header, lines, label, take)
+    recipe, notes = draft_recipe(path, header, lines, options, encoding)
+    found = table_rows(lines, recipe, recipe.label, options.as_gaps)
+    return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
+
+
+def read_list(path: Path, header: list[str], lines: list[Line], label: Label, take: Take) -> Found:
+    """The samples of a list of pictures."""
+    masks = "mask" in header and not label
+    columns = label_columns(path, header, label, () if masks else ("label",))
+    patient = patient_column(path, header, take.patient, (*columns, *take.columns))
+    rows = []
+    for line in lines:
+        where, row = line
+        if not row["file"] or (masks and not row["mask"]):
+            raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
+        mask = path.parent / row["mask"] if masks else None
+        common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(row.get(patient, ""))
+        rows.append(SampleSource(where, *common, file=path.parent / row["file"], mask=mask))
+    return Found(rows, columns)
+
+
+def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | None = None) -> Found:
+    """The samples of a table as a recipe reads them; without any of its label columns they have no labels.
+
+    ``labelled``: False reads no labels, whatever columns there are. Raises DataError for columns that the recipe does
+    not have, or that it has and the csv lacks.
+    """
+    header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
+    roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text)))
+    known = {column.source or column.name for column in recipe.columns}
+    missing = [own.source or own.name for own in recipe.used if (own.source or own.name) not in header]
+    missing += [name for name in (recipe.text, recipe.patient) if name and name not in header]
+    if strange := [name for name in header if name not in known and name not in roles]:
+        instead = f" and lacks {few(missing)}" if missing else ""
+        raise DataError(f"{path} has columns that the recipe does not: {few(strange)}{instead}; rename or remove them")
+    if missing:
+        raise DataError(
+            f"{path} has no column {few(missing)}, which the recipe takes; there are: {list_columns(header)}"
+        )
+    there = [name for name in recipe.label if name in header]
+    if there and len(there) < len(recipe.label):
+        raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in recipe.label if n not in there])}")
+    columns = tuple(there) if labelled is not False else ()
+    return table_rows(lines, recipe, columns, as_gaps)
+
+
+def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
+    """The samples of a table's lines."""
+    table, misfits = convert(lines, recipe)
+    notes = check_misfits(misfits, as_gaps)
+    check_gaps(table, lines, recipe)
+    rows = []
+    for line in lines:
+        where, row = line
+        labels = labels_of(line, columns, recipe.decimal, GAPS) if columns else ()
+        labels = tuple(recipe.label_values.get(label, label) for label in labels)
+        key = row.get(recipe.patient, "")
+        rows.append(SampleSource(where, labels, split_of(line), pseudonym(key), text=row.get(recipe.text, ""), key=key))
+    return Found(rows, columns, notes, recipe, table)
+
+
+def draft_recipe(
+    path: Path, header: list[str], lines: list[Line], options: ImportOptions, encoding: str
+) -> tuple[Recipe, tuple[str, ...]]:
+    """The first draft of a table's recipe, and notes on what is left out."""
+    take, label = options.take, options.survival or options.label
+    if take.text and take.text not in header:
+        raise unknown_name(f"column of {path}", take.text, header)
+    if not label and "label" not in header:
+        raise DataError(f"{path} has no column label; name the label's column with --label: {list_columns(header)}")
+    columns = label_columns(path, header, label, ("label",))
+    if take.text in columns:
+        raise DataError(f"{path}: {take.text} is the text and the label; name another column with --label")
+    patient = patient_column(path, header, take.patient, (*columns, *take.columns))
+    features, notes = chosen_columns(path, header, columns, patient, take)
+    asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
+    gaps = find_gaps(lines, features, asked)
+    drafted, decimal = draft_columns(lines, features, gaps, asked, patient)
+    for column in drafted:
+        if column.kind == "skip" and (name := column.source or column.name) in take.columns:
+            raise DataError(f"{path}: {name} is no number, date or category: {column.why}{long_text(lines, name)}")
+    left = [name for name in header if name not in (*features, *columns, "split", take.text, patient)]
+    skipped = tuple(Column(tidy(name), "skip", name if tidy(name) != name else "") for name in left)
+    recipe = Recipe(
+        columns=(*drafted, *skipped),
+        label=columns,
+        task=options.task,
+        classes=tuple(options.labels),
+        patient=patient,
+        split="split" if "split" in header else "",
+        seed=options.seed,
+        encoding="utf-8" if encoding == UTF8 else encoding,
+        separator=take.separator or find_separator(path, encoding),
+        decimal=label_sign(lines, columns, gaps, asked, decimal),
+        gaps=gaps,
+        text=take.text,
+        vocabulary=take.vocabulary if take.text else "",
+        length=take.length if take.text else 0,
+    )
+    if encoding == FALLBACK and not take.encoding:
+        notes = (f"{path} is not UTF-8 and is read as {FALLBACK} (Windows){example(lines, header)}: --encoding", *notes)
+    return recipe, notes
+
+
+def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
+    """The recipe that makes the columns of a federation's schema of a hospital's csv. Raises DataError, one line."""
+    take, shared = options.take, parse_shared(schema)
+    encoding = find_encoding(path, take.encoding)
+    separator = take.separator or find_separator(path, encoding)
+    header, lines = read_lines(path, separator, encoding)
+    likely = shared.patient if shared.patient in header and take.patient == "" else take.patient
+    patient = patient_column(path, header, likely, (*mapped.columns.values(), *shared.label))
+    asked = Asked(take.decimal, take.thousands, take.dates, take.gaps)
+    gaps = find_gaps(lines, [name for name in header if name != patient], asked)
+    made = recipe_for(path, header, lines, shared, schema.labels, mapped, asked, gaps)
+    roles = (*made.label, *filter(None, (patient, "split" if "split" in header else "")))
+    return replace(
+        made,
+        columns=tuple(c for c in made.columns if c.kind != "skip" or c.format or c.source not in roles),
+        patient=patient,
+        split="split" if "split" in header else "",
+        seed=options.seed,
+        encoding="utf-8" if encoding == UTF8 else encoding,
+        separator=separator,
+        decimal=label_sign(lines, made.label, gaps, asked, "."),
+    )
+
+
+def chosen_columns(
+    path: Path, header: list[str], labels: Sequence[str], patient: str, take: Take
+) -> tuple[list[str], tuple[str, ...]]:
+    """The columns that a draft looks at, and notes on those that are left out unseen."""
+    likely = [name for name in header if names_patients(name) and name not in (*labels, *take.columns, take.text)]
+    others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
+    features = feature_columns(path, header, dict.fromkeys(others), take.columns)
+    notes: tuple[str, ...] = ()
+    if left := [name for name in likely if name not in (patient, "patient")]:
+        notes = (f"left out: {', '.join(left)}, as it looks like a patient's identifier",)
+    if take.text and not take.columns:
+        if features:
+            more = f"left out are {', '.join(features)}; --columns {','.join(features)} takes them beside the text"
+            notes = (*notes, more)
+        return [], notes
+    if not features:
+        raise DataError(f"{path} has no column besides the label; what separates its columns? (--separator)")
+    return features, notes
+
+
+def long_text(lines: Sequence[Line], name: str) -> str:
+    """Where a column first has a long text, and how to take it; the text itself is not shown."""
+    first = next(((where, row[name]) for where, row in lines if len(row[name]) > LONGEST_SHOWN), None)
+    return f"; {first[0]}: {name} is a text of {len(first[1])} characters; --text {name} takes it" if first else ""
+
+
+def label_sign(lines: Sequence[Line], columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
+    """The decimal sign of the labels: as asked for or as they show it, or else that of the columns."""
+    for name in columns:
+        cells: dict[str, str] = {}
+        for where, row in lines:
+            if row[name] not in gaps:
+                cells.setdefault(row[name], where)
+        own = evidence_of(cells)
+        if share_of_numbers(cells) > MOST_NUMBERS and (own.decimal or own.unclear) and not all(map(is_number, cells)):
+            return signs_of(name, own, evidence_of({}), asked).decimal
+    return asked.decimal or (decimal if decimal != "," else ".")
+
+
+def example(lines: Sequence[Line], header: Sequence[str]) -> str:
+    """The first column or category that has a letter beyond ASCII, to look at."""
+    texts = (*header, *(cell for _, row in lines for cell in row.values() if len(cell) < 30))
+    found = next((text for text in texts if not text.isascii()), "")
+    return f", where it reads {found!r}" if found else ""

@@ -1,0 +1,48 @@
+"""New rows of a hospital's csv, as the recipe of a data file or a model reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from partitions.common.errors import DataError
+from partitions.importing.csv_source import Found, read_table
+from partitions.importing.notes import Take, read_inputs
+from partitions.recipes.pipeline import transform
+from partitions.recipes.recipe import Recipe
+from partitions.schema import few
+from partitions.splits import Array
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Inputs (n, ...), the size of the vocabulary, and each row's patient as the csv has it; ``key``: that column."""
+
+    x: Array
+    vocabulary: int
+    key: str
+    patients: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_new_rows(path: Path, recipe: Recipe, as_gaps: bool = False) -> NewRows:
+    """The rows of a csv without their labels. Raises DataError, one line, for what the recipe does not foresee."""
+    try:
+        found = read_table(path, recipe, as_gaps, labelled=False)
+        x, vocabulary, notes = new_inputs(found, recipe)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error})") from error
+    patients = tuple(row.key for row in found.rows) if recipe.patient else ()
+    return NewRows(x, vocabulary, recipe.patient, patients, (*found.notes, *notes))
+
+
+def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...]]:
+    """The inputs of rows, the size of the vocabulary, and notes. Raises DataError where gaps have no value yet."""
+    assert found.table is not None
+    if open_ := [own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None]:
+        raise DataError(
+            f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
+            "recipe that is written then"
+        )
+    take = Take(text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length) if recipe.text else Take()
+    return read_inputs(found.rows, transform(found.table, recipe), take)

@@ -1,0 +1,55 @@
+"""Cells of a csv as numbers and dates, by the signs that a recipe states."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import numpy as np
+
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, and never before decimals
+GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
+EPOCH = "2000-01-01"
+DAYS = {"days": 1.0, "years": 365.25}  # of the unit in which a date is counted
+# What dates look like in exports. Several that fit the same cells are asked for.
+DATE_FORMATS = tuple(
+    f"{day}{time}"
+    for day in ("%Y-%m-%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d-%b-%Y")
+    for time in ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", "T%H:%M")
+)
+LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([T ]\d{1,2}:\d{2}(:\d{2})?)?", re.ASCII)
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text is a finite number of float32, as other programs write it: not 1_000, as Python."""
+    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)
+
+
+def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
+    """The number in a cell, or None where it is none by these signs."""
+    if thousands and thousands in cell:
+        sign, group = re.escape(decimal), re.escape(thousands)
+        if not re.fullmatch(rf"[+-]?\d{{1,3}}({group}\d{{3}})+({sign}\d+)?", cell, re.ASCII):
+            return None
+        cell = cell.replace(thousands, "")
+    if decimal != ".":
+        if "." in cell:
+            return None
+        cell = cell.replace(decimal, ".")
+    return float(cell) if is_number(cell) else None
+
+
+def parse_date(cell: str, form: str) -> datetime | None:
+    """The date in a cell without its time zone, or None where it is not written so."""
+    try:
+        return datetime.strptime(cell, form).replace(tzinfo=None)
+    except ValueError:
+        return None
+
+
+def date_formats(cells: list[str]) -> list[str]:
+    """The formats in which all of these cells are dates."""
+    if not all(LOOKS_LIKE_A_DATE.fullmatch(cell) for cell in cells):
+        return []
+    return [form for form in DATE_FORMATS if all(parse_date(cell, form) for cell in cells)]

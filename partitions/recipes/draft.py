@@ -1,0 +1,251 @@
+"""The first draft of a recipe, from a csv: each column with the reason for what it becomes.
+
+What cannot be told from the cells is not guessed: one line asks, and names the option that answers. Ranges are never
+drafted, because the smallest and largest value are some patient's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from partitions.common.errors import DataError
+from partitions.recipes.cells import SPACES, date_formats, parse_number
+from partitions.recipes.pipeline import Line, shown
+from partitions.recipes.recipe import Column, Recipe
+from partitions.schema import few, tidy
+
+# In small letters. A dash is none of them: beside a plus it is a finding.
+GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na")
+FEWEST = 5  # patients of a category that a recipe names
+MOST_LEVELS = 30  # categories of a column; more are a text
+MOST_NUMBERS = 0.5  # share of numbers in a column above which a cell that is none is a mistake
+CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
+PLAIN = "number; a gap in other rows becomes the training part's median"
+SPACED = "".join(SPACES)
+DECIMAL = re.compile(r"[+-]?\d*([.,])\d+([eE][+-]?\d+)?|[+-]?\d+([.,])", re.ASCII)
+ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}", re.ASCII)
+GROUPS = re.compile(rf"[+-]?\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
+BOTH = re.compile(rf"[+-]?\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
+ANY_NUMBER = (re.compile(r"[+-]?\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of a csv. Empty: to be found out."""
+
+    decimal: str = ""
+    thousands: str = ""
+    dates: str = ""
+    gaps: tuple[str, ...] = ()
+
+
+@dataclass
+class Evidence:
+    """The signs that a column's cells show: each with the first cell that does."""
+
+    decimal: dict[str, tuple[str, str]] = field(default_factory=dict)
+    thousands: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unclear: dict[str, tuple[str, str]] = field(default_factory=dict)  # 1,234 or 1.234
+
+
+def find_gaps(lines: Sequence[Line], columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
+    """The cells in these columns that mean a missing value, as they are written; the empty one first."""
+    found = {row[column] for _, row in lines for column in columns if row[column].casefold() in GAPS}
+    return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
+
+
+def evidence_of(cells: Mapping[str, str]) -> Evidence:
+    """Which signs some cells show. ``cells``: each with where it stands."""
+    found = Evidence()
+    for cell, where in cells.items():
+        if match := BOTH.fullmatch(cell):
+            found.thousands.setdefault(match[1], (where, cell))
+            found.decimal.setdefault(match[2], (where, cell))
+        elif match := GROUPS.fullmatch(cell):
+            found.thousands.setdefault(match[1] or match[2], (where, cell))
+        elif match := ONE_GROUP.fullmatch(cell):
+            found.unclear.setdefault(match[1], (where, cell))
+        elif match := DECIMAL.fullmatch(cell):
+            found.decimal.setdefault(match[1] or match[3], (where, cell))
+    return found
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The decimal sign and the sign between thousands."""
+
+    decimal: str
+    thousands: str
+
+
+def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
+    """A column's signs: as asked for, as its cells show, or else as the file's other columns show. Raises DataError."""
+    if asked.decimal:
+        decimal = asked.decimal
+    elif len(own.decimal) > 1:
+        (one, a), (two, b) = (own.decimal[sign] for sign in (".", ","))
+        raise DataError(f"{one}: {name} is {a!r}, and in {two.rpartition(', ')[2]} {b!r}: write all with one sign")
+    else:
+        shown_here = own.decimal or {sign: at for sign, at in file.decimal.items() if len(file.decimal) == 1}
+        decimal = next(iter(shown_here), "," if "." in own.thousands else ".")
+    grouped = own.thousands or {sign: at for sign, at in file.thousands.items() if sign != decimal}
+    thousands = asked.thousands or (next(iter(grouped)) if len(grouped) == 1 else "")
+    thousands = "" if thousands == decimal else thousands
+    for sign, (where, cell) in {**own.unclear, **own.decimal}.items():
+        if sign not in (decimal, thousands):
+            raise DataError(f"{where}: {name} is {cell!r}{sign_asked(sign, asked, cell)}")
+    return Signs(decimal, thousands)
+
+
+def sign_asked(sign: str, asked: Asked, cell: str) -> str:
+    """What to say of a sign that may mean two things."""
+    if sign == ".":
+        return (
+            f", which has a point: with --decimal , write numbers as 1234,5, or add --thousands . if {cell} has no "
+            "decimals"
+        )
+    return (
+        "; add --decimal , if that is a decimal comma, or --thousands , if it stands between thousands (1,234 is 1234)"
+    )
+
+
+def draft_columns(
+    lines: Sequence[Line], columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str
+) -> tuple[tuple[Column, ...], str]:
+    """A column of the recipe for each of the csv's, and the decimal sign of most. ``patient``: a column, or "".
+
+    Raises DataError, one line, for what the cells do not tell.
+    """
+    cells: dict[str, dict[str, str]] = {name: {} for name in columns}
+    for where, row in lines:
+        for name in columns:
+            if row[name] not in gaps:
+                cells[name].setdefault(row[name], where)
+    evidence = {name: evidence_of(own) for name, own in cells.items() if share_of_numbers(own) > MOST_NUMBERS}
+    whole = Evidence()
+    for found in evidence.values():
+        whole.decimal |= found.decimal
+        whole.thousands |= found.thousands
+    made = []
+    for name in columns:
+        if name in evidence:
+            made.append(draft_number(name, lines, gaps, signs_of(name, evidence[name], whole, asked)))
+        else:
+            made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
+    decimals = Counter(column.decimal for column in made if column.kind == "number" and evidence[column.name].decimal)
+    return tuple(made), asked.decimal or next((sign for sign, _ in decimals.most_common(1)), ".")
+
+
+def share_of_numbers(cells: Collection[str]) -> float:
+    """The share of different cells that are numbers by some signs."""
+    return sum(any(own.fullmatch(cell) for own in ANY_NUMBER) for cell in cells) / max(len(cells), 1)
+
+
+def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs: Signs) -> Column:
+    """A column of numbers. Raises DataError at a cell that is none."""
+    values = []
+    for where, row in lines:
+        if (cell := row[name]) in gaps:
+            continue
+        value = parse_number(cell, signs.decimal, signs.thousands)
+        if value is None:
+            long = f"; --text {name} takes it as such" if shown(cell) != repr(cell) else "; fill or drop such rows"
+            more = f", or --gaps {cell} takes it as missing" if is_short(cell) else ""
+            raise DataError(f"{where}: {name} is {shown(cell)}, no number{long}{more}")
+        values.append((cell, value))
+    said = [said_of_gaps(lines, name, gaps, "the training part's median")]
+    if any(said) or signs.decimal != "." or signs.thousands:
+        sign = f"number, decimal sign {signs.decimal!r}"
+        said.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
+    negative = Counter(cell for cell, value in values if value < 0)
+    if len(negative) == 1 and next(iter(negative)) in CODED_GAPS:
+        cell, count = next(iter(negative.items()))
+        said.append(f"{count} cells are {cell} and no other is below 0: if that means missing, add --gaps={cell}")
+    why = "; ".join(filter(None, said)) or PLAIN
+    return Column(
+        tidy(name),
+        "number",
+        source=name if tidy(name) != name else "",
+        decimal=signs.decimal,
+        thousands=signs.thousands,
+        fill="median",
+        why=why,
+    )
+
+
+def is_short(cell: str) -> bool:
+    """Return whether a cell can be an option's value as it is."""
+    return len(cell) < 12 and not set(cell) & set(" \"'$`\\<>|&;,")
+
+
+def said_of_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
+    """How many gaps a column has, or nothing."""
+    count = sum(row[name] in gaps for _, row in lines)
+    return f"{count} gaps become {filled}" if count else ""
+
+
+def draft_other(
+    name: str, lines: Sequence[Line], cells: Mapping[str, str], gaps: Collection[str], asked: Asked, patient: str
+) -> Column:
+    """A column of dates or categories, or one that is left out, with the reason."""
+    source = name if tidy(name) != name else ""
+    if not cells:
+        return Column(tidy(name), "skip", source, why="left out: it has no values")
+    formats = date_formats(list(cells))
+    if asked.dates in formats:
+        formats = [asked.dates]
+    if len(formats) > 1:
+        where, cell = next(iter((where, cell) for cell, where in cells.items()))
+        options = " or ".join(f"--dates {form!r}" for form in formats)
+        raise DataError(f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}")
+    if formats:
+        filled = said_of_gaps(lines, name, gaps, "the training part's median")
+        why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", filled)))
+        return Column(tidy(name), "date", source, format=formats[0], fill="median", why=why)
+    return draft_category(name, lines, cells, gaps, patient)
+
+
+def draft_category(
+    name: str, lines: Sequence[Line], cells: Mapping[str, str], gaps: Collection[str], patient: str
+) -> Column:
+    """A column of categories; rare ones become ``other``, because their names would tell of a few patients."""
+    source = name if tidy(name) != name else ""
+    if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
+        count = f"{len(cells)} different texts in {len(lines)} rows"
+        return Column(tidy(name), "skip", source, why=f"left out: {count}; --text takes a column of notes as text")
+    whose: dict[str, set[str]] = {}
+    for i, (_, row) in enumerate(lines):
+        whose.setdefault(row[name], set()).add(row.get(patient, "") or f"\0{i}")
+    common = sorted(cell for cell in cells if len(whose[cell]) >= FEWEST and cell.isprintable())
+    rare = len(cells) - len(common)
+    if not common:
+        return Column(tidy(name), "skip", source, why=f"left out: none of its values has {FEWEST} patients or more")
+    other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
+    levels = {tidy(cell): cell for cell in common}
+    said = [f"category, one column for each of {few(levels, 8)}"]
+    said += [f"{rare} values of fewer than {FEWEST} patients become {other!r}, unnamed"] if rare else []
+    said.append(said_of_gaps(lines, name, gaps, "the training part's most frequent"))
+    folded = Counter(cell.casefold() for cell in cells)
+    if twice := [cell for cell in common if folded[cell.casefold()] > 1]:
+        said.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
+    values = {cell: level for level, cell in levels.items() if cell != level}
+    return Column(
+        tidy(name),
+        "category",
+        source,
+        categories=tuple(levels),
+        values=values,
+        other=other,
+        fill="most-frequent",
+        why="; ".join(filter(None, said)),
+    )
+
+
+def explain(recipe: Recipe) -> Iterator[str]:
+    """What a draft does with each column that is more than a plain number, one line each."""
+    for column in recipe.columns:
+        if column.why not in ("", PLAIN):
+            yield f"{column.source or column.name}: {column.why}"

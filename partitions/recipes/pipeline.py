@@ -1,0 +1,217 @@
+"""A recipe at work: cells become values, what does not fit is named, and scikit-learn fills, encodes and joins columns.
+
+What is fitted, the value for gaps, comes from the training part alone, and stands in the recipe from then on. So the
+same recipe gives other rows the same treatment, bit for bit, and nothing has to be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.common.names import nearest
+from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
+from partitions.recipes.recipe import Column, Recipe
+from partitions.schema import few
+from partitions.splits import Array
+
+LONGEST_SHOWN = 40  # characters of a cell that are put into a message
+MOST_SHOWN = 3  # cells in a message
+
+Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A cell that a recipe does not foresee."""
+
+    where: str
+    what: str
+    taken_as: str = ""  # the category for all others, if the column has one
+    column: str = ""
+
+
+def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]:
+    """The cells as floats and categories, object (n, used columns), None for gaps; and the cells that do not fit.
+
+    These are gaps in the array, or the category ``other`` of their column.
+    """
+    found: list[tuple[int, Misfit]] = []
+    made = np.full((len(lines), len(recipe.used)), None, object)
+    gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c.format for c in recipe.columns if c.format}
+    for j, column in enumerate(recipe.used):
+        for i, (where, row) in enumerate(lines):
+            cell = row[column.source or column.name]
+            if cell in gaps:
+                continue
+            value, fault = value_of(cell, column, row, gaps, formats)
+            made[i, j] = value
+            if fault:
+                found.append(
+                    (i, Misfit(where, f"{column.name} is {shown(cell)}, {fault}", str(value or ""), column.name))
+                )
+    return made, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
+
+
+def value_of(
+    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
+) -> tuple[Any, str]:
+    """A cell's value, and what is wrong with it."""
+    if column.kind == "category":
+        level = column.values.get(cell, cell)
+        if level in column.levels:
+            return level, ""
+        return column.other or None, f"none of {few(column.levels, 8)}{nearest(cell, column.levels)}"
+    if column.kind == "date":
+        value, fault = elapsed(cell, column, row, gaps, formats)
+    else:
+        value = parse_number(cell, column.decimal, column.thousands)
+        fault = "" if value is not None else f"no number (decimal sign {column.decimal!r})"
+        value = None if value is None else value * column.factor + column.offset
+    if value is not None and column.range and not column.range[0] <= value <= column.range[1]:
+        return None, "outside of its range {:g}..{:g}".format(*column.range)
+    return value, fault
+
+
+def elapsed(
+    cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
+) -> tuple[float | None, str]:
+    """Days or years from the column's ``since`` to the date in a cell, and what is wrong with it."""
+    when = parse_date(cell, column.format)
+    if when is None:
+        return None, f"no date as {column.format}"
+    start: datetime | None
+    if column.since in formats:
+        other = row[column.since]
+        if other in gaps:
+            return None, ""
+        start = parse_date(other, formats[column.since])
+        if start is None:
+            return None, f"and {column.since} is no date as {formats[column.since]}"
+    else:
+        start = datetime.fromisoformat(column.since or EPOCH)
+    return (when - start).total_seconds() / 86400 / DAYS[column.per], ""
+
+
+def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
+    """Notes on cells that do not fit. Raises DataError, one line that names them, unless they may be gaps."""
+    refused = [misfit for misfit in misfits if not misfit.taken_as]
+    if refused and not as_gaps:
+        first, more = refused[0], len(refused) - 1
+        others = "".join(f"; {own.where.rpartition(', ')[2]}: {own.what}" for own in refused[1:MOST_SHOWN])
+        others += f" and {more - MOST_SHOWN + 1} cells more" if more >= MOST_SHOWN else ""
+        raise DataError(
+            f"{first.where}: {first.what}{others}; correct the cells or the recipe, or take them as gaps with --as-gaps"
+        )
+    taken: dict[str, list[Misfit]] = {}
+    for own in misfits:
+        if own.taken_as:
+            taken.setdefault(own.column, []).append(own)
+    notes = [f"{own.where}: {own.what}: taken as a gap" for own in refused]
+    for found in taken.values():
+        like = f", and {len(found) - 1} cells more like it" if len(found) > 1 else ""
+        notes.append(f"{found[0].where}: {found[0].what}: taken as {found[0].taken_as!r}{like}")
+    return tuple(notes)
+
+
+def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
+    """Raise DataError where a column without a way to fill gaps has one."""
+    for j, column in enumerate(recipe.used):
+        empty = [i for i in range(len(made)) if made[i, j] is None]
+        if empty and column.fill == "refuse":
+            raise DataError(
+                f'{lines[empty[0]][0]}: {column.name} is missing, and the recipe says fill = "refuse"; fill it, or '
+                f"give the column another fill"
+            )
+
+
+def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
+    """The value for gaps of each column whose recipe has none yet. ``made``: the training part's rows."""
+    fills: dict[str, float | str] = {}
+    lacking: dict[tuple[bool, str], list[int]] = {}
+    for j, column in enumerate(recipe.used):
+        if column.fill == "refuse" or column.fill_value is not None:
+            continue
+        if all(value is None for value in made[:, j]):
+            raise DataError(
+                f"{column.name} has no value in the training part to fill gaps with; leave the column out "
+                f'(kind = "skip" in the recipe), or state fill = "value" and fill-value'
+            )
+        lacking.setdefault((column.kind == "category", column.fill), []).append(j)
+    for (texts, fill), places in lacking.items():
+        found = imputer(fill, texts).fit(typed(made[:, places], texts)).statistics_
+        for j, value in zip(places, found, strict=True):
+            fills[recipe.used[j].name] = str(value) if texts else float(value)
+    return fills
+
+
+def transform(made: Array, recipe: Recipe) -> Array:
+    """The inputs, float32 (n, columns of the data file), of a recipe whose gaps have values."""
+    if not recipe.used:
+        return np.empty((len(made), 0), np.float32)
+    from sklearn.compose import ColumnTransformer
+
+    steps = []
+    for plain, group in groupby(enumerate(recipe.used), lambda own: is_plain(own[1])):
+        members = list(group)  # neighbours that are plain numbers go through one transformer
+        for chosen in [members] if plain else [[own] for own in members]:
+            places, columns = [j for j, _ in chosen], [column for _, column in chosen]
+            steps.append((str(places[0]), pipeline(columns), places))
+    return np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
+
+
+def is_plain(column: Column) -> bool:
+    """Return whether a column is a number, or a date, whose gaps are filled, and nothing more."""
+    return column.kind != "category" and column.fill != "refuse" and not column.mark_gaps
+
+
+def pipeline(columns: Sequence[Column]) -> Any:
+    """The scikit-learn transformer of one column, or of several plain ones."""
+    from sklearn.impute import MissingIndicator
+    from sklearn.pipeline import FeatureUnion, Pipeline
+    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
+
+    column, texts = columns[0], columns[0].kind == "category"
+    kind = FunctionTransformer(typed, kw_args={"texts": texts})
+    steps: list[tuple[str, Any]] = [("type", kind)]
+    if column.fill != "refuse":
+        values = typed(np.array([[own.fill_value for own in columns]], object), texts)
+        known = imputer("most-frequent", texts).fit(values)  # of one row: that row
+        steps.append(("fill", FunctionTransformer(known.transform)))
+    if texts:
+        encoder = OneHotEncoder if column.encode == "one-hot" else OrdinalEncoder
+        more = {"sparse_output": False} if column.encode == "one-hot" else {}
+        steps.append(("encode", encoder(categories=[np.array(column.levels, object)], **more)))
+    body = Pipeline(steps)
+    if not column.mark_gaps:
+        return body
+    missing = MissingIndicator(missing_values=missing_of(texts), features="all")
+    return FeatureUnion([("value", body), ("missing", Pipeline([("type", kind), ("missing", missing)]))])
+
+
+def imputer(fill: str, texts: bool) -> Any:
+    """scikit-learn's imputer, by the recipe's name of the statistic."""
+    from sklearn.impute import SimpleImputer
+
+    return SimpleImputer(missing_values=missing_of(texts), strategy=fill.replace("-", "_"))
+
+
+def missing_of(texts: bool) -> float | None:
+    """What stands for a gap: NaN among numbers, None among categories."""
+    return None if texts else np.nan
+
+
+def typed(values: Array, texts: bool) -> Array:
+    """Columns (n, k): numbers as float64 with NaN for gaps, categories as objects."""
+    return values if texts else values.astype(np.float64)
+
+
+def shown(cell: str) -> str:
+    """A cell for a message; a long one may be a patient's text."""
+    return repr(cell) if len(cell) <= LONGEST_SHOWN else f"a text of {len(cell)} characters"

@@ -1,0 +1,228 @@
+"""One table for all hospitals: made of a first recipe, and another hospital's recipe made of it.
+
+The schema's section ``table`` has what must be alike: columns with kind, unit, range, categories and the way that gaps
+are filled. What is a hospital's own stays in its recipe: names in its csv, signs, formats, codes, conversions, values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitions.common.errors import DataError
+from partitions.common.names import nearest
+from partitions.recipes.cells import date_formats
+from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
+from partitions.recipes.pipeline import Line, shown
+from partitions.recipes.recipe import Column, Recipe, check_recipe, parse_column, written
+from partitions.recipes.values import refuse_unknown, table_of, texts, typed
+from partitions.schema import Schema, few, tidy
+
+OWN = ("from", "decimal", "thousands", "factor", "offset", "values", "format", "fill-value")  # keys of one hospital
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """What a hospital says of its csv: its column for a shared one, and the shared category of its cells, by column."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The section ``table``: columns without what is a hospital's own, the labels, and where patients are named."""
+
+    columns: tuple[Column, ...]
+    label: tuple[str, ...]
+    task: str
+    patient: str = ""
+
+
+# The first hospital
+
+
+def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
+    """The schema of all hospitals, from the recipe of one. Raises DataError where it has not been used yet."""
+    if recipe.task == "auto":
+        raise DataError("the recipe has no task yet: import the rows with it, and take the recipe that is written then")
+    if recipe.text:
+        raise DataError("a shared schema is of tables; this recipe takes texts")
+    since = {column.since for column in recipe.used}
+    columns = []
+    for column in recipe.columns:
+        if column.kind == "skip" and (column.source or column.name) not in since:
+            continue
+        content = {key: value for key, value in column.content.items() if key not in OWN}
+        if column.fill == "value":
+            content["fill-value"] = column.fill_value
+        if column.since in (sources := {own.source or own.name: own.name for own in recipe.columns}):
+            content["since"] = sources[column.since]
+        columns.append(content)
+    named = (*recipe.label,) if len(recipe.label) < 2 or not recipe.classes else recipe.classes
+    table = {"label": list(named), "task": recipe.task, "columns": columns}
+    table |= {"patient": recipe.patient} if recipe.patient else {}
+    labels = recipe.classes or (recipe.label if len(recipe.label) > 1 and recipe.task != "survival" else ())
+    text = json.dumps(table, sort_keys=True, separators=(",", ":"))
+    return Schema(recipe.features, tuple(map(tidy, labels)), dtype, text)
+
+
+def schema_toml(schema: Schema) -> str:
+    """The schema as a file for people."""
+    content = schema.content
+    table = content.pop("table", {})
+    lines = ["# The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."]
+    lines += [f"{key} = {written(value)}" for key, value in content.items() if key != "features"]
+    lines += ["features = [", *(f"  {written(own)}," for own in content.get("features", [])), "]", "", "[table]"]
+    lines += [f"{key} = {written(value)}" for key, value in table.items() if key != "columns"]
+    for column in table.get("columns", []):
+        ordered = {"name": column["name"], "kind": column["kind"], **column}
+        lines += ["", "[[table.columns]]", *(f"{key} = {written(value)}" for key, value in ordered.items())]
+    return "\n".join(lines) + "\n"
+
+
+def parse_shared(schema: Schema) -> Shared:
+    """The section ``table`` of a schema. Raises DataError where there is none, or it is of other columns."""
+    if not schema.table:
+        raise DataError("the schema has no section [table]: make one with silofl schema OURS.recipe.toml")
+    table = json.loads(schema.table)
+    refuse_unknown(table, ("label", "task", "columns", "patient"), "[table]")
+    columns = []
+    for content in table.get("columns", []):
+        own = table_of(content, "a column")
+        given = {key for key in own if key in OWN and not (key == "fill-value" and own.get("fill") == "value")}
+        if given:
+            raise DataError(f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema")
+        # A date's format is the hospital's; a stand-in lets the rest be checked.
+        columns.append(replace(parse_column({**own, **stand_in(own)}), format=""))
+    shared = Shared(
+        tuple(columns), texts(table.get("label", []), "label"), typed(table, "task", ""), typed(table, "patient", "")
+    )
+    if [f for column in shared.columns for f in column.features] != list(schema.features):
+        raise DataError("the schema's [table] makes other columns than its features: make it again with silofl schema")
+    return shared
+
+
+def stand_in(content: Mapping[str, object]) -> dict[str, str]:
+    """A format for a date that has none."""
+    return {"format": "%Y-%m-%d"} if content.get("kind") == "date" else {}
+
+
+# Every other hospital
+
+
+def recipe_for(
+    path: object,
+    header: Sequence[str],
+    lines: Sequence[Line],
+    shared: Shared,
+    labels: Sequence[str],
+    mapped: Mapped,
+    asked: Asked,
+    gaps: tuple[str, ...],
+) -> Recipe:
+    """A hospital's recipe that makes the shared columns of its csv. ``labels``: the schema's.
+
+    Raises DataError, one line, where a column or a cell has no shared name and none is given.
+    """
+    sources = find_sources(path, header, [*(c.name for c in shared.columns), *shared.label], mapped)
+    evidence = {c.name: evidence_of(cells_in(lines, sources[c.name], gaps)) for c in shared.columns}
+    whole = Evidence()
+    for column in shared.columns:
+        if column.kind == "number":
+            whole.decimal |= evidence[column.name].decimal
+            whole.thousands |= evidence[column.name].thousands
+    made = []
+    for column in shared.columns:
+        source = sources[column.name]
+        own = replace(column, source=source if source != column.name else "")
+        cells = cells_in(lines, source, gaps)
+        if column.kind == "number":
+            signs: Signs = signs_of(source, evidence[column.name], whole, asked)
+            own = replace(own, decimal=signs.decimal, thousands=signs.thousands)
+        elif column.kind == "category":
+            own = replace(own, values=codes_of(column.name, source, cells, column.levels, mapped, bool(column.other)))
+        else:
+            since = sources.get(column.since, column.since)
+            own = replace(own, format=format_of(source, cells, asked), since=since)
+        made.append(own)
+    label = tuple(sources[name] for name in shared.label)
+    values: Mapping[str, str] = {}
+    if len(label) == 1 and labels:
+        values = codes_of(shared.label[0], label[0], cells_in(lines, label[0], gaps), labels, mapped, False)
+    left = [name for name in header if name not in sources.values()]
+    taken = {column.name for column in made}
+    skipped = [Column(free_name(name, taken), "skip", name) for name in left]
+    recipe = Recipe(
+        (*made, *skipped), label, shared.task, tuple(labels), label_values=values, outputs=len(labels), gaps=gaps
+    )
+    check_recipe(recipe)
+    return recipe
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """A name for a column that is left out."""
+    return tidy(name) if tidy(name) not in taken else f"{tidy(name)} (left out)"
+
+
+def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapped: Mapped) -> dict[str, str]:
+    """The csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
+    for name, source in mapped.columns.items():
+        if name not in names:
+            raise DataError(f"--map {name}={source}: the schema has no column {name!r}{nearest(name, names)}")
+        if source not in header:
+            raise DataError(f"--map {name}={source}: {path} has no column {source!r}{nearest(source, header)}")
+    same = {tidy(name): name for name in header}
+    found = {name: mapped.columns.get(name, same.get(name, "")) for name in names}
+    if missing := [name for name, source in found.items() if not source]:
+        left = few([name for name in header if name not in found.values()], 20)
+        raise DataError(
+            f"{path} has no column {few(missing, 20)}: name its own with --map {missing[0]}=COLUMN, "
+            f"one for each; not used yet: {left or 'none'}"
+        )
+    if len(set(found.values())) < len(found):
+        twice = next(source for source in found.values() if list(found.values()).count(source) > 1)
+        raise DataError(f"{path}: {twice} stands for two columns of the schema; see --map")
+    return found
+
+
+def cells_in(lines: Sequence[Line], column: str, gaps: Collection[str]) -> dict[str, str]:
+    """The different cells of a column that are no gaps, each with where it first stands."""
+    cells: dict[str, str] = {}
+    for where, row in lines:
+        if row[column] not in gaps:
+            cells.setdefault(row[column], where)
+    return cells
+
+
+def codes_of(
+    name: str, source: str, cells: Mapping[str, str], levels: Sequence[str], mapped: Mapped, other: bool
+) -> dict[str, str]:
+    """The category of each cell that is called otherwise. Raises DataError where one has none."""
+    given = mapped.cells.get(name, {})
+    if strange := [level for level in given.values() if level not in levels]:
+        raise DataError(f"--codes {name}: {strange[0]!r} is none of {few(levels, 20)}{nearest(strange[0], levels)}")
+    same = {tidy(cell): cell for cell in cells}
+    values = {cell: level for level, cell in same.items() if level in levels and cell != level} | dict(given)
+    unknown = [cell for cell in cells if cell not in levels and cell not in values]
+    if unknown and not other:
+        raise DataError(
+            f"{cells[unknown[0]]}: {source} is {shown(unknown[0])}, and {name} has the categories {few(levels, 20)}: "
+            f"say what {few([shown(cell) for cell in unknown], 10)} mean, --codes {name}:CELL=CATEGORY, one for each"
+        )
+    return values
+
+
+def format_of(source: str, cells: Mapping[str, str], asked: Asked) -> str:
+    """How a column's dates are written. Raises DataError where it is not clear."""
+    formats = date_formats(list(cells))
+    if asked.dates and (asked.dates in formats or not formats):
+        return asked.dates
+    if len(formats) != 1:
+        cell = next(iter(cells), "")
+        how = " or ".join(map(repr, formats)) or "FORMAT, for example %d.%m.%Y"
+        raise DataError(
+            f"{cells.get(cell, source)}: {source} is {shown(cell)}: how are its dates written? --dates {how}"
+        )
+    return formats[0]

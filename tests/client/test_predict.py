@@ -1,0 +1,163 @@
+"""``silofl predict`` for new patients: a csv goes through the recipe in the model's card; keys and names come back."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import silofl
+from client.export import card_file, export_model, predict_file, read_model
+from models.samples import Samples
+from models.training import predict
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
+from partitions.recipes.recipe import parse_recipe
+from server.cli.main import main
+from server.simulation.simulate import simulate
+
+HEADER = "Patient-ID;age;sex;dose;state"
+
+
+def visits(path: Path, n: int = 160) -> Path:
+    """Who is old is ill; decimal commas, gaps in age and sex."""
+    rng = np.random.default_rng(5)
+    rows = [HEADER]
+    for i in range(n):
+        ill = i % 2
+        age = "" if i % 11 == 0 else f"{rng.normal(70 if ill else 40, 6):.1f}".replace(".", ",")
+        rows.append(f"K{i:03d};{age};{('w', 'm', 'NA')[i % 3]};{i % 7};{'ill, acute' if ill else 'well'}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The run of two silos, and the model of the first, from a file that went through a recipe."""
+    folder = tmp_path_factory.mktemp("trained")
+    take = Take(patient="Patient-ID")
+    import_source(visits(folder / "t.csv"), folder / "t.npz", ImportOptions(label="state", take=take))
+    settings = {"dataset": str(folder / "t.npz"), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1}
+    more = {"model": "mlp", "mlp.hidden": "", "learning-rate": 0.5, "strategy": "fedavg"}
+    run = simulate({**settings, **more, "out": str(folder / "run")}, quiet=True)
+    export_model(run, "hospital-01", "last", folder / "m.safetensors")
+    return run, folder / "m.safetensors"
+
+
+def read(text: str) -> tuple[list[str], list[dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(text))
+    return list(reader.fieldnames or ()), list(reader)
+
+
+def new(path: Path, *rows: str, header: str = "dose;sex;age;Patient-ID") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def test_new_patients_get_keys_names_and_probabilities(tmp_path, trained):
+    """Columns in another order, no label. The numbers by hand: gaps filled by the card's recipe, then the network."""
+    source = new(tmp_path / "new.csv", "3;w;81,5;X-1", ";m;;X-2", "0;;35;X-3")
+    header, rows = read(predict_file(trained[1], source))
+    assert header == ["Patient-ID", "label", "p_ill, acute", "p_well"]
+    assert [row["Patient-ID"] for row in rows] == ["X-1", "X-2", "X-3"]
+    assert (rows[0]["label"], rows[2]["label"]) == ("ill, acute", "well")
+    card, net = read_model(trained[1])
+    fill = {column.name: column.fill_value for column in parse_recipe(card["recipe"]).columns}
+    sex = float(fill["sex"] == "m")
+    order = card["schema"]["features"]
+    assert [feature["name"] for feature in order] == ["age", "sex=m", "sex=w", "dose"]
+    x = np.array([[81.5, 0, 1, 3], [fill["age"], 1, 0, fill["dose"]], [35, sex, 1 - sex, 0]], np.float32)
+    mean, std = (np.array(card["normalisation"][key], np.float32) for key in ("mean", "std"))
+    logits = predict(net, Samples((x - mean) / std, np.zeros(3, np.int64), "cpu", None, None)).double().numpy()
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    found = [[float(row["p_ill, acute"]), float(row["p_well"])] for row in rows]
+    assert np.allclose(found, p, atol=1e-5)
+    assert [row["label"] for row in rows] == [("ill, acute", "well")[k] for k in p.argmax(1)]
+
+
+def test_the_whole_export_predicts_as_its_data_file(tmp_path, trained):
+    """The test rows of the csv, by csv and by the .npz file made of it."""
+    folder = trained[1].parent
+    by_file = read(predict_file(trained[1], folder / "t.npz"))
+    assert by_file[0] == ["index", "label", "p_ill, acute", "p_well"]
+    with np.load(folder / "t.npz") as npz:
+        tested = len(npz["x_test"])
+    assert [row["index"] for row in by_file[1]] == [str(i) for i in range(tested)]
+    header, *lines = (folder / "t.csv").read_text().splitlines()
+    by_csv = read(predict_file(trained[1], new(tmp_path / "all.csv", *lines, header=header)))[1]
+    pairs = {(row["p_ill, acute"], row["label"]) for row in by_csv}
+    assert len(by_csv) == 160 and {(row["p_ill, acute"], row["label"]) for row in by_file[1]} <= pairs
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "words"),
+    [
+        ("dose;sex;age;Patient-ID;BMI", "3;w;81,5;X;9", "has columns that the recipe does not: BMI"),
+        ("dose;sex;Alter;Patient-ID", "3;w;81,5;X", "does not: Alter and lacks age"),
+        ("dose;sex;Patient-ID", "3;w;X", "has no column age, which the recipe takes"),
+        ("dose;sex;age;Patient-ID", "3;x;81,5;X", "line 2: sex is 'x', none of m, w; correct"),
+        ("dose;sex;age;Patient-ID", "3;w;81.5;X", "line 2: age is '81.5', no number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, trained, capsys, header, row, words):
+    source, out = new(tmp_path / "new.csv", row, header=header), tmp_path / "p.csv"
+    assert main(["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)]) == 2
+    assert words in capsys.readouterr().err and not out.exists()
+
+
+def test_cells_as_gaps_are_named(tmp_path, trained, capsys):
+    source = new(tmp_path / "new.csv", "3;x;81,5;X-1", "3;;81,5;")
+    out = tmp_path / "p.csv"
+    command = ["predict", "--model", str(trained[1]), "--data", str(source), "--out", str(out)]
+    assert main([*command, "--as-gaps"]) == 0
+    said = capsys.readouterr().err
+    assert "line 2: sex is 'x', none of m, w: taken as a gap" in said and "1 rows of" in said
+    first, second = read(out.read_text())[1]
+    assert first["p_well"] == second["p_well"] and first["Patient-ID"] == "X-1"
+
+
+def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
+    """Then the csv needs the recipe beside it; the predictions are the same."""
+    run, model = trained
+    bare = tmp_path / "bare.safetensors"
+    command = ["export", str(run), "--silo", "hospital-01", "--which", "last", "--out"]
+    assert main([*command, str(bare), "--no-recipe"]) == 0
+    assert "recipe" not in capsys.readouterr().out and "recipe" not in json.loads(card_file(bare).read_text())
+    assert main([*command, str(tmp_path / "with.safetensors")]) == 0
+    assert "names of 3 columns and 2 categories, and 3 medians, means or most frequent" in capsys.readouterr().out
+    source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
+    with pytest.raises(ValueError, match=r"card has no recipe, so it cannot read a csv: name one with --recipe"):
+        predict_file(bare, source)
+    recipe = tmp_path / "t.recipe.toml"
+    recipe.write_text(parse_recipe(json.loads(card_file(model).read_text())["recipe"]).toml())
+    assert predict_file(bare, source, recipe=recipe) == predict_file(model, source)
+
+
+def test_a_recipe_of_another_table_is_refused(tmp_path, trained):
+    card = json.loads(card_file(trained[1]).read_text())["recipe"]
+    card["columns"][0]["name"] = "years"
+    (tmp_path / "o.toml").write_text(parse_recipe(card).toml())
+    source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
+    changed: Any = (tmp_path / "o.toml").read_text().replace('kind = "number"', 'from = "age"\nkind = "number"', 1)
+    (tmp_path / "o.toml").write_text(changed)
+    with pytest.raises(ValueError, match="columns named years, the model has age: rename them"):
+        predict_file(trained[1], source, recipe=tmp_path / "o.toml")
+
+
+def test_the_recipe_stays_in_the_silo(trained):
+    """Neither the server's checkpoints nor what silos reported hold a fill value or a column of the recipe."""
+    run, _ = trained
+    holders = [path for path in run.rglob("*") if path.is_file() and b"most-frequent" in path.read_bytes()]
+    assert holders and all("silos" in path.relative_to(run).as_posix() for path in holders)
+
+
+def test_a_notebook_gets_the_keys_as_they_are(tmp_path, trained):
+    source = new(tmp_path / "new.csv", "3;w;81,5;007", "0;;35;008")
+    answers = silofl.load_run(trained[0]).model("hospital-01", which="last").predict(source)
+    assert list(answers.index) == ["007", "008"] and list(answers.label) == ["ill, acute", "well"]
