@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from partitions.datasets.registry import load_dataset
+from partitions.own_files import parse_source, read_hospitals, subsampled
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
 from partitions.splits import Dataset, SiloData, take
@@ -19,7 +20,7 @@ from partitions.splits import Dataset, SiloData, take
 class Division:
     """Which data set, and how it is divided over how many silos; ``settings`` are the partition's own."""
 
-    dataset: str  # a data set's name, or the path of an .npz file
+    dataset: str  # as own_files.py has it: a name, or a path
     data_dir: str
     partition: str
     silos: int
@@ -30,10 +31,15 @@ class Division:
 
 
 def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> Dataset:
-    """A data set by its name, or of an .npz file, whose parts the seed draws where it has none."""
-    if dataset.endswith(".npz"):
-        return read_dataset_file(Path(dataset), seed=seed, task=task)
-    return load_dataset(dataset, data_dir, task)
+    """A data set by its name, of an .npz file, whose parts the seed draws where it has none, or of hospitals' files."""
+    source = parse_source(dataset)
+    if source.name.endswith(".npz"):
+        made = read_dataset_file(Path(source.name), seed=seed, task=task)
+    elif source.is_path:
+        made = read_hospitals(source, seed, task)
+    else:
+        made = load_dataset(source.name, data_dir, task)
+    return subsampled(made, source.subsample, seed)
 
 
 @lru_cache(maxsize=2)

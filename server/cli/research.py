@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,15 @@ def add_data_options(p: argparse.ArgumentParser) -> None:
     """Options that ``simulate`` and ``tune`` share."""
     data = p.add_mutually_exclusive_group()
     data.add_argument("--dataset", metavar="D", help="data set by name")
-    data.add_argument("--data", metavar="FILE.npz", help="one .npz file, split over the silos")
+    data.add_argument(
+        "--data",
+        metavar="FILE|FOLDER",
+        help="one .npz file, split over the silos; a folder with an .npz file for each hospital; or a csv, with "
+        "--recipe and --by",
+    )
+    p.add_argument("--recipe", metavar="FILE", help="a csv: its recipe, from silofl import")
+    p.add_argument("--by", metavar="COLUMN", help="a csv: a hospital for each value of this column")
+    p.add_argument("--subsample", metavar="N", help="at most N samples of the data set, drawn by seed: for a first try")
     p.add_argument("--data-dir", metavar="DIR", help="where data sets lie or are downloaded to")
     p.add_argument("--partition", metavar="P", help="how the data are split over the silos")
     p.add_argument("--silos", metavar="N", help="number of silos")
@@ -161,19 +170,42 @@ def run_values(args: argparse.Namespace) -> dict[str, object]:
     values |= assignments(args.set)
     named = ("strategy", "rounds", "seed", "dataset", "data_dir", "partition", "silos", "out")
     values |= {n.replace("_", "-"): getattr(args, n) for n in named if getattr(args, n, None) is not None}
-    if getattr(args, "data", None):
-        values["dataset"] = args.data
-        if not args.data.endswith(".npz"):
-            raise UserError(f"--data {args.data}: an .npz file is wanted here (silofl import makes one)")
-    # The run's config.toml must mean the same files in whatever directory it is used again.
-    for key, is_path in (
-        ("dataset", str(values.get("dataset")).endswith(".npz")),
-        ("data-dir", True),
-        ("init-weights", True),
-    ):
-        if is_path and values.get(key):
-            values[key] = str(Path(str(values[key])).expanduser().resolve())
+    values |= own_data(args, values)
+    for key in ("data-dir", "init-weights"):
+        if values.get(key):
+            values[key] = absolute(str(values[key]))
     return values
+
+
+def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str, object]:
+    """The settings of --data, --recipe, --by and --subsample: what they name, with whole paths. Raises UserError."""
+    from partitions.own_files import Source, hospitals_of, parse_source
+
+    given, recipe, by = (getattr(args, key, None) or "" for key in ("data", "recipe", "by"))
+    count = getattr(args, "subsample", None)
+    if not (given or recipe or by or count or "dataset" in values):
+        return {}
+    source = parse_source(str(given or values.get("dataset", "digits")))
+    if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
+        raise UserError(f"--data {given}: an .npz file (silofl import makes one), a folder of such or a csv is wanted")
+    is_csv = source.name.endswith(".csv")
+    if (recipe or by) and not is_csv:
+        raise UserError("--recipe and --by go with --data FILE.csv")
+    recipe, by = recipe or source.recipe, by or source.by
+    if is_csv and not (recipe and by):
+        raise UserError(f"--data {source.name}: a csv needs --recipe FILE.recipe.toml and --by COLUMN")
+    if count is not None and not (count.isascii() and count.isdigit() and int(count)):
+        raise UserError(f"--subsample {count[:20]}: a number of samples, 1 or more, is wanted here")
+    name = absolute(source.name) if given or source.is_path else source.name
+    made = Source(name, absolute(recipe), by, int(count) if count else source.subsample)
+    hospitals = hospitals_of(made)
+    own = {"partition": "natural", "silos": str(len(hospitals))} if hospitals else {}
+    return {"dataset": str(made), **{key: value for key, value in own.items() if key not in values}}
+
+
+def absolute(path: str) -> str:
+    """The path from the root; "" stays "". A run's config.toml must mean the same files in any directory."""
+    return str(Path(path).expanduser().resolve()) if path else ""
 
 
 def list_strategies(args: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from models.weights import weights_of
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
 from partitions.datasets.registry import DATASETS
+from partitions.own_files import parse_source
 from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies.base.aggregation.bounded import check_robust
@@ -163,8 +164,12 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
             raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
     common = build_settings(Common, values)
     choose("strategy", common.strategy, strategies())
-    if not common.dataset.endswith(".npz"):
-        choose("data set", common.dataset, DATASETS)
+    try:
+        source = parse_source(common.dataset)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not source.is_path:
+        choose("data set", source.name, DATASETS)
     choose("partition", common.partition, PARTITIONS)
     try:
         own = is_custom(common.model)

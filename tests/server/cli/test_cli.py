@@ -205,7 +205,17 @@ def test_bad_data(
 OTHERS: list[tuple[str, str]] = [
     ("", "the following arguments are required: COMMAND; see silofl --help"),
     ("simulat", "argument COMMAND: invalid choice: 'simulat' (choose from "),
-    ("simulate --data {place}/a-folder", "{place}/a-folder: an .npz file is wanted here (silofl import makes one)"),
+    (
+        "simulate --data {place}/a-folder",
+        "{place}/a-folder has no .npz file; silofl import makes one for each hospital",
+    ),
+    (
+        "simulate --data t.txt",
+        "--data t.txt: an .npz file (silofl import makes one), a folder of such or a csv is wanted",
+    ),
+    ("simulate --data t.csv", "--data t.csv: a csv needs --recipe FILE.recipe.toml and --by COLUMN"),
+    ("simulate --dataset digits --by x", "--recipe and --by go with --data FILE.csv"),
+    ("simulate --subsample many", "--subsample many: a number of samples, 1 or more, is wanted here"),
     ("partition --dataset digitz --out out", "unknown data set 'digitz' (did you mean 'digits'?)"),
     ("partition --partition iidd --out out", "unknown partition 'iidd' (did you mean 'iid'?)"),
     ("partition --set dirichlet.bet=1 --out out", "unknown setting 'dirichlet.bet' (did you mean 'dirichlet.beta'?)"),

@@ -1,0 +1,230 @@
+"""A researcher's own hospitals as one data set: a file for each, or a csv with a column that says whose a row is.
+
+A data set's name may carry options behind ``#``, as a run's settings keep it:
+
+    /data/centres                                                 a folder with an .npz file for each hospital
+    /data/all.csv#recipe=/data/ours.recipe.toml&by=centre         a csv, a hospital for each value of a column
+    digits#subsample=500                                          at most so many samples of any data set
+
+Hospitals keep their own parts, and their gaps are filled from their own training parts. The partition ``natural`` takes
+them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from partitions.common.errors import DataError
+from partitions.reorder import reorder_data
+from partitions.schema import difference, majority
+from partitions.silo_file import read_silo_file
+from partitions.splits import Array, Dataset, SiloData, Split, dtype_of
+
+OPTIONS = ("recipe", "by", "subsample")
+MOST_HOSPITALS = 10_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set as settings name it."""
+
+    name: str  # of a data set, or a path
+    recipe: str = ""
+    by: str = ""
+    subsample: int = 0
+
+    @property
+    def is_path(self) -> bool:
+        """Return whether it is a file or a folder, and no data set's name."""
+        return self.name.endswith((".npz", ".csv")) or "/" in self.name
+
+    def __str__(self) -> str:
+        """As settings have it."""
+        options = {key: getattr(self, key) for key in OPTIONS if getattr(self, key)}
+        return f"{self.name}#{urlencode(options)}" if options else self.name
+
+
+def parse_source(text: str) -> Source:
+    """The source that a setting names. Raises DataError."""
+    name, sign, rest = text.rpartition("#")
+    pairs = parse_qsl(rest, keep_blank_values=True) if sign else []
+    if not pairs or any(key not in OPTIONS for key, _ in pairs):  # a path may have the sign, too
+        return Source(text)
+    options = dict(pairs)
+    count = options.get("subsample", "0")
+    if not count.isascii() or not count.isdigit() or (("subsample" in options) and int(count) < 1):
+        raise DataError(f"subsample is {count[:20]!r}; it is a number of samples, 1 or more")
+    made = Source(name, options.get("recipe", ""), options.get("by", ""), int(count))
+    if bool(made.by) != name.endswith(".csv") or bool(made.by) != bool(made.recipe):
+        raise DataError(f"{name}: a csv needs --recipe and --by, and nothing else takes them")
+    return made
+
+
+def hospitals_of(source: Source) -> list[str]:
+    """The names of the hospitals that a source has, [] where it is of one piece. Raises DataError."""
+    if source.by:
+        return list(rows_by(source))
+    is_folder = not source.name.endswith(".npz") and Path(source.name).is_dir()
+    return [path.stem for path in files_of(Path(source.name))] if is_folder else []
+
+
+def read_hospitals(source: Source, seed: int, task: str = "auto") -> Dataset:
+    """A folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
+    if source.by:
+        return join(Path(source.name).stem, import_by(source, seed))
+    files = files_of(Path(source.name))
+    return join(Path(source.name).name, {path.stem: read_silo_file(path, task) for path in files})
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The data files in a folder, in the order of their names. Raises DataError where there are none."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    files = sorted(path for path in folder.iterdir() if path.suffix == ".npz" and not path.name.startswith("."))
+    if not files:
+        raise DataError(f"{folder} has no .npz file; silofl import makes one for each hospital")
+    return files
+
+
+def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
+    """Hospitals as one data set, with columns and labels in the order of most of them. Raises DataError."""
+    agreed = majority([data.schema for data in silos.values()])
+    first = next(iter(silos.values()))
+    made: dict[str, SiloData] = {}
+    for own, data in silos.items():
+        if reason := difference(data.schema, agreed, "most hospitals have"):
+            raise DataError(f"{own}: {reason}")
+        data = reorder_data(data, agreed)
+        for what, here, there in (
+            ("labels for", data.task, first.task),
+            ("samples of shape", data.input_shape, first.input_shape),
+            ("samples of", dtype_of(data.train.x), dtype_of(first.train.x)),
+        ):
+            if here != there:
+                raise DataError(f"{own} has {what} {here}, and {next(iter(silos))} {there}: hospitals need the same")
+        made[own] = data
+    trains = [joined([data.train, data.val]) for data in made.values()]
+    tests = [data.test for data in made.values()]
+    sizes, held = [len(part) for part in trains], [len(part) for part in tests]
+    groups = {
+        own: np.concatenate([np.arange(n) + sum(sizes[:i]), np.arange(m) + sum(sizes) + sum(held[:i])])
+        for i, (own, n, m) in enumerate(zip(made, sizes, held, strict=True))
+    }
+    train, test = with_patients(trains, tests)
+    return Dataset(
+        name,
+        train,
+        test,
+        max(data.classes for data in made.values()),
+        groups,
+        first.task,
+        own_test=True,
+        vocabulary=first.vocabulary,
+        schema=next(iter(made.values())).schema,
+        recipes={own: data.recipe for own, data in made.items() if data.recipe},
+    )
+
+
+def joined(parts: list[Split]) -> Split:
+    """The samples of several parts of one hospital."""
+    named = all(part.patient is not None for part in parts)
+    patient = np.concatenate([part.patient for part in parts if part.patient is not None]) if named else None
+    return Split(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), patient)
+
+
+def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split]:
+    """All training and all test samples, with patients numbered over all hospitals, if any of these names some."""
+    if all(part.patient is None for part in trains):
+        return joined(trains), joined(tests)
+    start, numbered = 0, []
+    for train, test in zip(trains, tests, strict=True):
+        parts = [part.patient if part.patient is not None else np.arange(len(part)) for part in (train, test)]
+        if train.patient is None:
+            parts[1] = parts[1] + len(train)
+        numbered.append([replace(s, patient=p + start) for s, p in zip((train, test), parts, strict=True)])
+        start += int(max(part.max(initial=-1) for part in parts)) + 1
+    return joined([own[0] for own in numbered]), joined([own[1] for own in numbered])
+
+
+# A csv by a column
+
+
+def rows_by(source: Source) -> dict[str, list[int]]:
+    """The places of the rows of each hospital of a csv, in the order of their names. Raises DataError."""
+    from partitions.importing.tables import find_encoding, list_columns, read_lines
+    from partitions.recipes.recipe import load_recipe
+
+    path, recipe = Path(source.name), load_recipe(Path(source.recipe))
+    try:
+        header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
+    if source.by not in header:
+        raise DataError(f"--by {source.by}: {path} has the columns {list_columns(header)}")
+    found: dict[str, list[int]] = {}
+    for i, (where, row) in enumerate(lines):
+        if row[source.by] in recipe.gaps:
+            raise DataError(f"{where} has no {source.by}, which says whose the row is; fill or drop such rows")
+        found.setdefault(row[source.by], []).append(i)
+    if len(found) > MOST_HOSPITALS or source.by in (*recipe.label, recipe.patient):
+        raise DataError(f"--by {source.by}: name the column of hospitals; this one has {len(found)} values")
+    return dict(sorted(found.items()))
+
+
+def import_by(source: Source, seed: int) -> dict[str, SiloData]:
+    """The data of each hospital of a csv. Gaps are filled anew, from each one's own training part."""
+    from partitions.importing.options import ImportOptions
+    from partitions.importing.source import read_rows
+    from partitions.recipes.recipe import load_recipe, unfitted
+
+    recipe = unfitted(load_recipe(Path(source.recipe)), source.by)
+    made = {}
+    for own, rows in rows_by(source).items():
+        try:
+            made[own] = read_rows(Path(source.name), ImportOptions(recipe=replace(recipe, seed=seed)), rows)
+        except DataError as error:
+            raise DataError(f"{source.by} = {own}: {error}") from None
+    return made
+
+
+# Fewer samples
+
+
+def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """At most ``count`` samples, drawn by seed: of each hospital, and of training and test, the same share.
+
+    A patient's samples stay together, so there may be some more. At least one sample, or patient, of each remains.
+    """
+    n_train, total = len(dataset.train), len(dataset.train) + len(dataset.test)
+    if not count or count >= total:
+        return dataset
+    rng = np.random.default_rng([seed, count])
+    whole = {"": np.arange(total)} if dataset.groups is None else dataset.groups
+    patients = None
+    if dataset.train.patient is not None and dataset.test.patient is not None:
+        patients = np.concatenate([dataset.train.patient, dataset.test.patient])
+    keep = np.zeros(total, bool)
+    for rows in whole.values():
+        for part in (rows[rows < n_train], rows[rows >= n_train]):
+            keep[drawn(part, count / total, patients, rng)] = True
+    place = np.cumsum(keep) - 1
+    groups = dataset.groups and {own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()}
+    train, test = (
+        Split(part.x[kept], part.y[kept], None if part.patient is None else part.patient[kept])
+        for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
+    )
+    return replace(dataset, train=train, test=test, groups=groups)
+
+
+def drawn(rows: Array, share: float, patients: Array | None, rng: np.random.Generator) -> Array:
+    """A share of some rows, whole patients of them."""
+    if not len(rows):
+        return rows
+    unit = np.arange(len(rows)) if patients is None else np.unique(patients[rows], return_inverse=True)[1]
+    count = max(1, round(share * (unit.max() + 1)))
+    return rows[np.isin(unit, rng.permutation(unit.max() + 1)[:count])]

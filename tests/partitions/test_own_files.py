@@ -1,0 +1,193 @@
+"""A researcher's own hospitals: a folder of files, a csv by a column, and fewer samples of anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partitions.importing.notes import Take
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
+from partitions.own_files import Source, parse_source, subsampled
+from partitions.recipes.recipe import load_recipe, read_recipe
+from partitions.schemes.registry import partition, silo_data
+from partitions.silo_file import read_silo_file
+from partitions.simulated import Division, divide, open_dataset, part_of
+
+
+def write_file(path: Path, n: int, **changes: Any) -> Path:
+    """A hospital's file with parts of its own: the first column counts, the second says which hospital."""
+    counted = np.arange(n, dtype=np.float32) + 1000 * ord(path.stem[0])
+    x = np.stack([counted, np.full(n, ord(path.stem[0]), np.float32)], 1)
+    y = np.arange(n) % 2
+    cut, end = n - 8, n - 4
+    arrays = {"feature_names": np.array(["count", "place"]), "label_names": np.array(["well", "ill"])}
+    for part, rows in (("train", slice(0, cut)), ("val", slice(cut, end)), ("test", slice(end, n))):
+        arrays |= {f"x_{part}": x[rows], f"y_{part}": y[rows]}
+    np.savez(path, **(arrays | changes))
+    return path
+
+
+def centres(folder: Path) -> Path:
+    folder.mkdir()
+    for name, n in (("a", 40), ("b", 24), ("c", 60)):
+        write_file(folder / f"{name}.npz", n)
+    return folder
+
+
+def division(source: object, silos: int = 3) -> Division:
+    return Division(str(source), "", "natural", silos, 7, -1.0)
+
+
+def test_each_file_is_a_silo_with_its_own_test_part(tmp_path):
+    folder = centres(tmp_path / "centres")
+    whole, silos = divide(division(folder))
+    assert [(silo.name, silo.origin) for silo in silos] == [
+        ("hospital-01", "a"),
+        ("hospital-02", "b"),
+        ("hospital-03", "c"),
+    ]
+    for i, name in enumerate("abc"):
+        made, own = part_of(division(folder), i), read_silo_file(folder / f"{name}.npz")
+        np.testing.assert_array_equal(made.test.x, own.test.x)
+        rows = np.concatenate([made.train.x, made.val.x])
+        assert sorted(rows[:, 0]) == sorted(np.concatenate([own.train.x, own.val.x])[:, 0])
+        assert len(made.val) and made.schema == own.schema
+    assert whole.name == "centres"
+
+
+def test_other_orders_are_mapped_and_other_names_are_refused(tmp_path):
+    folder = centres(tmp_path / "centres")
+    with np.load(folder / "b.npz") as npz:
+        arrays = dict(npz)
+    swapped = {key: value[:, ::-1] if key.startswith("x_") else value for key, value in arrays.items()}
+    flipped = {key: 1 - value if key.startswith("y_") else value for key, value in swapped.items()}
+    names = {"feature_names": np.array(["place", "count"]), "label_names": np.array(["ill", "well"])}
+    before = [part_of(division(folder), i) for i in range(3)]
+    np.savez(folder / "b.npz", **(flipped | names))
+    divide.cache_clear()
+    part_of.cache_clear()
+    for i, data in enumerate(before):
+        made = part_of(division(folder), i)
+        np.testing.assert_array_equal(made.train.x, data.train.x)
+        np.testing.assert_array_equal(made.train.y, data.train.y)
+    np.savez(folder / "b.npz", **(arrays | {"feature_names": np.array(["count", "ward"])}))
+    with pytest.raises(ValueError, match=r"^b: columns named ward, most hospitals have place: rename"):
+        open_dataset(str(folder), "", 7)
+    wide: dict[str, Any] = {key: np.hstack([v, v]) if key[0] == "x" else v for key, v in arrays.items()}
+    np.savez(folder / "b.npz", **{key: wide[key] for key in wide if key[0] in "xy"})
+    with pytest.raises(ValueError, match=r"b has samples of shape \(4,\), and a \(2,\): hospitals need the same"):
+        open_dataset(str(folder), "", 7)
+
+
+def test_patients_stay_in_one_part_and_in_one_hospital(tmp_path):
+    """Files number their patients from 0, each: two hospitals' patients 0 are two people. One file names none."""
+    folder = centres(tmp_path / "centres")
+    for name, n in (("a", 40), ("b", 24)):
+        parts = {"train": n - 8, "val": 4, "test": 4}
+        starts = {"train": 0, "val": 100, "test": 200}
+        numbers = {f"patient_{part}": np.arange(size) // 2 + starts[part] for part, size in parts.items()}
+        write_file(folder / f"{name}.npz", n, **numbers)
+    whole, silos = divide(division(folder))
+    assert whole.train.patient is not None and whole.test.patient is not None
+    pooled = np.concatenate([whole.train.patient, whole.test.patient])
+    seen: list[set[int]] = []
+    for silo in silos:
+        train, val, test = (set(pooled[rows].tolist()) for rows in (silo.train, silo.val, silo.test))
+        assert not (train & val or train & test or val & test) and val
+        seen.append(train | val | test)
+    assert not (seen[0] & seen[1] or seen[1] & seen[2] or seen[0] & seen[2])
+    for i, name in enumerate("abc"):
+        own = read_silo_file(folder / f"{name}.npz")
+        assert len(silos[i].test) == len(own.test) and len(silos[i].train) + len(silos[i].val) == len(own.train) + 4
+
+
+# A csv by a column
+
+
+def table(path: Path) -> Path:
+    """Ages of centre A are about 40, those of B about 70; every fifth is a gap; each patient comes twice."""
+    rows = ["pid;age;sex;centre;state"]
+    for i in range(120):
+        age = "" if i % 5 == 0 else f"{(40 if i % 2 else 70) + i % 7},5"
+        rows.append(f"{'AB'[i % 2]}{i // 4};{age};{'fm'[i // 2 % 2]};{'South' if i % 2 else 'North'};{i // 2 % 2}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def by_centre(tmp_path: Path) -> Source:
+    path = table(tmp_path / "all.csv")
+    made = import_source(path, tmp_path / "all.npz", ImportOptions(label="state", take=Take(patient="pid")))
+    assert made.recipe is not None
+    (tmp_path / "r.toml").write_text(made.recipe.toml())
+    return Source(str(path), str(tmp_path / "r.toml"), "centre")
+
+
+def test_a_csv_by_a_column(by_centre):
+    """The column itself is no input. Each centre's gaps become the median of its own training part."""
+    whole, silos = divide(division(by_centre, 2))
+    assert [silo.origin for silo in silos] == ["North", "South"]
+    assert whole.schema.names == ("age", "sex=f", "sex=m")
+    for silo, around in zip(silos, (70, 40), strict=True):
+        data = silo_data(whole, silo)
+        ages = np.concatenate([data.train.x, data.val.x, data.test.x])[:, 0]
+        assert len(ages) == 60 and around <= ages.min() <= ages.max() <= around + 7.5
+        fill: Any = read_recipe(data.recipe).columns[0].fill_value
+        assert around <= fill <= around + 7.5 and fill != load_recipe(Path(by_centre.recipe)).columns[0].fill_value
+        assert data.train.patient is not None and data.test.patient is not None
+        assert not set(data.train.patient.tolist()) & set(data.test.patient.tolist())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"by": "center"}, "--by center: .* has the columns pid, age, sex, centre, state"),
+        ({"by": "pid"}, "--by pid: name the column of hospitals; this one has 60 values"),
+        ({"by": "age"}, "line 2 has no age, which says whose the row is"),
+    ],
+)
+def test_a_column_that_does_not_say_whose_a_row_is(by_centre, changes, words):
+    with pytest.raises(ValueError, match=words):
+        open_dataset(str(replace(by_centre, **changes)), "", 7)
+
+
+# Names and fewer samples
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Source("digits"),
+        Source("digits", subsample=50),
+        Source("/data/a b.npz"),
+        Source("/data/x#1.npz"),
+        Source("/data/all.csv", "/data/r&d.toml", "centre #1", 9),
+    ],
+)
+def test_a_source_is_read_as_it_is_written(source):
+    assert parse_source(str(source)) == source
+
+
+@pytest.mark.parametrize("text", ["digits#subsample=0", "digits#subsample=x", "/a.csv#by=x", "digits#by=x&recipe=r"])
+def test_bad_sources(text):
+    with pytest.raises(ValueError, match=r"subsample is|a csv needs --recipe and --by, and nothing else"):
+        parse_source(text)
+
+
+def test_fewer_samples_of_each_hospital_and_part(tmp_path):
+    """62 of 124: half of 36 + 4, of 20 + 4 and of 56 + 4; by the same seed the same ones."""
+    whole = open_dataset(str(centres(tmp_path / "centres")), "", 7)
+    half = subsampled(whole, 62, 3)
+    silos = partition(half, "natural", silos=3, seed=1, validation=0.0)
+    assert [(len(s.train), len(s.test)) for s in silos] == [(18, 2), (10, 2), (28, 2)]
+    for silo, name in zip(silos, "abc", strict=True):
+        assert set(silo_data(half, silo).train.x[:, 1].tolist()) == {ord(name)}
+    again, other = subsampled(whole, 62, 3), subsampled(whole, 62, 4)
+    np.testing.assert_array_equal(half.train.x, again.train.x)
+    assert not np.array_equal(half.train.x, other.train.x)
+    assert subsampled(whole, 124, 3) is whole and len(open_dataset("digits#subsample=100", "", 1).labels) == 100
