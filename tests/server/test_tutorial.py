@@ -1,0 +1,69 @@
+"""docs/tutorial.md by its own commands alone, in an empty folder: each does what the page shows below it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+
+
+def steps() -> list[tuple[str, list[str]]]:
+    """The page's commands in order, each with the lines that it shows."""
+    found: list[tuple[str, list[str]]] = []
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+        goes_on = ""  # what ends a command of several lines
+        for line in block.splitlines():
+            if goes_on:
+                found[-1] = (f"{found[-1][0]}\n{line}", [])
+                goes_on = "" if (goes_on == "\\" and not line.endswith("\\")) or line == goes_on else goes_on
+            elif line.startswith("$ "):
+                found.append((line[2:], []))
+                here = re.search(r"<<'(\w+)'", line)
+                goes_on = here[1] if here else "\\" if line.endswith("\\") else ""
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+def shown(said: str, expected: list[str]) -> str:
+    """The first line of ``expected`` that is not among those of ``said`` in this order; "..." stands for anything."""
+    rest = said.splitlines()
+    for line in expected:
+        if line == "...":
+            continue
+        pattern = ".*".join(map(re.escape, line.split("...")))
+        place = next((i for i, own in enumerate(rest) if re.fullmatch(pattern, own)), None)
+        if place is None:
+            return line
+        rest = rest[place + 1 :]
+    return ""
+
+
+def test_the_whole_way(tmp_path: Path) -> None:
+    """A step without an "exit code" on the page ends with 0; every line that the page shows is there, in order."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, module in (("silofl", "-m server.cli.main"), ("python", "")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+        (tools / name).chmod(0o755)
+    paths = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(PAGE.parents[1])}
+    folder = tmp_path / "work"
+    folder.mkdir()
+    found = steps()
+    assert len(found) > 20 and sum(command.startswith("silofl") for command, _ in found) >= 10
+    for command, expected in found:
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env={**os.environ, **paths, "LANG": "C.UTF-8", "SILOFL_TRACEBACK": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        assert not (missing := shown(done.stdout, expected)), f"{command}\nshows no {missing!r}, but:\n{done.stdout}"
