@@ -33,8 +33,8 @@ NAME = "endtoend"
 SILOS = [f"hospital-{number:02d}" for number in range(1, 13)]
 THIRTEENTH = "clinic-13"
 STUDY = "thirteen"
-NEW_STUDY = ("--name", STUDY, "--strategy", "fedala", "--rounds", "2", "--set", "silos=13")
-NEW_STUDY += tuple(part for text in ("purpose", "contact", "results", "retention") for part in (f"--{text}", "a text"))
+TEXTS = tuple(word for text in ("purpose", "contact", "results", "retention") for word in (f"--{text}", "a text"))
+NEW_STUDY = ("--name", STUDY, "--strategy", "fedala", "--rounds", "2", "--set", "silos=13", *TEXTS)
 IMAGES = [f"silofl-{part}:{metadata.version('silofl')}" for part in ("server", "silo")]
 
 pytestmark = [pytest.mark.deployed, pytest.mark.docker, pytest.mark.timeout(1800)]
@@ -223,10 +223,10 @@ class Clinic:
         path.write_text("\n".join([*lines, f"{key}={value}"]) + "\n")
 
     def compose(
-        self, *arguments: str, check: bool = True, project: str = THIRTEENTH, **keywords: object
+        self, *arguments: str, check: bool = True, project: str = THIRTEENTH, input: str | None = None
     ) -> subprocess.CompletedProcess[str]:
         command = ("docker", "compose", "--project-name", project, *arguments)
-        return run(*command, check=check, cwd=self.folder, env=environment(), **keywords)
+        return run(*command, check=check, cwd=self.folder, env=environment(), input=input)
 
     def up(self, *options: str) -> None:
         self.compose("up", "--detach", "--wait", "--wait-timeout", "120", *options)
