@@ -93,7 +93,7 @@ def train(message: Message, session: ClientSession) -> RecordDict:
     describe(client, session.model_card(), metrics)
     note_candidate(client, metrics, snapshot, client.state)
     session.save(client.state, client.round, to_disk=config["save"])
-    sent = release(client, vectors, metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    sent = release(client, vectors, metrics, min_samples=session.least_samples, policy=session.policy)
     progress.ends(client.round, metrics, sent, closing=False)
     return sent
 
@@ -115,6 +115,6 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
             kept.numbers["model"] = {**kept.numbers["model"], "rounds": client.round - 1}
         to_disk = config["save"] or closing
         session.save(kept, kept.numbers.get("round", 0), to_disk=to_disk)
-    sent = release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    sent = release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     progress.ends(client.round, metrics, sent, closing=closing)
     return sent

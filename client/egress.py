@@ -48,7 +48,7 @@ def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> N
 
 
 def sift_metrics(
-    metrics: Mapping[str, float], counts: Mapping[str, int], least: int, released: Collection[str]
+    metrics: Mapping[str, float], counts: Mapping[str, int], least: float, released: Collection[str]
 ) -> tuple[dict[str, float], dict[str, set[str]]]:
     """Return the metrics that may leave, and by rule the names of metrics, or the splits, that stay.
 
@@ -86,7 +86,7 @@ def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) ->
 
 
 def release(
-    client: SiloClient, vectors: Sequence[Tensor], metrics: Mapping[str, float], *, min_samples: int, policy: Policy
+    client: SiloClient, vectors: Sequence[Tensor], metrics: Mapping[str, float], *, min_samples: float, policy: Policy
 ) -> RecordDict:
     """The content of a silo's reply: of what the run asks for, what the silo's policy allows.
 

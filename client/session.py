@@ -34,11 +34,13 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
+from client.privacy.noise_key import noise_key
 from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
 from client.sums import released_sums
 from models.initialisation import flat_model, initial_model, network_of
+from models.privacy.clipping import check_network
 from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
 from models.shapes import written
@@ -48,6 +50,7 @@ from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData, dtype_of
 from strategies.base.client import Silo, SiloClient
+from strategies.base.privacy.training import Units
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
@@ -124,6 +127,7 @@ class ClientSession:
             "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
         }
         columns = columns_in(data)
+        self.check_private()
         if columns is not None and self.settings.common.normalization == "agreed":
             sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
             if sums is None:
@@ -131,6 +135,38 @@ class ClientSession:
             else:
                 summary["sum"], summary["square_sum"] = sums
         return summary
+
+    @property
+    def least_samples(self) -> float:
+        """Over how many samples a metric may leave. With ``dp = true`` none does, but in a simulation of public data,
+        since it is computed of records without noise.
+        """
+        private = self.settings.privacy is not None and is_own_file(self.context)
+        return math.inf if private else self.config["min_metric_samples"]
+
+    def check_private(self) -> None:
+        """Raise UserError where, with ``dp = true``, something is computed of the records without noise."""
+        s, data = self.settings.privacy, self.data
+        if s is None:
+            return
+        if columns_in(data) is not None and self.settings.common.normalization != "none":
+            raise UserError(
+                f"dp = true: not with normalization = {self.settings.common.normalization}, whose means and deviations "
+                "are the records' own; scale tables and measurements by fixed ranges, and take normalization = none"
+            )
+        if data.task == "survival":
+            raise UserError("dp = true: not for survival: Cox's loss is no sum over records, each needs the others")
+        if s.unit == "patient" and data.train.patient is None:
+            raise UserError(
+                f"dp.unit = patient: {self.name}'s training samples name no patients; `silofl import` notes them, or "
+                "take dp.unit = record"
+            )
+
+    @cached_property
+    def units(self) -> Units:
+        """What differential privacy protects in the training part."""
+        s, train = self.settings.privacy, self.used_data.train
+        return Units(len(train), train.patient if s is not None and s.unit == "patient" else None)
 
     # -- what the server agreed on, with what the silo has --------------------------------------------------------
 
@@ -222,6 +258,11 @@ class ClientSession:
         silo, settings = self.silo, self.settings
         state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
         client = settings.client(silo, settings.common, settings.method, state, self.info)
+        if settings.privacy is not None and self.info.dp == "gradient":
+            self.check_private()
+            check_network(silo.model.module)
+            key = noise_key(self.context, settings.common.seed, self.config["run_id"])
+            client.keep_private(settings.privacy, self.units, key, self.config)
         return client, [m.vector for m in payload.models.values()], self.config
 
     def check_schema(self) -> None:
@@ -265,4 +306,13 @@ class ClientSession:
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
             **({"recipe": data.recipe} if data.recipe else {}),
+            **self._privacy_card(),
         }
+
+    def _privacy_card(self) -> dict[str, Any]:
+        """What a model's card says of differential privacy: the personal model has it only where all of it is sent."""
+        s = self.settings.privacy
+        if s is None:
+            return {}
+        noised = self.info.dp == "gradient" and self.settings.strategy.client.personal is SiloClient.personal
+        return {"privacy": {**asdict(s), "personal": "trained with noise" if noised else "trained without noise"}}

@@ -36,6 +36,12 @@ class BatchedBackend(Protocol):
     def evaluate(self, task: Any, samples: Any) -> dict[str, float]: ...
 
 
+class PrivateGradient(Protocol):
+    """What clips gradients and adds noise (strategies/base/privacy/training.py)."""
+
+    def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
+
+
 class FlatModel:
     """A module whose parameters are views into ``vector`` and whose gradients are views into ``gradient``.
 
@@ -45,6 +51,7 @@ class FlatModel:
     """
 
     backend: BatchedBackend | None = None  # who computes for this model, where silos train together
+    private: PrivateGradient | None = None  # who computes its gradients while they have to be private
 
     def __init__(
         self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None

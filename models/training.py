@@ -67,6 +67,8 @@ def loss_gradient(
 
     ``network`` is the part of the model that is left to run, where ``x`` are features of the layers below it.
     """
+    if model.private is not None:
+        return model.private.gradient(x, y, loss, network)
     if model.backend is not None:
         return model.backend.gradient(x, y, loss, network)
     return own_gradient(model, x, y, loss, network)

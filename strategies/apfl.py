@@ -71,13 +71,15 @@ class ApflClient(SiloClient):
             model.load(w, w_buffers)
             self.gradient(x, y)
             grad, w_buffers = model.gradient.clone(), model.buffers.clone()
-            losses.add(self.mixed_gradient(v, w, alpha, v_buffers, x, y))
-            v_buffers = model.buffers.clone()
-            share = alpha
-            if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
-                alpha -= self.learning_rate() * self.alpha_gradient(v, w, y, alpha)
-                alpha = min(max(alpha, 0.0), 1.0)
-            v_step.step(v, model.gradient.mul_(share))
+            if len(y):  # a Poisson sample may be empty
+                with self.private_gradients(False):  # v and α stay
+                    losses.add(self.mixed_gradient(v, w, alpha, v_buffers, x, y))
+                v_buffers = model.buffers.clone()
+                share = alpha
+                if self.settings.adapt == "batch" or (self.settings.adapt == "round" and losses.steps == 1):
+                    alpha -= self.learning_rate() * self.alpha_gradient(v, w, y, alpha)
+                    alpha = min(max(alpha, 0.0), 1.0)
+                v_step.step(v, model.gradient.mul_(share))
             w_step.step(w, grad)
         self.keep_optimizer(w_step, "shared")
         self.keep_optimizer(v_step, "private")
@@ -150,6 +152,7 @@ class APFL(PersonalizedStrategy):
         title="Adaptive mixture of a private and the global model",
         paper="Deng et al. 2020, arXiv 2003.13461",
         spelling="APFL",
+        dp="gradient",
         own_model="kept",
         robust=RULES,
         lossy=True,

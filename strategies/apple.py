@@ -198,6 +198,7 @@ class Apple(PersonalizedStrategy):
         paper="Luo and Wu, IJCAI 2022, arXiv 2110.08394",
         spelling="APPLE",
         sends=("M Σ", "Σ"),
+        dp="gradient",
         sends_numbers=("wanted",),
         own_model="kept",
         receives="models",

@@ -42,6 +42,7 @@ class DiversiFed(MixingStrategy):
         title="Diversity bonus",
         paper="Wu et al. 2024, arXiv 2407.15464",
         spelling="DiversiFed",
+        dp="gradient",
         receives="mixture",
         not_lossy=EACH_MODEL,
         ala=True,

@@ -80,6 +80,9 @@ class FedADMMClient(ConfirmedClient):
         self.propose(primal=w.clone(), dual=new)
         return [change]
 
+    def noised_passes(self) -> tuple[int, ...]:
+        return (self.epochs(),)
+
     def epochs(self) -> int:
         most = self.common.local_epochs
         if not self.settings.random_epochs or most < 2:
@@ -95,6 +98,7 @@ class FedADMM(ConfirmedStrategy):
         paper="Gong et al., ICDE 2022, arXiv 2204.03529",
         spelling="FedADMM",
         uploads=("change",),
+        dp="gradient",
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
         reports="received",

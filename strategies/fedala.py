@@ -188,6 +188,7 @@ class FedALA(PersonalizedStrategy):
         title="Adaptive local aggregation",
         paper="Zhang et al., AAAI 2023, arXiv 2212.01197",
         spelling="FedALA",
+        not_dp="its mixing weights, which enter what is sent, are learned on records without noise",
         keeps=("its ALA weights",),
         reports="received",
         adds="ala",

@@ -82,6 +82,10 @@ class FedAPMClient(PartialClient):
         state.dual = dual = dual + s.rho * (own_u - u)
         return [own_u + dual / s.rho if s.rho else own_u]
 
+    def noised_passes(self) -> tuple[int, ...]:
+        epochs = self.common.local_epochs
+        return (epochs, epochs, *((1,) * epochs if self.settings.accuracy else ()))
+
     def _scale(self) -> float:
         return cast(float, self.numbers["alpha"])
 
@@ -140,6 +144,7 @@ class FedAPM(PartialStrategy):
         spelling="FedAPM",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="kept",
         sends_duals=True,

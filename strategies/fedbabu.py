@@ -86,6 +86,7 @@ class FedBABU(PartialStrategy):
         spelling="FedBABU",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",

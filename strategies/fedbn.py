@@ -53,6 +53,7 @@ class FedBN(PartialStrategy):
         spelling="FedBN",
         sends=("Σ - Σ_bn", "Σ - Σ_bn"),
         uploads=("shared",),
+        not_dp="it keeps batch normalisation, which mixes records",
         whole=False,
         own_model="layers",
         reports="received",

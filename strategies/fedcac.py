@@ -114,6 +114,7 @@ class FedCAC(ConfirmedStrategy):
         spelling="FedCAC",
         sends=("2 Σ", "Σ + Σ/8"),
         uploads=("model", "critical"),
+        dp="gradient",
         receives="mixture",
         reports="received",
         unclipped=("critical",),

@@ -126,6 +126,7 @@ class FedCP(PartialStrategy):
         spelling="FedCP",
         sends=("Σ + 2K² + 6K", "Σ + 2K² + 6K"),
         uploads=("shared",),
+        not_dp="its policy's context and its loss mix the records of a batch",
         own_model="layers",
         reports="received",
         robust=RULES,

@@ -129,6 +129,7 @@ class FedDBE(PersonalizedStrategy):
         paper="Zhang et al., NeurIPS 2023, arXiv 2311.14975",
         spelling="FedDBE",
         sends=("Σ + K", "Σ"),
+        not_dp="in its first round silos send means of features without noise",
         own_model="layers",
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",

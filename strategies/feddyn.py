@@ -83,6 +83,7 @@ class FedDyn(ConfirmedStrategy):
         title="Dynamic regularisation",
         paper="Acar et al., ICLR 2021, arXiv 2111.04263",
         spelling="FedDyn",
+        dp="gradient",
         reports="received",
         one_model=True,
         robust=RULES,

@@ -84,6 +84,7 @@ class FedFomo(PersonalizedStrategy):
         paper="Zhang et al., ICLR 2021, arXiv 2012.08565",
         spelling="FedFomo",
         sends=("M Σ", "Σ"),
+        not_dp="its weights, which steer what is sent and leave, are losses on records without noise",
         sends_numbers=("weights",),
         receives="models",
         not_lossy=EACH_MODEL,

@@ -96,6 +96,7 @@ class FedLAMA(PersonalizedStrategy):
         spelling="FedLAMA",
         sends=("≤ Σ", "≤ Σ"),
         uploads=("layers",),
+        dp="gradient",
         note="most rounds send some layers, the last ones since are known",
         reports="received",
         one_model=True,

@@ -67,6 +67,7 @@ class FedLP(PersonalizedStrategy):
         spelling="FedLP",
         sends=("Σ", "p Σ"),
         uploads=("layers",),
+        dp="gradient",
         own_model="layers",
         note="over the rounds every layer is sent",
         reports="received",

@@ -153,6 +153,7 @@ class FedPAC(PersonalizedStrategy):
         spelling="FedPAC",
         sends=("Σ + C (K + 1)", "Σ + C (2K + 1)"),
         uploads=("model", PROTOTYPES, STATISTICS),
+        not_dp="means of features, class counts and a variance leave, without noise",
         sends_numbers=("variance",),
         per_class=True,
         receives="mixture",

@@ -166,6 +166,7 @@ class FedProto(PersonalizedStrategy):
         spelling="FedProto",
         sends=("C (K + 1)", "C (K + 1)"),
         uploads=(PROTOTYPES,),
+        not_dp="what is sent are means of features without noise",
         whole=False,
         per_class=True,
         own_model="kept",

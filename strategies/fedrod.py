@@ -115,6 +115,7 @@ class FedRoD(PersonalizedStrategy):
         title="A generic and a personal head",
         paper="Chen and Chao, ICLR 2022, arXiv 2107.00778",
         spelling="FedRoD",
+        not_dp="its loss weighs classes by their counts, which are no sum over records with a bound",
         own_model="layers",
         keeps=("its personal head",),
         reports="received",

@@ -34,6 +34,7 @@ class FedSim(PartialStrategy):
         spelling="FedSim",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="layers",
         robust=RULES,
@@ -52,6 +53,7 @@ class FedPer(PartialStrategy):
         spelling="FedPer",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="layers",
         reports="received",
@@ -83,6 +85,9 @@ class FedAltClient(PartialClient):
         s, default = self.settings, self.common.local_epochs
         return s.personal_epochs or default, s.shared_epochs or default
 
+    def noised_passes(self) -> tuple[int, ...]:
+        return self.epochs()
+
     def local_update(self) -> list[Tensor]:
         personal, shared = self.epochs()
         if self.private:  # without a shared part this is Local, batch for batch
@@ -101,6 +106,7 @@ class FedAlt(PartialStrategy):
         spelling="FedAlt",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="layers",
         robust=RULES,
@@ -136,6 +142,7 @@ class FedRep(PartialStrategy):
         spelling="FedRep",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="layers",
         reports="received",

@@ -145,6 +145,7 @@ class GPFL(PartialStrategy):
         spelling="GPFL",
         sends=("Σ_s + CK + 2K² + 6K", "Σ_s + CK + 2K² + 6K"),
         uploads=("shared",),
+        not_dp="its guidance, which enters every gradient, is made of class shares without noise",
         whole=False,
         own_model="layers",
         reports="received",

@@ -74,6 +74,7 @@ class LGFedAvg(PartialStrategy):
         spelling="LG-FedAvg",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        dp="gradient",
         own_model="layers",
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",

@@ -34,6 +34,7 @@ class Local(PersonalizedStrategy):
         spelling="Local",
         sends=("0", "0"),
         uploads=(),
+        dp="nothing",
         whole=False,
         own_model="kept",
         receives="nothing",

@@ -114,6 +114,7 @@ class LpProj(PersonalizedStrategy):
         spelling="lp-proj",
         sends=("d", "d"),
         uploads=("projection",),
+        dp="gradient",
         whole=False,
         whole_from=0.01,  # of an update of low rank, which one of few patients is, few projections tell all
         own_model="kept",

@@ -82,6 +82,7 @@ class PartialFed(PersonalizedStrategy):
         title="Partial loading of the global model, fixed",
         paper="Sun et al., NeurIPS 2021",
         spelling="PartialFed",
+        dp="gradient",
         robust=RULES,
         not_lossy=OWN_START,
         ala=True,

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from models.training import MeanLoss
+from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
@@ -41,6 +42,12 @@ class PerFedAvgSettings:
 
 class PerFedAvgClient(SiloClient):
     settings: PerFedAvgSettings
+
+    def noised_passes(self) -> tuple[int, ...]:
+        s, epochs = self.settings, self.common.local_epochs
+        if s.variant == "hf" and s.step:
+            raise UserError("dp = true: per-fedavg.variant = hf divides noise by a small number: take fo")
+        return (epochs, epochs) if s.step else (epochs,)
 
     def local_update(self) -> list[Tensor]:
         s, model, optimizer = self.settings, self.model, self.optimizer()
@@ -89,6 +96,7 @@ class PerFedAvg(PersonalizedStrategy):
         title="Model-agnostic meta-learning",
         paper="Fallah et al., NeurIPS 2020, arXiv 2002.07948",
         spelling="Per-FedAvg",
+        dp="gradient",
         own_model="kept",
         note="the own model is one step from what the server sent",
         robust=RULES,

@@ -84,6 +84,7 @@ class PFedLA(PersonalizedStrategy):
         title="Layer-wise mixtures by hypernetworks",
         paper="Ma et al., CVPR 2022, arXiv 2205.03993",
         spelling="pFedLA",
+        dp="gradient",
         receives="mixture",
         not_lossy=EACH_MODEL,
         ala=True,

@@ -42,6 +42,10 @@ class PFedMeSettings:
 class PFedMeClient(SiloClient):
     settings: PFedMeSettings
 
+    @property
+    def gradients_per_batch(self) -> int:
+        return self.settings.inner_steps
+
     def local_update(self) -> list[Tensor]:
         s, theta = self.settings, self.model.vector
         w = theta.clone()
@@ -63,6 +67,7 @@ class PFedMe(PersonalizedStrategy):
         title="Moreau envelopes",
         paper="Dinh et al., NeurIPS 2020, arXiv 2006.08848",
         spelling="pFedMe",
+        dp="gradient",
         own_model="kept",
         robust=RULES,
         lossy=True,

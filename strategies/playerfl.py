@@ -132,6 +132,7 @@ class PLayerFL(PartialStrategy):
         spelling="PLayer-FL",
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
+        not_dp="sensitivities leave, which are computed on records without noise",
         sends_numbers=("sensitivity",),
         own_model="layers",
         note="round 1 sends the whole model",

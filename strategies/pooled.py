@@ -22,6 +22,7 @@ class Pooled(PersonalizedStrategy):
         title="All silos' data in one place (a reference, simulations only)",
         paper="no method: what federation is measured against",
         spelling="Pooled",
+        not_dp="it shows what pooled records would give, whose owners share no noise",
         note="needs all data in one place: simulations only",
         reports="received",
         one_model=True,

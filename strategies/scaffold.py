@@ -67,6 +67,9 @@ class ScaffoldClient(ConfirmedClient):
     def upload_names(self) -> tuple[str, ...]:
         return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")
 
+    def noised_passes(self) -> tuple[int, ...]:
+        return (*super().noised_passes(), *([1] if self.settings.option == "I" else []))
+
     def local_update(self) -> list[Tensor]:
         decay, total, steps = self.common.weight_decay, torch.zeros_like(self.model.vector), 0
         own = total.clone() if self.state.control is None else self.state.control
@@ -98,6 +101,7 @@ class Scaffold(ConfirmedStrategy):
         spelling="SCAFFOLD",
         sends=("2 Σ", "2 Σ"),
         uploads=("model", "control"),
+        dp="gradient",
         sends_numbers=("steps",),
         reports="received",
         one_model=True,

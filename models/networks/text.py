@@ -89,6 +89,10 @@ class Embeddings(nn.Module):
         found: Tensor = self.tokens(x) + self.positions
         return found
 
+    def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
+        """Each sample's gradients (b, ...) of what is no layer's, of that of the outputs (models/privacy/layers.py)."""
+        return {"positions": d}
+
 
 class FirstAttention(nn.Module):
     """What the first position (b, width) sees of all (b, T, width), projected. Queries, keys, values have no bias."""

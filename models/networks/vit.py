@@ -45,6 +45,10 @@ class Embed(nn.Module):
         patches = self.proj(x).flatten(2).transpose(1, 2)
         return torch.cat([self.cls_token.expand(len(x), -1, -1), patches], 1) + self.pos_embed
 
+    def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
+        """Each sample's gradients (b, ...) of what is no layer's, of that of the tokens (models/privacy/layers.py)."""
+        return {"cls_token": d[:, :1], "pos_embed": d}
+
 
 class Attention(nn.Module):
     """Every token looks at all of them, in ``HEADS`` ways."""

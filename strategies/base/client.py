@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,10 +22,11 @@ from models.flat import FlatModel, gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.samples import Samples
 from models.tasks import MULTICLASS, Task
-from models.training import MeanLoss, batches, generator, loss_gradient, seed_dropout
+from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.privacy.batches import BatchedClient
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
 from strategies.base.transport.codecs import Encoded
@@ -58,7 +59,7 @@ class Silo:
     max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
 
 
-class SiloClient(NumPyClient):
+class SiloClient(BatchedClient, NumPyClient):
     """The silo's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
@@ -68,6 +69,7 @@ class SiloClient(NumPyClient):
 
     state_type: ClassVar[type[ClientState]] = ClientState  # what the method remembers here, in typed fields
     state: ClientState
+    silo: Silo
     networks: int = 1  # that the personal model is made of; a file holds one
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
@@ -168,61 +170,6 @@ class SiloClient(NumPyClient):
             # Copies: where silos train together, these are rows of all silos' matrices.
             self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
 
-    def batches(
-        self,
-        epochs: int | None = None,
-        purpose: str = "train",
-        until: Callable[[], bool] | None = None,
-        *,
-        as_they_are: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Shuffled mini-batches (x, y) of the training part; the order depends on seed, silo, round and purpose only.
-
-        Pictures are changed as ``augment`` says, but where they are asked for ``as_they_are``. ``until`` is asked after
-        every epoch, and ends them.
-        """
-        c = self.common
-        rng = generator(c.seed, self.silo.name, self.round, purpose)
-        seed_dropout(rng)
-        epochs = c.local_epochs if epochs is None else epochs
-        train = self.silo.train
-        augment = None if as_they_are else self.silo.augment
-        for epoch in range(epochs):
-            taken = (train.take(index) for index in self.drawn(len(train), rng))
-            if augment is None:
-                yield from taken
-            else:
-                own = generator(c.seed, "augment", self.silo.name, self.round, purpose, epoch)
-                yield from augment.changed(taken, len(train), own)
-            if until is not None and until():
-                return
-
-    def drawn(self, n: int, rng: torch.Generator) -> Iterator[Tensor]:
-        """One epoch's batches of ``n`` training samples, as indices; all that a method trains with are drawn here.
-
-        A last batch of fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises
-        UserError where there are fewer samples at all.
-        """
-        least = max(self.common.min_batch_size, self.silo.min_batch_size)
-        if n < least:
-            raise UserError(f"{self.silo.name}: min-batch-size = {least}, and there are {n} samples to train with")
-        least = max(least, 2) if self.model.has_batch_norm else least  # BatchNorm cannot train on one sample
-        return batches(n, self.common.batch_size, 1, rng, least=least, device=self.silo.train.y.device)
-
-    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
-        return loss_gradient(self.model, x, y, self.loss)
-
-    def full_gradient(self, purpose: str) -> Tensor:
-        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in batches."""
-        model, n = self.model, len(self.silo.train)
-        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
-        for x, y in self.batches(1, purpose, as_they_are=True):
-            self.gradient(x, y)
-            total.add_(model.gradient, alpha=len(y) / n)
-        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
-        return total
-
     def train(
         self,
         *,
@@ -313,7 +260,8 @@ class SiloClient(NumPyClient):
             metrics |= self.measure("received", received)
         self.model.load(received)
         evaluated = time.perf_counter()
-        vectors = self.local_update()
+        with self.private_gradients():
+            vectors = self.local_update()
         if self.shares_buffers:
             vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
         personal = self.personal().clone()

@@ -1,0 +1,58 @@
+"""The key of a silo's noise: a secret of the site, never the run's seed, which the server knows.
+
+A deployed silo keeps it in ``STATE_DIR/noise-key``, 32 bytes that only its owner reads. It is made once. With it the
+noise can be computed and subtracted from what was sent: it leaves the silo as little as the data do. In a simulation
+there is no one to keep it from, and it is made of the seed, so that runs can be repeated; the log says so.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from logging import INFO, WARNING
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.common import log
+
+from client.local_data import is_own_file, silo_name
+from models.privacy.noise import derived
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import locked
+
+FILE, LENGTH = "noise-key", 32
+_SAID: set[str] = set()
+
+
+def noise_key(context: Context, seed: int, run_id: str) -> bytes:
+    """The silo's key for this run (32 bytes). Raises UserError or DataError where it cannot be kept or read."""
+    name, state = silo_name(context), str(context.node_config.get("state-dir", ""))
+    if state:
+        return derived(kept_key(Path(state)), "run", run_id)
+    if is_own_file(context):
+        raise UserError(f"dp = true: {name} has no state-dir to keep the key of its noise in")
+    if name not in _SAID:
+        _SAID.add(name)
+        log(INFO, "%s: a simulation, its noise is made of the seed: it protects no data that matter", name)
+    return derived(b"", "simulation", seed, name)
+
+
+def kept_key(state: Path) -> bytes:
+    """The key in this state directory; made where there is none."""
+    file = state / FILE
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(state / f".{FILE}.lock", "another process of this silo makes the key of its noise"):
+        if not file.exists():
+            part = state / f".{FILE}.tmp"
+            part.unlink(missing_ok=True)
+            handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as out:
+                out.write(secrets.token_bytes(LENGTH))
+                out.flush()
+                os.fsync(out.fileno())
+            part.rename(file)
+            log(WARNING, "%s: made the key of this silo's noise; it must not leave the site", file)
+    key = file.read_bytes()
+    if len(key) != LENGTH:
+        raise DataError(f"{file} is damaged: {len(key)} bytes, not {LENGTH}; remove it, and a new key is made")
+    return key

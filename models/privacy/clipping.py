@@ -1,0 +1,222 @@
+"""The sum of clipped gradients: each unit's gradient is shortened to at most C before it is added up.
+
+A unit is a record, or a patient, whose gradient is the mean of their records' gradients. Records of a network of known
+layers go together, a chunk at a time: one backward pass to the layers' outputs gives all norms, and with these the
+weighted sum (``layers.py``). Everything else, and patients, go one unit at a time, a backward pass each.
+
+A chunk holds as many records as keep what the layers saw and what comes back to them about as large as the activations
+of a plain step. Whether a network may go together is tried out: the norms and the sum of its first few records must
+be those of single backward passes. A layer that is called twice, a weight that two layers share, a parameter that the
+loss uses, and records that are mixed, fail that, and go one by one, where a gradient is a record's own by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from logging import INFO
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from flwr.common import log
+from torch import Tensor, nn
+
+from models.features import seen_features
+from models.flat import FlatModel
+from models.privacy.layers import Layer, is_trained, layer_of
+from models.tasks.regression import square_loss
+from models.tasks.segmentation import segmentation_loss
+from models.training import Loss, OnFeatures, own_gradient
+from partitions.common.errors import UserError
+
+MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+TRIED, TOLERANCE = 3, 1e-3  # records of the trial, and the relative error that rounding explains
+CHUNK = 2**17  # numbers of the inputs of records that go together,
+FEWEST, MOST = 16, 256  # and how many these are
+MEANS = (F.cross_entropy, square_loss, segmentation_loss)  # losses that are means of each record's own
+
+
+class Clipping:
+    """Clipped sums of one model's gradients."""
+
+    def __init__(self, model: FlatModel, clip_norm: float, together: bool = True) -> None:
+        check_network(model.module)
+        self.model, self.clip_norm = model, clip_norm
+        self.together = together  # False: one by one, whatever the network
+        self.tried: dict[tuple[Any, ...], bool] = {}  # whether records may go together, by what is trained, and how
+        self.clipped: Tensor | int = 0  # how many units' gradients were shortened,
+        self.units = 0  # of how many
+
+    def total(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, groups: Sequence[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum (Σ,) over units of their clipped gradients, and the sum of their losses.
+
+        ``groups``: the rows of each patient; None: a unit is a record.
+        """
+        total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
+        if not len(y):
+            return total, value
+        if groups is None and self.together and self._may_go_together(x, y, loss, network):
+            for part in torch.split(torch.arange(len(y), device=y.device), chunk_size(x)):
+                value += self._chunk(rows(x, part), y[part], loss, network, total)[0]
+            return total, value
+        for index in torch.split(torch.arange(len(y), device=y.device), 1) if groups is None else groups:
+            gradient, one = self._single(x, y, index, loss, network)
+            factor = self._factors(gradient.norm())
+            total.add_(gradient * factor)
+            value += one
+        return total, value
+
+    def _factors(self, norms: Tensor) -> Tensor:
+        factors = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = torch.where(norms.isfinite(), factors, 0.0)  # one record's overflow ends no round
+        self.clipped, self.units = self.clipped + (factors < 1).sum(), self.units + norms.numel()
+        return factors
+
+    def _single(
+        self, x: Any, y: Tensor, index: Tensor, loss: Loss | OnFeatures, network: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient (Σ,) of the mean over these records of each one's loss, and that loss."""
+        mean = averaged(loss)
+        value = own_gradient(self.model, rows(x, index), y[index], mean, network)
+        gradient = self.model.gradient
+        return torch.where(gradient.isfinite().all(), gradient, torch.zeros_like(gradient)), value
+
+    def _chunk(
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, total: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add a chunk's clipped gradients to ``total``; the sum of its losses, and the norms (b,) before clipping."""
+        module = network or self.model.module
+        with seen_layers(module) as seen, seen_features(self.model) as features:
+            logits = module(x)
+        if loss in MEANS:
+            value = loss(logits, y) * len(y)
+        else:
+            value = each_loss(loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y).sum()
+        found = torch.autograd.grad(value, [output for _, _, _, output in seen], allow_unused=True)
+        with torch.no_grad():
+            used = [(layer, m, a, d) for (layer, m, a, _), d in zip(seen, found, strict=True) if d is not None]
+            norms = sum((layer.square(m, a, d) for layer, m, a, d in used), start=total.new_zeros(len(y))).sqrt()
+            factors = self._factors(norms)
+            views = {id(p): e for p, e in zip(self.model.parameters, self.model.layout.parameters, strict=True)}
+            for layer, m, a, d in used:
+                weighted = torch.where(_along(factors, d) > 0, _along(factors, d) * d, 0.0)
+                for parameter, gradient in layer.weighted(m, a, weighted):
+                    entry = views[id(parameter)]
+                    total[entry.start : entry.stop] += gradient.reshape(-1)
+        return value.detach(), norms
+
+    def _may_go_together(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
+        trained = tuple(is_trained(p) for p in self.model.parameters)
+        key = (trained, type(loss), network is None)
+        if key not in self.tried:
+            try:
+                self.tried[key] = self._trial(x, y, loss, network)
+            except (RuntimeError, KeyError, AttributeError, IndexError, TypeError) as error:
+                log(INFO, "this network's gradients go one by one: %s", error)
+                self.tried[key] = False
+            else:
+                if not self.tried[key]:
+                    log(INFO, "this network's gradients go one by one: together, they are not each record's own")
+        return self.tried[key]
+
+    def _trial(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
+        """Whether the first records' clipped sum and norms are those of single backward passes, without dropout."""
+        module, count = network or self.model.module, (self.clipped, self.units)
+        index = torch.arange(min(TRIED, len(y)), device=y.device)
+        training = [m for m in module.modules() if m.training]
+        module.eval()
+        try:
+            together, single = torch.zeros_like(self.model.gradient), torch.zeros_like(self.model.gradient)
+            norms = self._chunk(rows(x, index), y[index], loss, network, together)[1]
+            lengths = []
+            for one in torch.split(index, 1):
+                gradient, _ = self._single(x, y, one, loss, network)
+                lengths.append(gradient.norm())
+                single.add_(gradient * self._factors(lengths[-1]))
+        finally:
+            for m in training:
+                m.training = True
+            self.clipped, self.units = count
+        alone = torch.stack(lengths)
+        close = torch.allclose(norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max()))
+        return close and bool((together - single).norm() <= TOLERANCE * single.norm() + 1e-7)
+
+
+def chunk_size(x: Any) -> int:
+    """How many records of this batch go together."""
+    inputs = (x,) if isinstance(x, Tensor) else x
+    return min(max(CHUNK // max(sum(part[0].numel() for part in inputs), 1), FEWEST), MOST)
+
+
+def check_network(module: nn.Module) -> None:
+    """Raise UserError where a network mixes records."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, MIXING) and (layer.training or not layer.track_running_stats):
+            raise UserError(
+                f"dp = true: not with this network: its {type(layer).__name__} ({name}) mixes records; take one "
+                "without, such as small-cnn, player-cnn, fedala-cnn or vit-s, for outlines unet (GroupNorm)"
+            )
+
+
+@contextmanager
+def seen_layers(module: nn.Module) -> Iterator[list[tuple[Layer, nn.Module, Tensor, Tensor]]]:
+    """Context in which each call of a layer with trained parameters is noted, with its inputs and its outputs."""
+    seen: list[tuple[Layer, nn.Module, Tensor, Tensor]] = []
+
+    def note(layer: Layer) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda m, inputs, output: seen.append((layer, m, inputs[0].detach(), output))
+
+    hooks = []
+    for m in module.modules():
+        layer = layer_of(m)
+        if layer is not None and any(is_trained(p) for p in parameters_of(m)):
+            hooks.append(m.register_forward_hook(note(layer)))
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def parameters_of(module: Any) -> Iterator[Tensor]:
+    """A layer's own parameters, with those that its weight is made of."""
+    yield from module.parameters(recurse=False)
+    if hasattr(module, "parametrizations"):
+        yield from module.parametrizations.parameters()
+
+
+def each_loss(loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, y: Tensor) -> Tensor:
+    """The loss (b,) of each record by itself."""
+    if len(y) == 1 and not isinstance(loss, OnFeatures):
+        return loss(logits, y).reshape(1)
+    of = loss.of if isinstance(loss, OnFeatures) else None
+    given = (logits, y) if of is None or features is None else (logits, features, y)
+    one = of or loss
+
+    def alone(*parts: Tensor) -> Tensor:
+        return one(*(part.unsqueeze(0) for part in parts))  # type: ignore[operator]
+
+    try:
+        found: Tensor = torch.vmap(alone)(*given)
+    except RuntimeError:  # a loss that looks at values, which vmap has not
+        found = torch.stack([alone(*(part[i] for part in given)) for i in range(len(y))])
+    return found
+
+
+def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
+    """The mean over records of each one's loss by itself."""
+    if isinstance(loss, OnFeatures):
+        return OnFeatures(lambda logits, features, y: each_loss(loss, logits, features, y).mean())
+    return lambda logits, y: each_loss(loss, logits, None, y).mean()
+
+
+def rows(x: Any, index: Tensor) -> Any:
+    """These records of a batch, which may have several inputs."""
+    return x[index] if isinstance(x, Tensor) else type(x)(*(part[index] for part in x))
+
+
+def _along(factors: Tensor, d: Tensor) -> Tensor:
+    return factors.view(-1, *[1] * (d.dim() - 1))

@@ -1,0 +1,260 @@
+"""What each kind of layer adds to a sample's gradient: its squared norm, and the weighted sum over samples.
+
+Of a layer called once with inputs a (b, ...), ∂ l_i / ∂ outputs = d_i gives sample i's gradient, so its norm needs no
+gradient of its own. A linear map of T positions has G_i = d_iᵀ a_i, and
+
+    |G_i|² = Σ_{s,t} (a_s · a_t) (d_s · d_t)
+
+(ghost norm: Goodfellow, arXiv 1510.01799, for T = 1; Li et al., arXiv 2110.05679, section 4; for convolutions, whose
+positions are those of their outputs, Bu, Mao and Xu, arXiv 2205.10683). It is computed so or by way of G_i, whichever
+takes less. The weighted sum Σ_i f_i G_i comes of a and f d without another backward pass ("book-keeping": Bu et al.,
+arXiv 2210.00038).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from models.lora import LowRank
+
+Gradients = Iterator[tuple[nn.Parameter, Tensor]]
+CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+UNFOLDED = 2**22  # numbers of unfolded inputs at once
+
+
+@dataclass(frozen=True)
+class Layer:
+    """How a kind of layer is handled.
+
+    ``square(layer, a, d)``: squared norms (b,) of the samples' gradients; ``weighted(layer, a, d)``: the sum over
+    samples of each trained parameter's gradient, where d is weighted already.
+    """
+
+    square: Callable[[Any, Tensor, Tensor], Tensor]
+    weighted: Callable[[Any, Tensor, Tensor], Gradients]
+
+
+def layer_of(module: Any) -> Layer | None:
+    """How a module's own parameters are handled; None where they are not."""
+    if type(module) is nn.Linear:
+        return LINEAR
+    if type(module) in CONVOLUTIONS and _is_plain(module):
+        return CONVOLUTION
+    if type(module) is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
+        return EMBEDDING
+    if type(module) in (nn.GroupNorm, nn.LayerNorm):
+        return NORM
+    if hasattr(module, "own_gradients"):
+        return OWN
+    return LORA if _low_rank(module) is not None else None
+
+
+def is_trained(parameter: object) -> bool:
+    return isinstance(parameter, Tensor) and parameter.requires_grad
+
+
+# -- a linear map, of one or of several positions ------------------------------------------------------------
+
+
+def linear_square(a: Tensor, d: Tensor) -> Tensor:
+    """|d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O)."""
+    a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
+    positions = a.shape[1]
+    if positions == 1:
+        return a.square().sum((1, 2)) * d.square().sum((1, 2))
+    if 2 * positions**2 < a.shape[2] * d.shape[2]:
+        return ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
+    return (d.mT @ a).square().sum((1, 2))
+
+
+def _bias_square(d: Tensor) -> Tensor:
+    """Of d (b, [positions,] O)."""
+    return (d.flatten(1, -2).sum(1) if d.dim() > 2 else d).square().sum(1)
+
+
+def _linear(layer: Any, a: Tensor, d: Tensor) -> Tensor:
+    total = d.new_zeros(len(d))
+    if is_trained(layer.weight):
+        total += linear_square(a, d)
+    return total + _bias_square(d) if is_trained(layer.bias) else total
+
+
+def _linear_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
+    flat = d.flatten(0, -2)
+    if is_trained(layer.weight):
+        yield layer.weight, flat.mT @ a.flatten(0, -2)
+    if is_trained(layer.bias):
+        yield layer.bias, flat.sum(0)
+
+
+# -- a linear map with a change of low rank (models/lora.py): W + s B A --------------------------------------
+
+
+def _low_rank(module: Any) -> LowRank | None:
+    if not (isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight")):
+        return None
+    if parametrize.type_before_parametrizations(module) is not nn.Linear:
+        return None
+    changes: list[nn.Module] = list(module.parametrizations["weight"])  # type: ignore[index]
+    return changes[0] if len(changes) == 1 and isinstance(changes[0], LowRank) else None
+
+
+def _parts(module: Any, a: Tensor, d: Tensor) -> tuple[LowRank, Tensor, Tensor]:
+    """The change, the inputs that B sees, and what A's outputs get."""
+    change = _low_rank(module)
+    assert change is not None
+    return change, change.scale * (a @ change.lora_a.mT), change.scale * (d @ change.lora_b)
+
+
+def _lora(module: Any, a: Tensor, d: Tensor) -> Tensor:
+    change, inner, back = _parts(module, a, d)
+    total = d.new_zeros(len(d))
+    if is_trained(change.lora_a):
+        total += linear_square(a, back)
+    if is_trained(change.lora_b):
+        total += linear_square(inner, d)
+    original = module.parametrizations["weight"].original
+    if is_trained(original):
+        total += linear_square(a, d)
+    return total + _bias_square(d) if is_trained(module.bias) else total
+
+
+def _lora_weighted(module: Any, a: Tensor, d: Tensor) -> Gradients:
+    change, inner, back = _parts(module, a, d)
+    flat, original = d.flatten(0, -2), module.parametrizations["weight"].original
+    if is_trained(change.lora_a):
+        yield change.lora_a, back.flatten(0, -2).mT @ a.flatten(0, -2)
+    if is_trained(change.lora_b):
+        yield change.lora_b, flat.mT @ inner.flatten(0, -2)
+    if is_trained(original):
+        yield original, flat.mT @ a.flatten(0, -2)
+    if is_trained(module.bias):
+        yield module.bias, flat.sum(0)
+
+
+# -- convolutions --------------------------------------------------------------------------------------------
+
+
+def _is_plain(conv: Any) -> bool:
+    return (
+        conv.groups == 1
+        and not isinstance(conv.padding, str)
+        and conv.padding_mode == "zeros"
+        and set(conv.dilation) == {1}
+    )
+
+
+def unfolded(conv: Any, a: Tensor) -> Tensor:
+    """The inputs of each position of the outputs (b, positions, C x kernel)."""
+    dims = CONVOLUTIONS[type(conv)]
+    padding = [p for side in reversed(conv.padding) for p in (side, side)]
+    a = F.pad(a, padding) if any(padding) else a
+    for dim in range(dims):
+        a = a.unfold(2 + dim, conv.kernel_size[dim], conv.stride[dim])
+    places = range(2, 2 + dims)  # a (b, C, places, kernel)
+    kernel = range(2 + dims, 2 + 2 * dims)
+    return a.permute(0, *places, 1, *kernel).flatten(1 + dims).flatten(1, dims)
+
+
+def _convolution(conv: Any, a: Tensor, d: Tensor) -> Tensor:
+    d = d.flatten(2).mT  # (b, positions, O)
+    total = d.new_zeros(len(d))
+    if is_trained(conv.weight):
+        each = max(1, UNFOLDED // (d.shape[1] * conv.weight[0].numel()))
+        parts = zip(torch.split(a, each), torch.split(d, each), strict=True)
+        total += torch.cat([linear_square(unfolded(conv, x), y) for x, y in parts])
+    return total + _bias_square(d) if is_trained(conv.bias) else total
+
+
+def _convolution_weighted(conv: Any, a: Tensor, d: Tensor) -> Gradients:
+    weight, bias = conv.weight, conv.bias
+    if is_trained(weight):
+        gradient = torch.ops.aten.convolution_backward(
+            d,
+            a,
+            weight,
+            None,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            False,
+            [0] * len(conv.stride),
+            1,
+            [False, True, False],
+        )[1]
+        yield weight, gradient
+    if is_trained(bias):
+        yield bias, d.flatten(2).sum((0, 2))
+
+
+# -- embeddings ----------------------------------------------------------------------------------------------
+
+
+def _embedding(layer: Any, a: Tensor, d: Tensor) -> Tensor:
+    """Rows that a sample looks up several times add up before they are squared."""
+    tokens, rows = a.flatten(1), d.flatten(1, -2)
+    if layer.padding_idx is not None:
+        rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
+    sample = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    key, place = torch.unique(sample * layer.num_embeddings + tokens, return_inverse=True)
+    sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
+    which = torch.div(key, layer.num_embeddings, rounding_mode="floor")
+    return d.new_zeros(len(d)).index_add_(0, which, sums.square().sum(1))
+
+
+def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
+    tokens, rows = a.flatten().long(), d.flatten(0, -2)
+    if layer.padding_idx is not None:
+        rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
+    yield layer.weight, torch.zeros_like(layer.weight).index_add_(0, tokens, rows)
+
+
+# -- normalisation within a sample, and parameters that a module uses itself ---------------------------------
+
+
+def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Gradients:
+    """Each sample's gradients (b, ...)."""
+    if isinstance(layer, nn.GroupNorm):
+        scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
+    else:
+        assert isinstance(layer, nn.LayerNorm)
+        scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+        dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))
+    if is_trained(layer.weight):
+        yield layer.weight, (d * scaled).sum(dims) if dims else d * scaled
+    if is_trained(layer.bias):
+        yield layer.bias, d.sum(dims) if dims else d
+
+
+def _own_each(module: Any, _: Tensor, d: Tensor) -> Gradients:
+    for name, gradient in module.own_gradients(d).items():
+        parameter = getattr(module, name)
+        if is_trained(parameter):
+            yield parameter, gradient
+
+
+def _of_each(each: Callable[[Any, Tensor, Tensor], Gradients]) -> Layer:
+    """Of a few parameters, whose gradients are small enough to have one for each sample."""
+
+    def square(layer: Any, a: Tensor, d: Tensor) -> Tensor:
+        return sum((g.flatten(1).square().sum(1) for _, g in each(layer, a, d)), start=d.new_zeros(len(d)))
+
+    def weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
+        return ((parameter, gradient.sum(0)) for parameter, gradient in each(layer, a, d))
+
+    return Layer(square, weighted)
+
+
+LINEAR = Layer(_linear, _linear_weighted)
+LORA = Layer(_lora, _lora_weighted)
+CONVOLUTION = Layer(_convolution, _convolution_weighted)
+EMBEDDING = Layer(_embedding, _embedding_weighted)
+NORM = _of_each(_norm_each)
+OWN = _of_each(_own_each)

@@ -1,0 +1,79 @@
+"""Secret random numbers, made of a key: Gaussian noise on a grid, Poisson samples, seeds.
+
+All come from ChaCha20 key streams (RFC 8439), each with a key of its own: HMAC-SHA256 of the silo's key and of what the
+numbers are for. So they are the same whenever they are for the same thing, and nothing tells them to who lacks the key.
+
+**On a grid.** A floating-point Gaussian added to a floating-point number has gaps that depend on the number, and shows
+it (Mironov, CCS 2012). So the sum of gradients and the noise are rounded to whole multiples of a step of the grid, and
+added as whole numbers. What is sent lies on the same grid whatever the sum was, and what is done with it afterwards is
+post-processing. The noise has 53 random bits; a step is 2^-36 of its standard deviation. Rounding moves a sum of d
+numbers by at most half a step each: by 2^-37 sqrt(d) of the standard deviation, 1e-8 for a million parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from torch import Tensor
+
+GRID = 2.0**-36  # in standard deviations of the noise
+BITS = 53  # of a uniform number
+
+
+def derived(key: bytes, *purpose: str | int | bytes) -> bytes:
+    """The key (32 bytes) for a purpose; others for other purposes, and no way back."""
+    message = b"".join(len(part).to_bytes(8, "big") + part for part in map(_bytes, purpose))
+    return hmac.new(key, message, hashlib.sha256).digest()
+
+
+def _bytes(part: str | int | bytes) -> bytes:
+    return part if isinstance(part, bytes) else str(part).encode()
+
+
+def digest_of(tensors: Iterable[Tensor]) -> bytes:
+    """32 bytes that are others for other numbers."""
+    found = hashlib.blake2b(digest_size=32)
+    for tensor in tensors:
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().numpy().view(np.uint8).data)
+    return found.digest()
+
+
+def uniforms(key: bytes, count: int) -> np.ndarray:
+    """So many whole numbers, even from 0 up to below 2^53; the same key has the same ones."""
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    numbers: np.ndarray = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - BITS)
+    return numbers
+
+
+def poisson_sample(key: bytes, units: int, rate: float) -> np.ndarray:
+    """Which of the units 0, 1, ... are drawn, each with this probability, whatever becomes of the others."""
+    return np.flatnonzero(uniforms(key, units) < np.uint64(round(rate * 2**BITS)))
+
+
+def gaussians(key: bytes, count: int) -> np.ndarray:
+    """Numbers (count,) of the normal distribution (Box and Muller 1958), float64."""
+    pairs = (count + 1) // 2
+    drawn = uniforms(key, 2 * pairs)
+    radius = np.sqrt(-2 * np.log((drawn[:pairs] + 1.0) * 2.0**-BITS))  # of (0, 1]
+    angle = drawn[pairs:] * (2 * np.pi * 2.0**-BITS)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+
+def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
+    """``total`` (d,) plus noise of this standard deviation, on the grid; float64, on the device of ``total``."""
+    step = deviation * GRID
+    noise = np.rint(gaussians(key, total.numel()) / GRID).astype(np.int64)
+    values = torch.round(total.double() / step).long() + torch.from_numpy(noise).to(total.device)
+    return values.double() * step
+
+
+def seed(key: bytes) -> int:
+    """A seed for one of PyTorch's generators."""
+    return int.from_bytes(key[:8], "big") >> 1

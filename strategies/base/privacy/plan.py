@@ -1,0 +1,76 @@
+"""What one round of one silo will release, known before it trains: what a ledger charges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.privacy.accountant import Releases, noise_multiplier_for
+from partitions.common.errors import UserError
+from strategies.base.settings import Common, Privacy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The noised steps of one message.
+
+    ``units`` records or patients to train with; each is in a step with probability ``sample_rate``; ``steps`` is
+    exact: training that wants more fails. ``digest`` stands for all that the reply is computed from. The noise depends
+    on it: the same digest sends the same bits, which costs nothing again, another one is another release.
+    """
+
+    unit: str
+    units: int
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float
+    steps: int
+    delta: float
+    digest: str
+
+    @property
+    def releases(self) -> Releases:
+        return Releases(self.noise_multiplier, self.sample_rate, self.steps)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Poisson samples that stand for batches of B of n records: rate B / n, round(E n / B) steps for E epochs.
+
+    Both are the same for patients: a patient is drawn with the rate of a record, so that a batch has B records in the
+    mean. ``divisor`` is how many units a batch has in the mean: what its sum is divided by, whatever it has.
+    """
+
+    records: int
+    units: int
+    batch_size: int
+
+    @property
+    def size(self) -> int:
+        return min(self.batch_size, self.records)
+
+    @property
+    def rate(self) -> float:
+        return self.size / self.records
+
+    @property
+    def divisor(self) -> float:
+        return self.rate * self.units
+
+    def steps(self, epochs: int) -> int:
+        """Of so many epochs; at least one where there is an epoch."""
+        return max(round(epochs * self.records / self.size), 1) if epochs else 0
+
+    def steps_of_epoch(self, epoch: int) -> int:
+        """Of one epoch, from 0, so that all together make :meth:`steps`."""
+        return self.steps(epoch + 1) - self.steps(epoch)
+
+
+def plan_of(s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int], digest: str) -> Plan:
+    """The plan of a round with training passes of so many epochs. Raises UserError for a δ or an ε out of reach."""
+    steps, delta, noise = sum(map(sampling.steps, passes)), s.delta_for(sampling.units), s.noise_multiplier
+    if delta > 1 / sampling.units:
+        raise UserError(f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less")
+    if s.target_epsilon:
+        noise = noise_multiplier_for(s.target_epsilon, sampling.rate, steps * common.rounds, delta)
+    return Plan(s.unit, sampling.units, sampling.rate, noise, s.clip_norm, steps, delta, digest)

@@ -1,0 +1,147 @@
+"""DP-SGD (Abadi et al., CCS 2016) in one silo and one round: Poisson batches, clipped sums, Gaussian noise.
+
+Neighbouring data sets differ by one unit, a record or a patient, that is added or removed. A step draws every unit by
+itself with probability q = B / n. It adds up their gradients, shortened to C, adds noise of standard deviation σ C to
+the sum, and divides it by B, whatever it drew: an empty batch gives noise alone.
+
+**Noise.** It is a function of the silo's key, the run, the round, the step, and of what the step computes: the model
+that it starts from and the clipped sum. So a round that is repeated after a crash sends the same bits. A server that
+makes a silo repeat a round with anything else changed gets other noise: the difference of two messages with the same
+noise would have none. The samples depend on the whole input of the round likewise. The server knows the run's seed, so
+neither depends on it.
+
+K gradients of one batch have noise of σ √K each. Together they release what one of σ does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from models.flat import FlatModel
+from models.privacy.clipping import Clipping
+from models.privacy.layers import is_trained
+from models.privacy.noise import derived, digest_of, noised, poisson_sample, seed
+from models.training import Loss, OnFeatures, seed_dropout
+from strategies.base.privacy.plan import Plan, Sampling
+
+
+@dataclass
+class Batch:
+    """Units that were drawn together: the rows of each patient (None: units are records), and gradients to come."""
+
+    groups: list[Tensor] | None
+    uses: int
+
+
+@dataclass(frozen=True)
+class Units:
+    """The records of a silo's training part, and which patient each is of; None: each is a unit."""
+
+    records: int
+    patient: np.ndarray | None = None
+
+    @property
+    def count(self) -> int:
+        return self.records if self.patient is None else len(np.unique(self.patient))
+
+
+class PrivateTraining:
+    """One round's private gradients; ``key`` is the round's, ``uses`` how many the method takes of a batch."""
+
+    def __init__(self, plan: Plan, sampling: Sampling, units: Units, key: bytes, model: FlatModel, uses: int) -> None:
+        self.plan, self.sampling, self.units, self.key, self.model, self.uses = plan, sampling, units, key, model, uses
+        self.clipping = Clipping(model, plan.clip_norm)
+        self.on = False  # whether gradients have to be private now
+        self.steps = self.gradients = self.calls = 0
+        self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """A random generator whose seed only the silo knows."""
+        return torch.Generator().manual_seed(seed(derived(self.key, "generator", *purpose)))
+
+    def drawn(self, call: int, epoch: int, device: torch.device) -> list[tuple[Tensor, list[Tensor] | None]]:
+        """An epoch's batches: their records, and which of a batch's rows are of each patient."""
+        found = []
+        for step in range(self.sampling.steps_of_epoch(epoch)):
+            key = derived(self.key, "sample", call, epoch, step)
+            chosen = poisson_sample(key, self.units.count, self.sampling.rate)
+            found.append(self._records(chosen, device))
+        return found
+
+    def _records(self, chosen: np.ndarray, device: torch.device) -> tuple[Tensor, list[Tensor] | None]:
+        patient = self.units.patient
+        if patient is None:
+            return torch.from_numpy(chosen).to(device), None
+        rows = [_rows_of(patient.tobytes(), str(patient.dtype))[unit] for unit in chosen.tolist()]
+        ends = np.cumsum([0, *(len(own) for own in rows)])
+        groups = [torch.arange(a, b, device=device) for a, b in pairwise(ends.tolist())]
+        index = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        return torch.from_numpy(index).to(device), groups
+
+    def note(self, y: Tensor, groups: list[Tensor] | None) -> None:
+        """The batch with these labels was drawn, and is now one of the plan's steps."""
+        self.steps += 1
+        if self.steps > self.plan.steps:
+            raise RuntimeError(f"a training of more than the planned {self.plan.steps} private steps")
+        self.batches[y] = Batch(groups, self.uses)
+
+    def gradient(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
+        """Fill the model's gradient with the noised mean; returns the mean loss of the units that were drawn."""
+        batch: Batch | None = self.batches.get(y)  # type: ignore[no-untyped-call]
+        if batch is None or not batch.uses:
+            raise RuntimeError("a gradient of records that were not drawn for it")
+        batch.uses -= 1
+        self.gradients += 1
+        total, value = self.clipping.total(x, y, loss, network, batch.groups)
+        key = derived(self.key, "noise", self.gradients, digest_of([self.model.vector, total]))
+        deviation = self.plan.noise_multiplier * self.plan.clip_norm * self.uses**0.5
+        self.model.gradient.copy_(noised(total, deviation, key) / self.sampling.divisor)
+        for entry, parameter in zip(self.model.layout.parameters, self.model.parameters, strict=True):
+            if not is_trained(parameter):
+                self.model.gradient[entry.start : entry.stop] = 0.0
+        return value / max(len(y) if batch.groups is None else len(batch.groups), 1)
+
+
+@lru_cache(maxsize=16)
+def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
+    """The rows of each patient, in the order of their numbers."""
+    numbers = np.frombuffer(patient, dtype)
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:
+    """32 bytes for all that a round is computed from: arrays by name, and everything else as text."""
+    names = sorted(tensors)
+    return derived(digest_of(tensors[name] for name in names), *names, *(repr(value) for value in values))
+
+
+def private_batches(
+    training: PrivateTraining, silo: Any, epochs: int, augment: Any, until: Any
+) -> Iterator[tuple[Any, Tensor]]:
+    """Poisson batches (x, y) of a silo's training part; ``until`` is asked after every epoch, and ends them."""
+    training.calls += 1
+    call, device = training.calls, silo.train.y.device
+    seed_dropout(training.generator("dropout", call))
+    for epoch in range(epochs):
+        drawn = training.drawn(call, epoch, device)
+        taken: Iterator[tuple[Any, Tensor]] = (silo.train.take(index) for index, _ in drawn if len(index))
+        if augment is not None:
+            taken = augment.changed(
+                taken, sum(len(index) for index, _ in drawn), training.generator("augment", call, epoch)
+            )
+        for index, groups in drawn:
+            x, y = next(taken) if len(index) else silo.train.take(index)
+            training.note(y, groups)
+            yield x, y
+        if until is not None and until():
+            return

@@ -1,0 +1,227 @@
+"""Clipped sums and noise: layer by layer against single backward passes, the grid, the key streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.flat import FlatModel
+from models.initialisation import flat_model
+from models.privacy.clipping import Clipping, chunk_size
+from models.privacy.noise import GRID, derived, digest_of, gaussians, noised, poisson_sample
+from models.tasks.multilabel import binary_loss
+from models.tasks.segmentation import segmentation_loss
+from models.trainable import Part
+from models.training import OnFeatures
+from partitions.common.errors import UserError
+
+
+class Layers(nn.Module):
+    """One of every layer that is known, in one, two and three dimensions."""
+
+    block_names = ("embed", "conv1", "conv2", "conv3", "norm", "group", "attend", "out")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6, padding_idx=0)
+        self.conv1 = nn.Conv1d(6, 4, 3, padding=1, stride=2)
+        self.conv2 = nn.Conv2d(4, 5, (1, 2))
+        self.conv3 = nn.Conv3d(5, 6, (1, 1, 2), bias=False)
+        self.norm = nn.LayerNorm(6)
+        self.group = nn.GroupNorm(2, 6)
+        self.attend = nn.Linear(6, 6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.conv1(self.embed(x).mT)
+        z = self.conv3(self.conv2(z.unsqueeze(2)).unsqueeze(2)).flatten(2)
+        z = self.group(z).mT
+        z = self.norm(z + (self.attend(z) @ z.mT).softmax(-1) @ z)
+        found: Tensor = self.out(z.mean(1).tanh())
+        return found
+
+
+class Twice(nn.Module):
+    """A layer that is called twice, and a weight of its own that no layer has: neither can go together."""
+
+    block_names = ("fc", "out")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.fc(self.fc(x).relu()))
+        return found
+
+
+def by_hand(model: FlatModel, x: Tensor, y: Tensor, clip: float, loss: Any = F.cross_entropy) -> Tensor:
+    """Σ_i g_i min(1, C / (|g_i| + 1e-6)), one backward pass for each record."""
+    total = torch.zeros_like(model.vector)
+    for i in range(len(y)):
+        grads = torch.autograd.grad(loss(model.module(x[i : i + 1]), y[i : i + 1]), model.parameters)
+        gradient = torch.cat([g.to_dense().flatten() if g.is_sparse else g.flatten() for g in grads])
+        total += gradient * min(1.0, clip / (float(gradient.norm()) + 1e-6))
+    return total
+
+
+def tokens(n: int) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(3)
+    return torch.randint(0, 11, (n, 9), generator=rng, dtype=torch.int32), torch.arange(n) % 3
+
+
+def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = FlatModel(Layers()), tokens(7)
+    clipping = Clipping(model, 0.4)
+    total, value = clipping.total(x, y, F.cross_entropy, None, None)
+    assert list(clipping.tried.values()) == [True]
+    assert torch.allclose(total, by_hand(model, x, y, 0.4), atol=1e-6)
+    assert float(value) == pytest.approx(7 * float(F.cross_entropy(model.module(x), y).detach()), rel=1e-6)
+    assert int(clipping.clipped) > 0 and clipping.units == 7
+
+
+def test_what_cannot_go_together_goes_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = FlatModel(Twice())
+    x, y = torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+    clipping = Clipping(model, 0.1)
+    total, _ = clipping.total(x, y, F.cross_entropy, None, None)
+    assert list(clipping.tried.values()) == [False]
+    assert torch.allclose(total, by_hand(model, x, y, 0.1), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"),
+    [
+        ("small-cnn", (1, 8, 8), Part()),
+        ("small-cnn", (1, 4, 4, 4), Part()),
+        ("fasttext", ("tokens", 9, 11), Part()),
+        ("fasttext", ("tokens", 9, 11), Part("head", 5, None, 2, 8.0)),
+        ("fedapm-signals", (3, 16), Part()),
+        ("unet", (1, 8, 8), Part()),
+        ("vit-s", (1, 4, 4), Part("block11.*,head", 5)),
+    ],
+)
+def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
+    settings = None
+    if name == "vit-s":
+        from models.networks.vit import VitSettings
+
+        settings = VitSettings(patch=2)
+    model = flat_model(name, shape, 3, settings, "cpu", None, options)
+    model.module.eval()  # without dropout
+    n = 5
+    if shape[0] == "tokens":
+        x, y = tokens(n)
+    else:
+        x, y = torch.randn(n, *shape, generator=torch.Generator().manual_seed(1)), torch.arange(n) % 3
+    loss: Any = F.cross_entropy
+    if name == "unet":
+        y, loss = torch.randint(0, 3, (n, *shape[1:])), segmentation_loss
+    clipping = Clipping(model, 0.5)
+    total, _ = clipping.total(x, y, loss, None, None)
+    assert list(clipping.tried.values()) == [name != "fedapm-signals"]  # its GRU is no layer that is known
+    assert torch.allclose(total, by_hand(model, x, y, 0.5, loss), atol=2e-5)
+
+
+def test_frozen_parts_count_for_nothing() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = FlatModel(Layers()), tokens(5)
+    frozen = slice(0, model.layout.blocks[-1].start)
+    model.freeze(frozen)
+    total, _ = Clipping(model, 1e-3).total(x, y, F.cross_entropy, None, None)
+    assert not total[frozen].any() and float(total.norm()) <= 5e-3
+
+
+def test_a_record_s_loss_is_its_own_where_the_batch_s_is_no_mean() -> None:
+    """Of labels that are known in part, a batch's loss weighs records by how many each knows."""
+    torch.manual_seed(0)
+    model = flat_model("linear", (4,), 2, None, "cpu")
+    x, y = torch.randn(3, 4), torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, -1.0]])
+    total, _ = Clipping(model, 10.0).total(x, y, binary_loss, None, None)
+    assert torch.allclose(total, by_hand(model, x, y, 10.0, binary_loss), atol=1e-6)
+
+
+def test_losses_on_features_are_taken_record_by_record() -> None:
+    torch.manual_seed(0)
+    model = flat_model("mlp", (4,), 3, None, "cpu")
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+
+    def of(logits: Tensor, h: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y) + h.square().sum(1).mean()
+
+    total, _ = Clipping(model, 0.3).total(x, y, OnFeatures(of), None, None)
+    features = nn.Sequential(model.module.get_submodule("fc1"), nn.ReLU())
+
+    def alone(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y)
+
+    expected = torch.zeros_like(total)
+    for i in range(6):
+        value = alone(model.module(x[i : i + 1]), y[i : i + 1]) + features(x[i : i + 1]).square().sum()
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, model.parameters)])
+        expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
+    assert torch.allclose(total, expected, atol=1e-6)
+
+
+def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
+    torch.manual_seed(0)
+    model = flat_model("linear", (4,), 3, None, "cpu")
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    groups = [torch.tensor([0, 1, 2]), torch.tensor([3, 4])]
+    total, _ = Clipping(model, 0.2).total(x, y, F.cross_entropy, None, groups)
+    expected = torch.zeros_like(total)
+    for rows in groups:
+        each = torch.stack([by_hand(model, x[i : i + 1], y[i : i + 1], 1e9) for i in rows.tolist()])
+        expected += each.mean(0) * min(1.0, 0.2 / (float(each.mean(0).norm()) + 1e-6))
+    assert torch.allclose(total, expected, atol=1e-6)
+    assert float(total.norm()) <= 0.4
+
+
+def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
+    model = flat_model("resnet8", (1, 8, 8), 3, None, "cpu")
+    with pytest.raises(UserError, match=r"^dp = true: not with this network: its BatchNorm2d \(.*small-cnn"):
+        Clipping(model, 1.0)
+
+
+def test_chunks_hold_fewer_of_larger_records() -> None:
+    assert [chunk_size(torch.empty(1, n)) for n in (10, 2**10, 2**20)] == [256, 128, 16]
+
+
+def test_noise_lies_on_a_grid_whatever_the_sum() -> None:
+    """Two sums that differ by less than float64 tells at the noise's size still give multiples of one step."""
+    key = derived(b"k", "noise")
+    for total in (torch.tensor([1.0, 1e-9, 3.3]), torch.tensor([0.1, 0.7, -123.456])):
+        found = noised(total, 2.0, key) / (2.0 * GRID)
+        assert bool((found == found.round()).all())
+    assert torch.equal(noised(total, 2.0, key), noised(total, 2.0, key))
+    assert not torch.equal(noised(total, 2.0, key), noised(total, 2.0, derived(b"k", "other")))
+
+
+def test_noise_is_normal() -> None:
+    """Mean, deviation, kurtosis and tails of 400,000 numbers; the bounds are five standard errors."""
+    z = gaussians(derived(b"k", "z"), 400_000)
+    assert abs(z.mean()) < 5 / 632 and abs(z.std() - 1) < 5 / 894 and abs((z**4).mean() - 3) < 5 * 9.8 / 632
+    assert abs((np.abs(z) > 3).mean() - 0.0027) < 5 * 0.0027**0.5 / 632
+    assert abs(np.corrcoef(z[:200_000], z[200_000:])[0, 1]) < 5 / 447
+
+
+def test_poisson_samples_draw_each_unit_by_itself() -> None:
+    """A unit that is added changes nothing about the others: their draws stay."""
+    key = derived(b"k", "sample")
+    few, many = poisson_sample(key, 100, 0.3), poisson_sample(key, 101, 0.3)
+    assert few.tolist() == [i for i in many.tolist() if i < 100]
+    counts = [len(poisson_sample(derived(b"k", i), 1000, 0.05)) for i in range(200)]
+    assert abs(np.mean(counts) - 50) < 5 * 6.9 / 200**0.5 and abs(np.var(counts) / 47.5 - 1) < 0.5
+    assert len(poisson_sample(key, 50, 1.0)) == 50
+
+
+def test_keys_are_told_apart_by_every_part_of_their_purpose() -> None:
+    assert derived(b"k", "ab", "c") != derived(b"k", "a", "bc") != derived(b"", "a", "bc")
+    assert digest_of([torch.zeros(2)]) != digest_of([torch.zeros(2, 1)]) != digest_of([torch.zeros(2).int()])

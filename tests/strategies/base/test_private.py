@@ -1,0 +1,264 @@
+"""`dp = true`: what leaves is made of noised gradients alone, noise repeats and differs where it must, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, OPTIONS
+from flwr.app import Message, RecordDict
+from tiny import Files, Run, federate, random_silos, settings_of, write_silo
+from torch import Tensor
+from two_layers import DEEP, replies_of
+
+from client.app import app as client_app
+from client.privacy.noise_key import kept_key
+from models.privacy.noise import seed
+from models.training import generator
+from partitions.common.errors import DataError, UserError
+from server.simulation.engine import flower_identity
+from strategies import strategies
+from strategies.base.privacy.plan import Sampling
+from strategies.base.privacy.training import PrivateTraining
+from strategies.base.transport.payload import array_record, decode, tensor_of
+
+SIZES = {"a": 9, "b": 11, "c": 8}
+PRIVATE = [name for name, method in strategies().items() if method.info.dp == "gradient"]
+VARIANTS = [name for name in CASES if CASES[name][0]["strategy"] in PRIVATE and "hf" not in CASES[name][0].values()]
+
+
+def options(name: str, **changes: Any) -> dict[str, Any]:
+    return {**CASES[name][0], **DEEP, **OPTIONS, "rounds": 3 if name in ("fedlama", "lg-fedavg") else 2, **changes}
+
+
+def private(name: str, **changes: Any) -> dict[str, Any]:
+    case = options(name, dp=True, **changes)
+    return {key: value for key, value in case.items() if key != "per-fedavg.variant"}
+
+
+def messages(run: Run) -> dict[tuple[int, str, str], Any]:
+    found: dict[tuple[int, str, str], Any] = {}
+    for server_round, silo, payload, _ in replies_of(run):
+        found |= {(server_round, silo, name): m.vector for name, m in payload.models.items()}
+        found |= {(server_round, silo, name): value for name, value in payload.numbers.items()}
+    return found
+
+
+def equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_leaves_is_a_function_of_noised_gradients_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tiny_bn: None
+) -> None:
+    """With numbers that know no data in the place of the noised gradients, other data send the same messages."""
+
+    def gradient(training: PrivateTraining, x: Any, y: Tensor, loss: Any, network: Any) -> Tensor:
+        training.batches[y].uses -= 1
+        training.gradients += 1
+        rng = generator(training.gradients, "in place of a gradient")
+        training.model.gradient.copy_(torch.randn(training.model.layout.size, generator=rng))
+        return torch.zeros(())
+
+    monkeypatch.setattr(PrivateTraining, "gradient", gradient)
+    runs = []
+    for data_seed in (0, 1):
+        folder = tmp_path / str(data_seed)
+        folder.mkdir()
+        files = random_silos(folder, SIZES, seed=data_seed)
+        runs.append(messages(federate(files, state_dir=folder / "state", **private(name))))
+    one, other = runs
+    assert one and one.keys() == other.keys()
+    assert [key for key in one if not equal(one[key], other[key])] == []
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Files:
+    return random_silos(tmp_path, SIZES)
+
+
+@pytest.mark.parametrize("name", [n for n, m in strategies().items() if not m.info.dp])
+def test_a_method_that_is_not_private_says_why(three: Files, name: str) -> None:
+    reason = strategies()[name].info.not_dp
+    assert "declare" not in reason
+    with pytest.raises(UserError, match=f"^dp = true: not with {name}: "):
+        settings_of(three, strategy=name, dp=True)
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg"])
+def test_no_metric_leaves_a_hospital(three: Files, tmp_path: Path, name: str) -> None:
+    run = federate(three, state_dir=tmp_path / "state", **options(name, dp=True))
+    assert run.values("round_seconds") and not run.values("accuracy", "a", "personal")
+    for _, _, _, reply in replies_of(run):
+        assert {key.partition(".")[0] for key in reply.content["metrics"]} == {"seconds"}
+
+
+def test_a_step_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two silos, one step of all records (B = n), noise seen: w - η (Σ_i clipped g_i + z) / n, then the mean.
+
+    A linear layer at zero: g_i = (p - e_y) (x, 1), p = 1/2 each, so |g_i|² = (|x|² + 1) / 2.
+    """
+    import strategies.base.privacy.training as module
+
+    rows = {"a": ([[1.0], [3.0]], [0, 1]), "b": ([[-2.0], [1.0]], [1, 0])}
+    files = {name: write_silo(tmp_path / f"{name}.npz", x, y) for name, (x, y) in rows.items()}
+    noise = torch.tensor([0.5, -0.25, 0.125, 0.0])
+    monkeypatch.setattr(module, "noised", lambda total, deviation, key: total.double() + deviation * noise)
+    settings: dict[str, Any] = {"dp__clip_norm": 0.8, "dp__noise_multiplier": 2.0, "learning_rate": 0.1}
+    run = federate(files, state_dir=tmp_path / "s", strategy="fedavg", rounds=1, local_epochs=1, dp=True, **settings)
+    start = run.sent_to("a", 1)["global"].vector.double().numpy()
+    sent = {silo: payload.models["model"].vector for _, silo, payload, _ in replies_of(run)}
+    for name, (x, y) in rows.items():
+        total = np.zeros(4)
+        for (value,), label in zip(x, y, strict=True):
+            scores = start[:2] * value + start[2:]
+            p = np.exp(scores) / np.exp(scores).sum()
+            p[label] -= 1
+            g = np.concatenate([p * value, p])
+            total += g * min(1, 0.8 / (np.linalg.norm(g) + 1e-6))
+        expected = start - 0.1 * (total + 1.6 * noise.double().numpy()) / 2
+        assert np.allclose(sent[name].numpy(), expected, atol=1e-6)
+
+
+def test_a_record_moves_a_step_by_its_sensitivity_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One record more, with the same noise: w moves by at most η C / B, whatever the record is."""
+    import strategies.base.privacy.training as module
+
+    monkeypatch.setattr(module, "noised", lambda total, deviation, key: total.double())
+    # Every unit is drawn, and what is divided by stays that of ten records.
+    monkeypatch.setattr(Sampling, "rate", property(lambda _: 1.0))
+    monkeypatch.setattr(Sampling, "divisor", property(lambda _: 10.0))
+    monkeypatch.setattr(Sampling, "steps", lambda _, epochs: epochs)
+    x, y = np.random.default_rng(0).normal(size=(10, 3)), np.arange(10) % 3
+    sent = []
+    for more, label in ((0, 0), (1, 0), (1, 1)):  # of the last two one is classified wrongly
+        folder = tmp_path / f"{more}{label}"
+        folder.mkdir()
+        rows, labels = np.vstack([x, 1e4 * np.ones((more, 3))]), [*y, *[label] * more]
+        files = {name: write_silo(folder / f"{name}.npz", rows, labels, 3) for name in ("a", "b")}
+        run = federate(
+            files, state_dir=folder / "s", strategy="fedavg", rounds=1, local_epochs=1, dp=True, dp__clip_norm=0.5
+        )
+        sent.append(replies_of(run, "a")[0][2].models["model"].vector)
+    moved = [float((sent[0] - other).norm()) for other in sent[1:]]
+    assert max(moved) <= 1.0001 * 0.5 / 10 and max(moved) > 0.9 * 0.5 / 10
+
+
+def test_a_repeated_round_sends_the_same_bits_and_another_run_others(three: Files, tmp_path: Path) -> None:
+    settings = options("fedavg", dp=True, strategy="fedavg")
+    whole = messages(federate(three, state_dir=tmp_path / "state", directory=tmp_path / "run", **settings))
+    other = messages(federate(three, state_dir=tmp_path / "state", directory=tmp_path / "other", **settings))
+    assert not any(equal(whole[key], other[key]) for key in whole)
+
+
+def replayed(three: Files, tmp_path: Path, change: Callable[[Any], None]) -> tuple[Tensor, Tensor]:
+    """What silo a sends in round 1, and when the same message comes again, changed by ``change(content)``."""
+    run = federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, rounds=1))
+    grid = run.grid
+    context = next(c for c in grid.contexts.values() if c.node_config["name"] == "a")
+    for message, reply in grid.traffic:
+        kind, silo = message.metadata.message_type, grid.name_of(message.metadata.dst_node_id)
+        if (kind, silo) == ("train", "a"):
+            content = RecordDict(dict(message.content))
+            change(content)
+            with flower_identity():
+                copy = Message(content, dst_node_id=message.metadata.dst_node_id, message_type=kind)
+                again = client_app(copy, context)
+            one, other = (decode(r.content)[0].models["model"].vector for r in (reply, again))
+            return one, other
+    raise AssertionError("silo a was not trained")
+
+
+def test_the_same_message_again_sends_the_same_bits(three: Files, tmp_path: Path) -> None:
+    one, other = replayed(three, tmp_path, lambda content: None)
+    assert torch.equal(one, other)
+
+
+def test_another_model_in_the_same_round_gets_other_noise(three: Files, tmp_path: Path) -> None:
+    """Else a server that repeats a round could subtract the noise."""
+
+    def change(content: Any) -> None:
+        for name, record in content.array_records.items():
+            content[name] = array_record({key: tensor_of(value) + 1e-6 for key, value in record.items()})
+
+    one, other = replayed(three, tmp_path, change)
+    # With the same noise and samples a millionth would move them by about as little.
+    assert float((one - other).norm()) > 0.05
+
+
+def test_steps_and_rates_are_those_of_the_plan() -> None:
+    """round(E n / B) steps, in every division into epochs; rate B / n, 1 where B is more than n."""
+    for n, size, epochs in ((100, 64, 3), (5, 64, 2), (1000, 64, 1), (7, 2, 5)):
+        sampling = Sampling(n, n, size)
+        assert sampling.steps(epochs) == max(round(epochs * n / min(size, n)), 1)
+        assert sum(map(sampling.steps_of_epoch, range(epochs))) == sampling.steps(epochs)
+        assert sampling.rate == min(size / n, 1) and sampling.divisor == pytest.approx(min(size, n))
+    patients = Sampling(records=100, units=20, batch_size=10)
+    assert patients.rate == 0.1 and patients.divisor == 2 and patients.steps(1) == 10
+
+
+def test_training_beyond_the_plan_fails(three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strategies.base.client import SiloClient
+
+    monkeypatch.setattr(SiloClient, "noised_passes", lambda self: (1,))  # of two epochs
+    with pytest.raises(Exception, match="no silo sent a usable update"):
+        federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"dp__unit": "patient"}, "dp.unit = patient: a's training samples name no patients"),
+        ({"normalization": "agreed"}, "dp = true: not with normalization = agreed"),
+        ({"normalization": "silo"}, "dp = true: not with normalization = silo"),
+        ({"dp__delta": 0.5}, r"dp.delta = 0.5 is more than 1 / 9"),
+    ],
+)
+def test_what_is_not_private_is_refused_by_the_silo(
+    three: Files, tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(Exception, match=line):
+        federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"), [({"vectorize": True}, "not with vectorize = true"), ({"ala": True}, "not with ala = true")]
+)
+def test_what_does_not_go_with_it_is_refused(three: Files, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError, match=f"^dp = true: {line}"):
+        settings_of(three, strategy="fedavg", dp=True, **changes)
+
+
+def test_patients_are_drawn_whole(tmp_path: Path) -> None:
+    """Records of one patient share one clipped gradient; batches hold all of a patient's records or none."""
+    files = {}
+    for name in ("a", "b"):
+        x, y = np.random.default_rng(1).normal(size=(12, 3)).astype(np.float32), np.arange(12) % 3
+        ids = np.repeat(np.arange(4), 3)
+        files[name] = tmp_path / f"{name}.npz"
+        arrays: dict[str, Any] = {f"{k}_{part}": v for part in ("train", "test") for k, v in (("x", x), ("y", y))}
+        np.savez(files[name], classes=3, patient_train=ids, patient_test=ids + 10, **arrays)
+    run = federate(
+        files, state_dir=tmp_path / "s", **options("fedavg", dp=True, dp__unit="patient", dp__noise_multiplier=0.5)
+    )
+    assert len(messages(run)) == 4
+
+
+def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path: Path) -> None:
+    key = kept_key(tmp_path)
+    assert len(key) == 32 and key == kept_key(tmp_path) != kept_key(tmp_path / "other")
+    assert (tmp_path / "noise-key").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "noise-key").write_bytes(key[:-1])
+    with pytest.raises(DataError, match="is damaged: 31 bytes, not 32"):
+        kept_key(tmp_path)
+    assert 0 <= seed(key) < 2**63
+
+
+def test_a_hospital_without_a_place_for_its_key_refuses(three: Files) -> None:
+    with pytest.raises(Exception, match="has no state-dir to keep the key of its noise in"):
+        federate(three, **options("fedavg", dp=True))
