@@ -463,7 +463,7 @@ def test_thirteen_silos_train_fedala(deployment: Deployment, clinic: Clinic) -> 
     assert silos_of(directory, round_=2) == {*SILOS}
     assert 'its policy has studies = "required", and the run names none' in clinic.log()
     deployment.host("silofl", "study", "new", "study.toml", *NEW_STUDY)
-    approve = ("silofl", "approve", "/dev/stdin", "--yes", "--by", "Dr. B")
+    approve = ("silofl", "approve", "/dev/stdin", "--yes", "--by", "Dr. B", "--signed-by", "nobody")
     clinic.inside(*approve, input=(deployment.source / "study.toml").read_text())
     directory = deployment.flower_run(f'{config} study="{STUDY}"')
     assert silos_of(directory, round_=2) == {*SILOS, THIRTEENTH}
