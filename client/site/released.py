@@ -25,7 +25,7 @@ Record = dict[str, dict[str, Any]]
 def is_model(entry: Mapping[str, Any]) -> bool:
     """Return whether a line of the log is of a training reply, and not of an error in its place."""
     errors = any(record["name"] == "error" for record in entry["sent"])
-    return str(entry["asked"]).partition(".")[0] == "train" and not errors
+    return str(entry.get("asked", "")).partition(".")[0] == "train" and not errors
 
 
 def note_release(state: Path, entry: Mapping[str, Any]) -> None:

@@ -558,7 +558,8 @@ def test_a_study_that_the_policy_refuses_altogether(silo: Path, tmp_path: Path) 
     with pytest.raises(UserError, match=r"the study cannot run under .*: its policy has min-batch-size = 64, the run"):
         studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
     (silo.parent / "policy.toml").write_text("max-rounds = 2\n")
-    (line,) = studies.review(study(strategy='strategy = "fedavg"'), studies.place_of(silo))
+    near = study(strategy='strategy = "fedavg"', step="step = 0.25")
+    (line,) = studies.review(near, studies.place_of(silo))
     assert line == "your policy refuses a part of it: its policy has max-rounds = 2, the run rounds = 3"
 
 
