@@ -22,6 +22,7 @@ from client.site.messages import check_message
 from client.site.study.protocol import Study
 from models.threads import use_threads
 from partitions.common.files import is_full, keep_private
+from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.run_settings import RunSettings, parse_settings
 
 app = ClientApp()  # no annotation: Flower finds the app by reading this line
@@ -101,10 +102,16 @@ def train(message: Message, session: ClientSession) -> RecordDict:
 @app.evaluate()
 @answer
 def evaluate(message: Message, session: ClientSession) -> RecordDict:
-    """Metrics without training; the silo's state stays as it is, but for the model that the report will show."""
+    """Metrics without training; the silo's state stays as it is, but for the model that the report will show.
+
+    A hospital that the run holds out is evaluated as a newcomer, and keeps nothing.
+    """
     session.check_floor()
     progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
+    if NEWCOMER in config:
+        metrics = client.evaluate_newcomer(config)
+        return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
     closing = not config["personal"]
     progress.begins(config["round"], closing=closing)
     kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept

@@ -132,10 +132,15 @@ def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> 
 
 
 def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
-    """A simulated silo's data, the first one's with everybody's training samples. Raises UserError elsewhere."""
+    """A simulated silo's data; of the first that trains, with the training samples of all that do.
+
+    Raises UserError elsewhere.
+    """
     if is_own_file(context):
         raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
-    return pool_of(settings.division) if int(context.node_config["partition-id"]) == 0 else data
+    c = settings.common
+    trains = tuple(i for i in range(c.silos) if simulated_name(i) not in c.held_out)
+    return pool_of(settings.division, trains) if int(context.node_config["partition-id"]) == trains[0] else data
 
 
 def silo_policy(context: Context) -> Policy:

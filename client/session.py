@@ -50,6 +50,7 @@ from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData, dtype_of
 from strategies.base.client import Silo, SiloClient
+from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.privacy.training import Units
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
@@ -102,6 +103,14 @@ class ClientSession:
                     f"{self.name} refuses: its policy has {self.policy.says(rule)}, it has {samples} training samples"
                 )
 
+    def check_role(self, *, newcomer: bool) -> None:
+        """Raise UserError where the run's settings hold this silo out and a message takes it as one that trains, or
+        the other way round.
+        """
+        if newcomer != (self.name in self.settings.common.held_out):
+            held, asked = self.settings.common.hold_out, "as a newcomer" if newcomer else "as one that takes part"
+            raise UserError(f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}")
+
     def data_summary(self) -> dict[str, Number]:
         """What the server learns of this silo before round 1: counts, shape, classes, versions; never a label count.
 
@@ -128,7 +137,8 @@ class ClientSession:
         }
         columns = columns_in(data)
         self.check_private()
-        if columns is not None and self.settings.common.normalization == "agreed":
+        held_out = self.name in self.settings.common.held_out  # its sums are for no other silo
+        if columns is not None and self.settings.common.normalization == "agreed" and not held_out:
             sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
             if sums is None:
                 summary[WITHHELD] = reason
@@ -254,10 +264,13 @@ class ClientSession:
         self.config = {**DEFAULTS, "classes": self.data.classes, **config}
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
         self.check_schema()
-        state = self.store.load(self.config["round"], self.config["state_lost"])
-        silo, settings = self.silo, self.settings
+        self.check_role(newcomer=(newcomer := NEWCOMER in config))
+        state = State() if newcomer else self.store.load(self.config["round"], self.config["state_lost"])
+        silo, settings, common = self.silo, self.settings, self.settings.common
+        if newcomer:
+            common = replace(common, local_epochs=common.hold_out_epochs)
         state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
-        client = settings.client(silo, settings.common, settings.method, state, self.info)
+        client = settings.client(silo, common, settings.method, state, self.info)
         if settings.privacy is not None and self.info.dp == "gradient":
             self.check_private()
             check_network(silo.model.module)

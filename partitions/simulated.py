@@ -60,7 +60,7 @@ def part_of(division: Division, index: int) -> SiloData:
 
 
 @lru_cache(maxsize=1)
-def pool_of(division: Division) -> SiloData:
-    """The data of the first silo, with all silos' training samples in place of its own."""
-    whole, silos = divide(division)
-    return replace(part_of(division, 0), train=take(whole, np.concatenate([silo.train for silo in silos])))
+def pool_of(division: Division, silos: tuple[int, ...]) -> SiloData:
+    """The data of the first of these silos, with the training samples of all of them in place of its own."""
+    whole, parts = divide(division)
+    return replace(part_of(division, silos[0]), train=take(whole, np.concatenate([parts[i].train for i in silos])))

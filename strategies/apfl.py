@@ -52,6 +52,7 @@ class ApflClient(SiloClient):
     state_type = ApflClientState
     state: ApflClientState
     settings: ApflSettings
+    frozen = False  # whether w stays as it was received
 
     @property
     def networks(self) -> int:  # type: ignore[override]
@@ -70,7 +71,7 @@ class ApflClient(SiloClient):
         for x, y in self.batches():
             model.load(w, w_buffers)
             self.gradient(x, y)
-            grad, w_buffers = model.gradient.clone(), model.buffers.clone()
+            grad, w_buffers = model.gradient.clone(), w_buffers if self.frozen else model.buffers.clone()
             if len(y):  # a Poisson sample may be empty
                 with self.private_gradients(False):  # v and α stay
                     losses.add(self.mixed_gradient(v, w, alpha, v_buffers, x, y))
@@ -80,7 +81,8 @@ class ApflClient(SiloClient):
                     alpha -= self.learning_rate() * self.alpha_gradient(v, w, y, alpha)
                     alpha = min(max(alpha, 0.0), 1.0)
                 v_step.step(v, model.gradient.mul_(share))
-            w_step.step(w, grad)
+            if not self.frozen:
+                w_step.step(w, grad)
         self.keep_optimizer(w_step, "shared")
         self.keep_optimizer(v_step, "private")
         self.tell_loss(losses)
@@ -124,6 +126,12 @@ class ApflClient(SiloClient):
         self.model.load(mixed, buffers)
         return mixed
 
+    def personalise(self) -> Tensor:
+        """v, which starts at w, and α; w stays."""
+        self.state.private, self.frozen = self.received, True
+        self.local_update()
+        return self.personal()
+
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
         if snapshot != "personal" or self.state.shared is None:
             return super().measure(snapshot, vector, splits)
@@ -154,6 +162,7 @@ class APFL(PersonalizedStrategy):
         spelling="APFL",
         dp="gradient",
         own_model="kept",
+        newcomer="copy",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -52,7 +52,7 @@ from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.relationships import Relationships
 from strategies.base.settings import setting
 from strategies.base.state import State
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.strategy import PersonalizedStrategy, weighted_mean
 from strategies.base.transport.payload import Model, Payload, model_of
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, Arrays, ClientState, Item, Items, ServerState
@@ -115,6 +115,11 @@ class AppleClient(SiloClient):
     def first_model(self) -> Tensor:
         purposes = ["" if self.settings.common_init else name for name in self.names]
         return torch.mv(torch.stack([self.silo.initial(p) for p in purposes]).t(), self.dr)
+
+    def personalise(self) -> Tensor:
+        """p_i and its own core; the others' cores stay."""
+        self.local_update()
+        return self.model.vector
 
     def _core(self, name: str) -> Tensor:
         """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""
@@ -203,6 +208,7 @@ class Apple(PersonalizedStrategy):
         own_model="kept",
         receives="models",
         keeps=("its relationship vector",),
+        newcomer="mixture",
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
         not_lossy=EACH_MODEL,
         buffers="shared",
@@ -224,6 +230,11 @@ class Apple(PersonalizedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         for name in self.silos:
             self.state.models[name] = initial("" if self.settings.common_init else name)
+
+    def welcome(self, silo: str) -> None:
+        """Its core is the others' mean by samples, with which p_0 makes that mean of all cores."""
+        cores = self.state.models
+        cores[silo] = weighted_mean(cores.values(), [self.samples[name] for name in cores])
 
     def payload(self, silo: str) -> Payload:
         samples = json.dumps(self.samples)

@@ -45,6 +45,11 @@ class DittoClient(SiloClient):
         self.train(correction=proximal(centre, s.lambda_), epochs=epochs, optimizer_key="personal")
         return self.model.vector
 
+    def personalise(self) -> Tensor:
+        """v from w, near it."""
+        self.train(correction=proximal(self.received, self.settings.lambda_), optimizer_key="personal")
+        return self.model.vector
+
 
 class Ditto(PersonalizedStrategy):
     info = MethodInfo(
@@ -54,6 +59,7 @@ class Ditto(PersonalizedStrategy):
         spelling="Ditto",
         dp="gradient",
         own_model="kept",
+        newcomer="copy",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -44,6 +44,7 @@ class DiversiFed(MixingStrategy):
         spelling="DiversiFed",
         dp="gradient",
         receives="mixture",
+        newcomer="mixture",
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",

@@ -67,6 +67,9 @@ class FedADMMClient(ConfirmedClient):
         """w_i of the last counted round, before the first the common initial model."""
         return self.silo.initial("") if self.state.primal is None else self.state.primal
 
+    def newcomer(self) -> Tensor:
+        return self.models[GLOBAL].vector
+
     def receive(self) -> Tensor:
         return self.last() if self.settings.start == "own" else super().receive()
 
@@ -102,6 +105,7 @@ class FedADMM(ConfirmedStrategy):
         own_model="kept",
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
         reports="received",
+        newcomer="model",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,

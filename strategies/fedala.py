@@ -191,6 +191,7 @@ class FedALA(PersonalizedStrategy):
         not_dp="its mixing weights, which enter what is sent, are learned on records without noise",
         keeps=("its ALA weights",),
         reports="received",
+        newcomer="copy",
         adds="ala",
         robust=RULES,
         not_lossy=OWN_START,

@@ -86,6 +86,11 @@ class FedAPMClient(PartialClient):
         epochs = self.common.local_epochs
         return (epochs, epochs, *((1,) * epochs if self.settings.accuracy else ()))
 
+    def personalise(self) -> Tensor:
+        """v by eq. 15, with u as received."""
+        self._personal_step(gather(self.model.vector, self.shared))
+        return self.model.vector
+
     def _scale(self) -> float:
         return cast(float, self.numbers["alpha"])
 
@@ -147,6 +152,7 @@ class FedAPM(PartialStrategy):
         dp="gradient",
         whole=ALL_LAYERS_AT,
         own_model="kept",
+        newcomer="layers",
         sends_duals=True,
         robust=RULES,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",
@@ -164,6 +170,9 @@ class FedAPM(PartialStrategy):
         super().start_state(initial)
         for name in self.silos:
             self.state.z[name] = self.state.model
+
+    def welcome(self, silo: str) -> None:
+        self.state.z[silo] = self.state.model
 
     def payload(self, silo: str) -> Payload:
         total = sum(self.samples.values())

@@ -90,6 +90,7 @@ class FedBABU(PartialStrategy):
         whole=ALL_LAYERS_AT,
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",
+        newcomer="layers",
         robust=RULES,
         lossy=True,
         ala=True,

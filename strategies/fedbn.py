@@ -57,6 +57,7 @@ class FedBN(PartialStrategy):
         whole=False,
         own_model="layers",
         reports="received",
+        newcomer="layers",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -117,6 +117,7 @@ class FedCAC(ConfirmedStrategy):
         dp="gradient",
         receives="mixture",
         reports="received",
+        newcomer="copy",
         unclipped=("critical",),
         not_lossy=EACH_MODEL,
         ala=True,

@@ -21,6 +21,7 @@ the official MNIST script's; it is strong, and slows the first rounds. All is on
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.features import features_at
-from models.flat import gather
+from models.flat import gather, scatter
 from models.layout import Layout
 from models.metrics import mmd
 from models.networks.heads import Values
@@ -101,6 +102,15 @@ class FedCPClient(PartialClient):
             vector[context] = vector[own][: classes * features].view(classes, features).sum(0)
         return vector
 
+    def newcomer(self) -> Tensor:
+        """P starts as the received G, as both do in round 1."""
+        own, shared = (self.model.layout.parts(head_blocks(self.model.layout, name)) for name in ("own", "shared"))
+        return scatter(self.received, own, gather(self.received, shared))
+
+    def newcomer_parts(self) -> Sequence[slice]:
+        self.start = self.received
+        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
+
     def local_update(self) -> list[Tensor]:
         layout, vector = self.model.layout, self.model.vector
         self.start = vector.clone()
@@ -129,6 +139,7 @@ class FedCP(PartialStrategy):
         not_dp="its policy's context and its loss mix the records of a batch",
         own_model="layers",
         reports="received",
+        newcomer="layers",
         robust=RULES,
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
         buffers="shared",

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.training import feature_gradient
+from models.training import feature_gradient, loss_gradient
 from strategies.base.client import GLOBAL, SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
@@ -84,6 +84,18 @@ class FedDBEClient(SiloClient):
     def personal(self) -> Tensor:
         return self.folded(self.model.vector)
 
+    def personalise(self) -> Tensor:
+        """u, which starts at 0; w stays."""
+        model, w = self.model, self.models[GLOBAL].vector
+        weight, bias = model.layout.linear_head()
+        matrix = w[weight.start : weight.stop].view(weight.shape)
+        for x, y in self.batches() if self.settings.bias else ():
+            model.load(self.folded(w))
+            loss_gradient(model, x, y, self.loss)
+            self.u = self.u - self.learning_rate() * (model.gradient[bias.start : bias.stop] @ matrix)
+        model.load(self.folded(w), self.received_buffers)
+        return model.vector
+
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         """∇w of the loss with u, and u's own step: of the network whose last bias is b' = b + W u,
 
@@ -134,6 +146,7 @@ class FedDBE(PersonalizedStrategy):
         keeps=("its bias on the features",),
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
         reports="received",
+        newcomer="layers",
         robust=RULES,
         not_lossy="in its first round silos send means of features",
         buffers="shared",

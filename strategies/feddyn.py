@@ -85,6 +85,7 @@ class FedDyn(ConfirmedStrategy):
         spelling="FedDyn",
         dp="gradient",
         reports="received",
+        newcomer="model",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,

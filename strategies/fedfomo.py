@@ -32,7 +32,7 @@ from partitions.common.errors import DataError, UserError
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.strategy import PersonalizedStrategy, weighted_mean
 from strategies.base.transport.payload import MODEL_OF, Model, Payload, is_number, model_of
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Item, ServerState
@@ -67,6 +67,18 @@ class FedFomoClient(SiloClient):
         self.replies["weights"] = json.dumps({name: weight / total for name, weight in weights.items()})
         return mixed
 
+    def newcomer(self) -> Tensor:
+        """The mean of the models that it gets."""
+        others = [m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)]
+        return torch.stack(others).mean(0) if others else self.received
+
+    def personalise(self) -> Tensor:
+        """Weighs them, against their mean, on its validation data, and trains from there."""
+        self.state.personal = self.received
+        self.model.load(self.receive(), self.received_buffers)
+        self.train()
+        return self.model.vector
+
     def validation_loss(self, vector: Tensor) -> float:
         self.model.load(vector)
         return float(self.loss(predict(self.model, self.silo.val), self.silo.val.labels()))
@@ -87,6 +99,7 @@ class FedFomo(PersonalizedStrategy):
         not_dp="its weights, which steer what is sent and leave, are losses on records without noise",
         sends_numbers=("weights",),
         receives="models",
+        newcomer="mixture",
         not_lossy=EACH_MODEL,
         buffers="shared",
         vectorized=True,
@@ -106,6 +119,15 @@ class FedFomo(PersonalizedStrategy):
             log(WARNING, "without validation data, and so without others' models: %s", ", ".join(blind))
         self.state.affinity = {i: {j: float(i == j) for j in names} for i in names}
         self.state.made = {}
+
+    def welcome(self, silo: str) -> None:
+        """Its model is the mean of the others' until it sends one of its own."""
+        state = self.state
+        state.affinity = {i: {**row, silo: 0.0} for i, row in state.affinity.items()}
+        state.affinity = {**state.affinity, silo: {j: float(j == silo) for j in self.silos}}
+        if state.models:
+            state.models[silo] = weighted_mean(state.models.values(), [1.0] * len(state.models))
+            state.made = {**state.made, silo: self.round - 1}
 
     def payload(self, silo: str) -> Payload:
         if silo not in self.state.models:

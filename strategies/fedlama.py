@@ -99,6 +99,7 @@ class FedLAMA(PersonalizedStrategy):
         dp="gradient",
         note="most rounds send some layers, the last ones since are known",
         reports="received",
+        newcomer="model",
         one_model=True,
         robust=RULES,
         not_lossy=OTHER_LAYERS,

@@ -71,6 +71,7 @@ class FedLP(PersonalizedStrategy):
         own_model="layers",
         note="over the rounds every layer is sent",
         reports="received",
+        newcomer="model",
         one_model=True,
         robust=tuple(rule for rule in RULES if rule not in KRUM),  # silos send different layers
         not_lossy=OTHER_LAYERS,

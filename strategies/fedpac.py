@@ -106,6 +106,12 @@ class FedPACClient(SiloClient):
         table = make_table(means_of(sums, counts), shares)
         return [model.vector.clone(), table, (shares[:, None] * means).flatten()]
 
+    def personalise(self) -> Tensor:
+        """The head; the body stays."""
+        self.aligned = False
+        self.train(parts=[self.model.head], purpose="personal", optimizer_key="personal")
+        return self.model.vector
+
     def optimizer(self, key: str = "") -> Optimizer:
         result = super().optimizer(key)
         if key.startswith("personal") and self.settings.head_learning_rate:
@@ -158,6 +164,7 @@ class FedPAC(PersonalizedStrategy):
         per_class=True,
         receives="mixture",
         reports="received",
+        newcomer="layers",
         needs_classes=True,
         not_lossy=EACH_MODEL,
         buffers="shared",
@@ -177,6 +184,10 @@ class FedPAC(PersonalizedStrategy):
         super().start_state(initial)
         for name in self.silos:
             self.state.heads[name] = initial("")[self.last].clone()
+
+    def welcome(self, silo: str) -> None:
+        """Its head is the mean of the others'."""
+        self.state.heads[silo] = self.state.model[self.last].clone()
 
     def payload(self, silo: str) -> Payload:
         state, before = self.state, self.round - 1

@@ -104,6 +104,12 @@ class FedPHPClient(SiloClient):
         self.model.load(mixed, torch.lerp(self.model.buffers, self._history_buffers, mu))
         return mixed
 
+    def personalise(self) -> Tensor:
+        """One round of its own, with the received model as its history, which it then has only begun."""
+        self.state.personal = self.received
+        self.local_update()
+        return self.personal()
+
 
 class FedPHP(PersonalizedStrategy):
     info = MethodInfo(
@@ -114,6 +120,7 @@ class FedPHP(PersonalizedStrategy):
         not_dp="its transfer loss compares the records of a batch with one another",
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
+        newcomer="copy",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -117,6 +117,11 @@ class FedProtoClient(SiloClient):
     def personal(self) -> Tensor:
         return self.predictor()
 
+    def personalise(self) -> Tensor:
+        """Its own model, near the prototypes as they were received."""
+        self.local_update()
+        return self.personal()
+
     def weights(self) -> Tensor:
         """The model that the silo trains (Σ,)."""
         return self.silo.initial("") if self.state.model is None else self.state.model
@@ -171,6 +176,7 @@ class FedProto(PersonalizedStrategy):
         per_class=True,
         own_model="kept",
         reports="received",
+        newcomer="own",
         needs_classes=True,
         robust=RULES,
         not_lossy="what is sent are prototypes, no steps",

@@ -108,6 +108,17 @@ class FedRoDClient(SiloClient):
     def personal(self) -> Tensor:
         return self.predictor(self.model.vector)
 
+    def newcomer(self) -> Tensor:
+        """The generic head alone, which the paper has for whom it has not seen."""
+        return self.models[GLOBAL].vector
+
+    def personalise(self) -> Tensor:
+        """P, which starts at 0: the gradient with respect to it is that with respect to G + P."""
+        if self.settings.predict == "personal":
+            self.balanced = lambda logits, z, y: self.loss(logits, y)
+            self.train(parts=[self.model.head], purpose="personal")
+        return self.model.vector
+
 
 class FedRoD(PersonalizedStrategy):
     info = MethodInfo(
@@ -119,6 +130,7 @@ class FedRoD(PersonalizedStrategy):
         own_model="layers",
         keeps=("its personal head",),
         reports="received",
+        newcomer="layers",
         needs_classes=True,
         robust=RULES,
         lossy=True,

@@ -26,6 +26,7 @@ identity, which it is for LN weights and biases 0 and z >= 0, and without the tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -121,6 +122,9 @@ class GPFLClient(PartialClient):
         self.train(parts=trained, correction=decay if mu else None)
         return [gather(self.model.vector, self.shared)]
 
+    def newcomer_parts(self) -> Sequence[slice]:
+        return self.model.layout.parts(head_blocks(self.model.layout, "own"))
+
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
         return feature_gradient(self.model, x, y, self.guided_loss, alone=True)
 
@@ -149,6 +153,7 @@ class GPFL(PartialStrategy):
         whole=False,
         own_model="layers",
         reports="received",
+        newcomer="layers",
         needs_classes=True,
         robust=RULES,
         lossy=True,

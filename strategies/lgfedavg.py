@@ -78,6 +78,7 @@ class LGFedAvg(PartialStrategy):
         own_model="layers",
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
+        newcomer="layers",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
         ala=True,

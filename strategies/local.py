@@ -39,6 +39,7 @@ class Local(PersonalizedStrategy):
         own_model="kept",
         receives="nothing",
         note="nothing leaves but metrics",
+        newcomer="own",
         baseline="training alone",
         buffers="local",
         vectorized=True,

@@ -95,6 +95,14 @@ class LpProjClient(SiloClient):
         self.train(correction=correct if s.lambda_ else None)
         return [w - step * self.grad(w - matrix @ theta) if steps else w.clone()]
 
+    def personalise(self) -> Tensor:
+        """θ, with w as received."""
+        s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
+        matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
+        pull = (lambda v, g: g.addmv_(matrix.T, self.grad(w - matrix @ v), alpha=-s.lambda_)) if s.lambda_ else None
+        self.train(correction=pull)
+        return theta
+
     def grad(self, e: Tensor) -> Tensor:
         """∇R at e."""
         s = self.settings
@@ -118,6 +126,7 @@ class LpProj(PersonalizedStrategy):
         whole=False,
         whole_from=0.01,  # of an update of low rank, which one of few patients is, few projections tell all
         own_model="kept",
+        newcomer="own",
         robust=RULES,
         not_lossy="what is sent is a projection, no step",
         buffers="local",

@@ -83,6 +83,7 @@ class PartialFed(PersonalizedStrategy):
         paper="Sun et al., NeurIPS 2021",
         spelling="PartialFed",
         dp="gradient",
+        newcomer="layers",
         robust=RULES,
         not_lossy=OWN_START,
         ala=True,

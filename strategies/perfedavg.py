@@ -89,6 +89,13 @@ class PerFedAvgClient(SiloClient):
             self.model.vector.sub_(self.model.gradient, alpha=self.settings.step)
         return self.model.vector
 
+    def personalise(self) -> Tensor:
+        """Steps with a over its batches, in place of one on one of them."""
+        for x, y in self.batches():
+            self.gradient(x, y)
+            self.model.vector.sub_(self.model.gradient, alpha=self.settings.step)
+        return self.model.vector
+
 
 class PerFedAvg(PersonalizedStrategy):
     info = MethodInfo(
@@ -99,6 +106,7 @@ class PerFedAvg(PersonalizedStrategy):
         dp="gradient",
         own_model="kept",
         note="the own model is one step from what the server sent",
+        newcomer="copy",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -33,7 +33,7 @@ from models.training import generator
 from strategies.base.client import GLOBAL
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.strategy import PersonalizedStrategy, weighted_mean
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Arrays, ServerState
@@ -86,6 +86,7 @@ class PFedLA(PersonalizedStrategy):
         spelling="pFedLA",
         dp="gradient",
         receives="mixture",
+        newcomer="mixture",
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
@@ -118,7 +119,14 @@ class PFedLA(PersonalizedStrategy):
             mixed[block.slice] += alpha @ differences[:, block.slice]
         return mixed
 
+    def welcome(self, silo: str) -> None:
+        """Its model is the mean of the others': no hypernetwork has learned anything of it."""
+        models = self.state.models
+        models[silo] = weighted_mean(models.values(), [1.0] * len(models))
+
     def payload(self, silo: str) -> Payload:
+        if silo not in self.state.hyper:
+            return Payload({GLOBAL: Model(self.state.models[silo], silo, self.round - 1)})
         alphas = self.alphas(self.state.hyper[silo])
         mixed = self.mixture(silo, alphas, self.differences(silo))
         return Payload({GLOBAL: Model(mixed, silo, self.round - 1)})

@@ -52,13 +52,25 @@ class PFedMeClient(SiloClient):
         step = self.decayed(s.personal_learning_rate)
         losses = MeanLoss()
         for x, y in self.batches():
-            for _ in range(s.inner_steps):
-                losses.add(self.gradient(x, y))
-                grad = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
-                theta.sub_(grad, alpha=step)
+            self.approach(w, x, y, step, losses)
             w.sub_(w - theta, alpha=self.learning_rate() * s.lambda_)
         self.tell_loss(losses)
         return [w]
+
+    def approach(self, w: Tensor, x: Tensor, y: Tensor, step: float, losses: MeanLoss) -> None:
+        """K steps of θ, which the model holds, on one batch."""
+        s, theta = self.settings, self.model.vector
+        for _ in range(s.inner_steps):
+            losses.add(self.gradient(x, y))
+            grad = self.model.gradient.add_(theta - w, alpha=s.lambda_).add_(theta, alpha=s.mu)
+            theta.sub_(grad, alpha=step)
+
+    def personalise(self) -> Tensor:
+        """θ around w, which stays."""
+        losses, step = MeanLoss(), self.decayed(self.settings.personal_learning_rate)
+        for x, y in self.batches():
+            self.approach(self.received, x, y, step, losses)
+        return self.model.vector
 
 
 class PFedMe(PersonalizedStrategy):
@@ -69,6 +81,7 @@ class PFedMe(PersonalizedStrategy):
         spelling="pFedMe",
         dp="gradient",
         own_model="kept",
+        newcomer="copy",
         robust=RULES,
         lossy=True,
         ala=True,

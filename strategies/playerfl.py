@@ -136,6 +136,7 @@ class PLayerFL(PartialStrategy):
         sends_numbers=("sensitivity",),
         own_model="layers",
         note="round 1 sends the whole model",
+        newcomer="layers",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
         ala=True,

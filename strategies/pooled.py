@@ -25,6 +25,7 @@ class Pooled(PersonalizedStrategy):
         not_dp="it shows what pooled records would give, whose owners share no noise",
         note="needs all data in one place: simulations only",
         reports="received",
+        newcomer="model",
         one_model=True,
         pooled=True,
         robust=RULES,

@@ -104,6 +104,7 @@ class Scaffold(ConfirmedStrategy):
         dp="gradient",
         sends_numbers=("steps",),
         reports="received",
+        newcomer="model",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,

@@ -53,6 +53,12 @@ def add_simulate(commands: Any) -> None:
         help="runs of a study that go on side by side, each in a process of its own, or ray: as many as Ray has room "
         "for; the numbers are the same (default: 1)",
     )
+    p.add_argument(
+        "--hold-out",
+        metavar="NAME[,NAME]|each",
+        default="",
+        help="also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
+    )
     p.set_defaults(run=simulate)
 
 
@@ -241,7 +247,8 @@ def simulate(args: argparse.Namespace) -> None:
     from server.simulation.simulate import simulate
     from server.simulation.workers import executor_of
 
-    out = simulate(run_values(args), log=args.log, executor=executor_of(args.workers))
+    executor = executor_of(args.workers)
+    out = simulate(run_values(args), log=args.log, executor=executor, hold_out=args.hold_out)
     print_outcomes(out)
     print(out)
 

@@ -7,6 +7,7 @@
       - {name: hospital-01, device: cpu, data: demo}
       - {name: hospital-02, device: "cuda:0", data: /data/hospital-02.npz, memory: 4g, policy: hospital-02.toml}
       - {name: hospital-03, data: /data/hospital-03.npz, samples: 800}     # as many training samples it counts as
+      - {name: hospital-04, data: /data/hospital-04.npz, role: held-out}   # evaluated, and never trained on
     agreed: {shape: [13], classes: 2, samples: {clinic-13: 500}}           # of hospitals elsewhere too
     run: {min-silos: 9, lost-silo: resend}                                 # settings of every run, unless it says else
     schema: schema.toml                                                    # or the schema itself: partitions/schema.py
@@ -35,12 +36,22 @@ NAME = SILO
 SHORT = reprlib.Repr()  # of a value that may be of any size, by aliases
 SHORT.maxlevel, SHORT.maxstring, SHORT.maxother = 2, 80, 80
 shown = SHORT.repr
-KEYS = ("name", "device", "data", "memory", "policy", "samples")  # of a silo
+KEYS = ("name", "device", "data", "memory", "policy", "samples", "role")  # of a silo
+ROLES = (TRAIN, HELD_OUT) = ("train", "held-out")
 DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 MEMORY = re.compile(r"[1-9]\d*(\.\d+)?[kmg]b?", re.IGNORECASE)
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?|::1?")
 LARGEST, DEEPEST = 1 << 20, 20  # characters and levels of a file; a federation has four levels
-OF_A_RUN = ("dataset", "partition", "data-dir", "silos", "agreed", "resume", "out")  # what `run` may not say for all
+OF_A_RUN = (
+    "dataset",
+    "partition",
+    "data-dir",
+    "silos",
+    "agreed",
+    "resume",
+    "out",
+    "hold-out",
+)  # what `run` may not say for all
 TAKEN = ("default", "local", "supergrid")  # entries that Flower's own configuration has
 
 
@@ -76,6 +87,7 @@ class SiloEntry:
     memory: str = ""
     policy: str = ""  # a file, `public`, or nothing, which means the defaults
     samples: int = 0  # how many training samples it counts as; 0: as it says, within bounds
+    role: str = TRAIN
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,11 @@ class Federation:
     agreed: str = ""  # what it says of the silos' data, as the setting of that name
     run: Mapping[str, Any] = field(default_factory=dict)  # settings that its runs have unless they say otherwise
     schema: Schema = NO_SCHEMA  # what every silo's data file has to name
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The silos that take no part in any training."""
+        return tuple(silo.name for silo in self.silos if silo.role == HELD_OUT)
 
     @property
     def demo_silos(self) -> tuple[SiloEntry, ...]:
@@ -126,6 +143,8 @@ def read_federation(path: Path, *, check_data: bool = True) -> Federation:
         if times > 1:
             raise UserError(f"{path}: silos: the name {silo!r} is there {times} times; each needs its own")
     users = [silo.name for silo in silos if silo.data is None]
+    if all(silo.role == HELD_OUT for silo in silos):
+        raise UserError(f"{path}: silos: all have `role: held-out`; none would be left to train")
     if users and demo is None:
         raise UserError(
             f"{path}: silo {users[0]} has `data: demo` but there is no `demo` section; "
@@ -273,15 +292,18 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
         raise UserError(
             f"{where}: samples: {shown(samples)} is no number of training samples; use a whole one from 1 on"
         )
+    role = fields.get("role", TRAIN)
+    if role not in ROLES:
+        raise UserError(f"{where}: role: {shown(role)} is none; use `train`, or `held-out`")
     data = fields["data"]
     if not isinstance(data, str) or not data:
         raise UserError(f"{where}: data: {shown(data)} is neither `demo` nor the path of an .npz file")
     if data == "demo":
-        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples)  # public data
+        return SiloEntry(name, device, None, memory, policy or PUBLIC, samples, role)  # public data
     file = _file(data, f"{where}: data", path)
     if check_data and not file.is_file():
         raise UserError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
-    return SiloEntry(name, device, file, memory, policy, samples)
+    return SiloEntry(name, device, file, memory, policy, samples, role)
 
 
 def _policy(named: Any, where: str, path: Path) -> str:

@@ -63,7 +63,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
     name = connection or default_connection()
     bundle = build(app or app_directory())
     with Control(read_connection(name)) as control:
-        given = {**_own_data(name, values), **_of_the_file(name), **values}
+        given = {**_own_data(name, values), **_of_the_file(name, values), **values}
         if "silos" not in given:
             given["silos"] = _silos_before(given) or _silos_here(control)
         runs = study_runs(given)
@@ -154,14 +154,22 @@ def _own_data(connection: str, values: Mapping[str, object]) -> dict[str, object
     return own
 
 
-def _of_the_file(connection: str) -> dict[str, Any]:
-    """Return the federation file's settings of runs and data, if the file is on this machine."""
+def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the federation file's settings of runs and data, if the file is on this machine.
+
+    Raises UserError where ``values`` would train a silo that has the role held-out there.
+    """
     deployed = find_deployed(connection)
     file = federation_file(connection) or (deployed.file if deployed else "")
     if not file or not Path(file).is_file():
         return {}
     federation = read_federation(Path(file), check_data=False)
-    return {**federation.run, **({"agreed": federation.agreed} if federation.agreed else {})}
+    held = ",".join(federation.held_out)
+    asked = {name.strip() for name in str(values.get("hold-out", held)).split(",")}
+    if held and not asked >= set(federation.held_out):
+        raise UserError(f"hold-out = {values['hold-out']!r}: {file} has {held} with `role: held-out`: name them too")
+    own = {"agreed": federation.agreed, "hold-out": held}
+    return {**federation.run, **{key: value for key, value in own.items() if value}}
 
 
 def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any], out: Path) -> None:

@@ -33,7 +33,8 @@ class FinishedRun:
     """The values of a finished run that its history does not hold.
 
     ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
-    ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why.
+    ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why; ``hold_out``: how the
+    held-out hospitals do (server/run/hold_out.py).
     """
 
     strategy: str
@@ -46,11 +47,13 @@ class FinishedRun:
     task: Task = MULTICLASS
     left_out: Mapping[str, str] = field(default_factory=dict)
     stopped: Mapping[str, float] | None = None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
+    hold_out: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -> dict[str, Any]:
     """Add one finished run to ``summary.json``."""
-    return add_to_summary(directory, [{**run_summary(history, run), "left_out": dict(run.left_out)}])
+    entry = {**run_summary(history, run), "left_out": dict(run.left_out)}
+    return add_to_summary(directory, [entry | ({"hold_out": dict(run.hold_out)} if run.hold_out else {})])
 
 
 def add_to_summary(
@@ -60,12 +63,13 @@ def add_to_summary(
 
     They stand in this order of (strategy, seed), or else at the end.
     """
-    runs = entries(directory) if directory.summary.exists() else []
+    before = json.loads(directory.summary.read_text()) if directory.summary.exists() else {"runs": []}
+    runs: list[dict[str, Any]] = before["runs"]
     here = {(r["strategy"], r["seed"]) for r in new}
     runs = [r for r in runs if (r["strategy"], r["seed"]) not in here] + [dict(r) for r in new]
     places = {which: place for place, which in enumerate(order)}
     runs.sort(key=lambda r: places.get((r["strategy"], r["seed"]), len(places)))
-    summary = {"runs": compare(runs)}
+    summary = {**before, "runs": compare(runs)}
     directory.write_json("summary.json", summary)
     return summary
 

@@ -16,6 +16,7 @@ from server.results.checkpoint import BEFORE, go_back_to, load_checkpoint, save_
 from server.results.history import History
 from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
+from server.run.hold_out import Kept
 from server.run.recovery import Start
 from server.run.registration import Registration
 from server.run.reporter import Reporter
@@ -43,6 +44,7 @@ class RunState:
     total_bytes: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     lost: dict[str, int] = field(default_factory=dict)  # silos whose state is lost, and the last round it may be of
     shared: dict[str, Tensor] = field(default_factory=dict)  # the shared model of the reported round, where one is
+    newcomers: Kept = field(default_factory=Kept)  # what held-out hospitals would have got in that round
 
     @classmethod
     def begin(cls, saved: State | None) -> RunState:
@@ -61,10 +63,11 @@ class RunState:
             if strategy.round:
                 strategy.initialise(list(strategy.silos.values()), strategy.initial)
             self.seconds, self.total_bytes, self.lost = no_seconds(), {"down": 0, "up": 0}, {}
-            self.shared = {}
+            self.shared, self.newcomers = {}, Kept()
             return 0
         arrays = by_key(saved)
         self.shared = {name: arrays.pop(REPORTED + name) for name in NAMES if REPORTED + name in arrays}
+        self.newcomers = Kept.unpacked(arrays, saved.numbers.get("newcomers", {}))
         strategy.state = strategy.state_type(arrays, saved.numbers["strategy"])
         self.seconds, self.total_bytes = saved.numbers["seconds"], saved.numbers["bytes"]
         self.lost = dict(saved.numbers.get("lost", {}))
@@ -156,7 +159,8 @@ class Checkpoints:
             "reported": reported,
         }
         kept = {REPORTED + name: array for name, array in run_state.shared.items()}
-        save_checkpoint(self.folder, State({**strategy.state.arrays, **kept}, numbers))
+        newcomers, numbers["newcomers"] = run_state.newcomers.packed()
+        save_checkpoint(self.folder, State({**strategy.state.arrays, **kept, **newcomers}, numbers))
 
 
 def by_key(state: State) -> dict[str, Tensor]:

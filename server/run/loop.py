@@ -20,6 +20,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.collector import Collector
+from server.run.hold_out import HoldOut
 from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
 from server.run.recorder import Recorder, metrics_of
@@ -51,6 +52,7 @@ class RoundLoop:
         self.registration = Registration(grid, settings, self.reporter, receipts)
         self.collector = Collector(grid, self.common, self.registration, self.reporter)
         self.recorder = Recorder(self.common, self.history)
+        self.hold_out = HoldOut(self.registration, self.collector)
         self.checkpoints = Checkpoints(settings, directory, self.history, self.reporter)
         self.state = RunState()
         self.last = self.common.rounds  # the last round of all; an earlier one once the run has stopped early
@@ -98,9 +100,8 @@ class RoundLoop:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
         totals = self.state.total_bytes, self.state.seconds
-        return FinishedRun(
-            c.strategy, c.seed, self.last, r.cards, *totals, c.weight_cap, r.task, r.left_out, self._stopped()
-        )
+        found = r.task, r.left_out, self._stopped(), self.hold_out.results
+        return FinishedRun(c.strategy, c.seed, self.last, r.cards, *totals, c.weight_cap, *found)
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""
@@ -109,6 +110,7 @@ class RoundLoop:
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or recorder.may_stop(server_round)
         save = last or server_round % c.checkpoint_every == 0
+        self.hold_out.begin_round(strategy)
         shared = shared_arrays(strategy.state.arrays, self.settings.strategy, strategy.layout.size)
         strategy.shown = recorder.chosen.of(strategy.silos)
         messages = strategy.configure_train(server_round, ArrayRecord(), ConfigRecord({"save": save}), self.grid)
@@ -129,8 +131,9 @@ class RoundLoop:
         rows += recorder.totals(server_round, aggregated - started, strategy.bytes_down, strategy.bytes_up)
         recorder.history.add(rows)
         recorder.follow(rows)
-        if recorder.chosen.round == server_round and strategy.info.reports == "received":
-            self.state.shared = shared
+        if recorder.chosen.round == server_round:
+            self.state.shared = shared if strategy.info.reports == "received" else {}
+            self.state.newcomers = self.hold_out.keep(strategy)
         compute = collector.compute_seconds(metrics.values())
         communicate = max(received - sent - compute, 0.0)
         self.state.add(aggregated - started, compute, communicate, aggregated - received)
@@ -158,9 +161,18 @@ class RoundLoop:
             rows = self.recorder.rows(strategy, rounds + 1, metrics, self.registration.task, self.lost_now)
             seconds = time.perf_counter() - started
             self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
+            self.recorder.chosen.add(rows)
             self.state.seconds["total"] += seconds
             self.reporter.closed(strategy, rows, self.registration.task)
+            self.evaluate_newcomers(strategy)
         self.done = rounds + 1
+
+    def evaluate_newcomers(self, strategy: PersonalizedStrategy) -> None:
+        """Evaluate the held-out hospitals with what they would have got in the reported round."""
+        self.hold_out.begin_round(strategy)
+        if self.recorder.chosen.round in (0, strategy.round):
+            self.state.newcomers = self.hold_out.keep(strategy)
+        self.history.add(self.hold_out.evaluate(strategy, self.state.newcomers))
 
     def _stop_early(self, strategy: PersonalizedStrategy) -> None:
         """End the rounds where the mean validation score has not become better for ``patience`` rounds."""

@@ -55,6 +55,7 @@ class Registration:
         self.receipts = receipts or Receipts()
         self.cards: dict[str, dict[str, Any]] = {}
         self.facts = Facts(True, (), 1)
+        self.held_out: dict[str, SiloInfo] = {}  # the hospitals that the run holds out, and that are here
         self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
         self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
         self.strangers: dict[str, str] = {}  # silos that the resumed run does not have
@@ -93,6 +94,7 @@ class Registration:
         before: dict[str, dict[str, Any]] = saved.numbers.get("cards", {}) if saved else {}
         online = self._wait(found, before)
         cards = {found.cards[n]["name"]: found.cards[n] for n in online}
+        held = {name: cards.pop(name) for name in self.common.held_out if name in cards}
         self._agree(cards, found.faults, saved)
         self.faulty = found.faults
         nodes_of = {found.cards[n]["name"]: n for n in online}
@@ -100,11 +102,27 @@ class Registration:
         self.nodes |= {n: found.cards[n]["name"] for n in online}
         self.keys |= {name: key for name in self.cards if (key := self.identities.key(nodes_of[name]))}
         note_silos(self.cards, self.facts, self.common, self.reporter)
+        self._hold_out(held, nodes_of)
         return [silo_info(card, nodes_of[name]) for name, card in self.cards.items()]
+
+    def _hold_out(self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]) -> None:
+        """Set the held-out hospitals, which nothing was agreed with, and report those that do not fit or are not here.
+
+        Raises UserError for a name that no silo of a simulation has.
+        """
+        for name in self.common.held_out:
+            if name not in held and self.simulated:
+                raise UserError(f"hold-out = {self.common.hold_out}: there is no silo {name!r}")
+            fault = "it is not here" if name not in held else misfit(held[name], self.facts.values, "the others have")
+            if fault:
+                self.left_out[name] = f"{name}, which is held out, is not evaluated: {fault}"
+                self.reporter.note(self.left_out[name])
+            else:
+                self.held_out[name] = silo_info(held[name], nodes_of[name])
 
     def _wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
         """Ask nodes until all expected silos have answered, or a quorum has and the time is up; return the nodes."""
-        expected = len(before) or self.common.silos
+        expected = len(before) + len(self.common.held_out) if before else self.common.silos
         deadline = time.monotonic() + self.common.round_timeout
         announced = -1
         while True:
@@ -163,7 +181,7 @@ class Registration:
             check_reply(content, ("card",), CARD_BYTES)
             card = read_card(content.get("card"))
             self.identities.check(node, name := card["name"])
-            if before and name not in before:
+            if before and name not in (*before, *self.common.held_out):
                 self.strangers[name] = found.impostors[node] = f"{name} is here, and is none of this run's silos"
                 self.reporter.note(found.impostors[node])
                 return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,20 @@ from client.app import app as client_app
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
 from server.report.study import Study
-from server.report.write import silo_table, try_report, write_manifest
+from server.report.write import columns, silo_table, try_report, write_manifest
 from server.results.history import History
+from server.results.hold_out import (
+    Groups,
+    groups_of,
+    part_of,
+    parts_of,
+    read_groups,
+    runs_without,
+    table,
+    with_local,
+    write_groups,
+    write_results,
+)
 from server.results.run_directory import RunDirectory, default_out
 from server.results.study import check_run, study_config, study_runs
 from server.results.summary import write_summary
@@ -38,26 +50,62 @@ class Executor(Protocol):
 
 
 def simulate(
-    values: Mapping[str, object], *, quiet: bool = False, log: Sequence[str] = (), executor: Executor | None = None
+    values: Mapping[str, object],
+    *,
+    quiet: bool = False,
+    log: Sequence[str] = (),
+    executor: Executor | None = None,
+    hold_out: str = "",
 ) -> Path:
     """Run the study in this process, or by another executor, and return its directory.
 
     The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
-    that record the study too (see ``server.results.tracking``). Raises UserError, or RunFailedError where a run fails.
+    that record the study too (see ``server.results.tracking``). ``hold_out``: hospitals that the methods are also
+    trained without, or ``each`` (see ``server.results.hold_out``). Raises UserError, or RunFailedError where a run fails.
     """
     trackers = open_trackers(log)
-    runs = study_runs(values)
-    for run in runs:
+    groups, runs, without = planned(values, hold_out)
+    for run in (*runs, *without):
         check_run(run)
     first = runs[0].common
     config = study_config(runs)
     out = Path(first.out) if first.out else default_out(str(config["strategy"]))
-    with RunDirectory.open(out, config, resume=first.resume) as directory:
-        WorkerDirectories(directory, runs).take_back_all()
-        (executor or run_all)(runs, directory, trackers, quiet=quiet)
+    with contextlib.ExitStack() as held:
+        directory = held.enter_context(RunDirectory.open(out, config, resume=first.resume))
+        if groups:
+            write_groups(directory, groups)
+        for part, own in parts_of(directory, [*runs, *without]):
+            if part.path != directory.path:
+                resume = first.resume and (part.path / "config.toml").exists()
+                held.enter_context(RunDirectory.open(part.path, study_config(own), resume=resume))
+            WorkerDirectories(part, own).take_back_all()
+        (executor or run_all)([*runs, *without], directory, trackers, quiet=quiet)
+        if groups:
+            write_results(directory, groups)
     if not quiet:
         print(silo_table(Study(directory.path)), file=sys.stderr)
+        if groups:
+            print("\n".join(["", *columns(table(directory))]), file=sys.stderr)
     return directory.path
+
+
+def planned(values: Mapping[str, object], hold_out: str) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
+    """Return who is held out, the runs with all silos, and those without them. Raises UserError.
+
+    A study that is resumed knows who it was.
+    """
+    first = study_runs(values)[0].common
+    before = groups_of(Path(first.out)) if first.resume and first.out else []
+    groups = read_groups(hold_out, first.silos) if hold_out else before
+    if first.resume and groups != before:
+        raise UserError(
+            f"--hold-out {hold_out}: {first.out} was run with another, or without: give --out a new directory"
+        )
+    if groups and first.hold_out:
+        raise UserError(f"--hold-out {hold_out} and hold-out = {first.hold_out}: one of them is wanted")
+    if not groups:
+        return [], study_runs(values), []
+    return groups, study_runs(with_local(values)), runs_without(values, groups)
 
 
 def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequence[Tracker], *, quiet: bool) -> None:
@@ -69,17 +117,23 @@ def run_all(runs: Sequence[RunSettings], directory: RunDirectory, trackers: Sequ
     try:
         with tqdm(total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1) as bar:
             for run in runs:
-                run_one(run, directory, bar, trackers)
+                run_one(run, part_of(directory, run), bar, trackers)
     except BaseException as error:
         if is_full(error):  # nor is there room for a report
             raise UserError(
                 f"{error.filename}: {error.strerror}; free some, then {how_to_continue(directory)}"
             ) from None
-        try_report(directory.path)
+        try_reports(runs, directory)
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(how_to_continue(directory)) from None
         raise
-    try_report(directory.path)
+    try_reports(runs, directory)
+
+
+def try_reports(runs: Sequence[RunSettings], directory: RunDirectory) -> None:
+    """Write the reports of all the study's directories that have a run."""
+    for part, _ in parts_of(directory, runs):
+        try_report(part.path)
 
 
 def how_to_continue(directory: RunDirectory) -> str:
@@ -105,7 +159,7 @@ def run_one(
         if bar is not None:
             if done is None:
                 skip(bar, progress.round - 1)
-            bar.set_description(run.run_key, refresh=False)
+            bar.set_description(run.label, refresh=False)
             if not math.isnan(progress.score):  # the last evaluated round's stays
                 bar.set_postfix_str(f"{federation.registration.task.score_label} {progress.score:.4f}", refresh=False)
             bar.update()
@@ -135,7 +189,7 @@ def run_one(
     directory.progress("done", **which, out=str(directory.path.resolve()))
 
 
-@contextmanager
+@contextlib.contextmanager
 def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracker]) -> Iterator[None]:
     """Start the trackers, end them with the run, and note an error in the run's progress."""
     for tracker in trackers:
@@ -154,7 +208,7 @@ def tracked(run: RunSettings, directory: RunDirectory, trackers: Sequence[Tracke
             tracker.end(failed=not finished)
 
 
-@contextmanager
+@contextlib.contextmanager
 def frozen() -> Iterator[None]:
     """Limit garbage collection to new objects; some hundred thousand objects of the libraries stay anyway.
 

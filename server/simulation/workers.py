@@ -33,13 +33,14 @@ from client.local_data import device_of
 from models.threads import threads_for
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import private
-from server.report.write import try_report, write_manifest
+from server.report.write import write_manifest
 from server.results.history import History
+from server.results.hold_out import part_of, parts_of
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import server_context, study_runs
 from server.results.tracking import Tracker, round_values
 from server.results.worker_directories import WorkerDirectories
-from server.simulation.simulate import Executor, how_to_continue, run_all, run_one, skip
+from server.simulation.simulate import Executor, how_to_continue, run_all, run_one, skip, try_reports
 from strategies.base.run_settings import RunSettings
 
 Process = subprocess.Popen[bytes]
@@ -91,11 +92,14 @@ def side_by_side(
     Raises, once all have ended, RunFailedError that names the runs that failed; UserError where all of these are to be
     mended by the user.
     """
-    write_manifest(directory, runs[0])
-    directories = WorkerDirectories(directory, runs)
-    directories.hand_out()
+    directories: dict[str, WorkerDirectories] = {}
+    for part, own in parts_of(directory, runs):
+        write_manifest(part, own[0])
+        of_part = WorkerDirectories(part, own)
+        of_part.hand_out()
+        directories |= {run.label: of_part for run in own}
     study = Going(runs, directories, trackers, quiet=quiet)
-    jobs = {run.run_key: Job(directory, run) for run in runs}
+    jobs = {run.label: Job(part_of(directory, run), run) for run in runs}
     try:
         with study.bar, contextlib.closing(engine(jobs)) as ends:
             for ended in ends:
@@ -103,9 +107,10 @@ def side_by_side(
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
-        with contextlib.suppress(UserError):  # a process far away may end a little later: the next one takes it back
-            directories.take_back_all()
-        try_report(directory.path)
+        for of_part in dict.fromkeys(directories.values()):
+            with contextlib.suppress(UserError):  # a process far away may end a little later: the next takes it back
+                of_part.take_back_all()
+        try_reports(runs, directory)
     if study.failed:
         reasons = "; ".join(f"{key}: {why}" for key, (_, why) in study.failed.items())
         users = all(code == 2 for code, _ in study.failed.values())
@@ -116,15 +121,22 @@ class Going:
     """A study in progress: its bar, and the results of its runs."""
 
     def __init__(
-        self, runs: Sequence[RunSettings], directories: WorkerDirectories, trackers: Sequence[Tracker], *, quiet: bool
+        self,
+        runs: Sequence[RunSettings],
+        directories: Mapping[str, WorkerDirectories],
+        trackers: Sequence[Tracker],
+        *,
+        quiet: bool,
     ) -> None:
-        self.runs, self.directories, self.trackers = {run.run_key: run for run in runs}, directories, trackers
+        self.runs, self.directories, self.trackers = {run.label: run for run in runs}, directories, trackers
         self.going = dict(self.runs)
         self.failed: dict[str, tuple[int, str]] = {}
         self.said: dict[str, str] = {}  # why a run failed, in its own words
         self.seen: dict[str, int] = {}  # by run, the last round that has been shown
-        history = History(directories.directory.history)
-        self.known = {r.run_key: {row.round for row in history.of(*_which(r))} for r in runs}
+        self.known: dict[str, set[int]] = {}
+        for of_part in dict.fromkeys(directories.values()):
+            history = History(of_part.directory.history)
+            self.known |= {r.label: {row.round for row in history.of(*_which(r))} for r in of_part.runs}
         total = sum(run.common.rounds for run in runs)
         self.bar: tqdm[Any] = tqdm(
             total=total, unit="round", file=sys.stderr, disable=quiet, dynamic_ncols=True, smoothing=0.1
@@ -134,11 +146,11 @@ class Going:
     def look(self, ended: Ends) -> None:
         """Show the progress of the runs, and collect those that have ended."""
         for key, run in self.going.items():
-            self.show(key, self.directories.follow(run))
+            self.show(key, self.directories[key].follow(run))
         for key, code in ended.items():
             run = self.going.pop(key)
-            rows = History(self.directories.of(run).history) if self.trackers else History()
-            self.show(key, self.directories.take_back(run))
+            rows = History(self.directories[key].of(run).history) if self.trackers else History()
+            self.show(key, self.directories[key].take_back(run))
             if code:
                 self.fail(key, code)
             else:  # what was done before, or early stopping has left out
@@ -168,17 +180,17 @@ class Going:
         if why is None:
             why = f"its process was killed (signal {-code})" if code < 0 else f"its process ended with exit code {code}"
             strategy, seed = _which(self.runs[key])
-            self.directories.directory.progress("error", strategy=strategy, seed=seed, message=why)
+            self.directories[key].directory.progress("error", strategy=strategy, seed=seed, message=why)
         self.failed[key] = code, " ".join(why.split())
 
     def track(self, run: RunSettings, rows: History, *, failed: bool) -> None:
         """Record the run's new rounds with the trackers, once it is over: only one process writes their files."""
         rounds: dict[int, History] = {}
         for row in rows.rows:
-            if row.round not in self.known[run.run_key]:
+            if row.round not in self.known[run.label]:
                 rounds.setdefault(row.round, History()).rows.append(row)
         for tracker in self.trackers:
-            tracker.start(run, self.directories.directory.path)
+            tracker.start(run, self.directories[run.label].directory.path)
             for number, of_round in rounds.items():
                 tracker.record(number, round_values(of_round, *_which(run), number))
             tracker.end(failed=failed)

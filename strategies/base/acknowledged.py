@@ -39,14 +39,14 @@ class ConfirmedClient(SiloClient):
         self.state.proposals.update(arrays)
         self.state.proposed = self.round
 
-    def _begin(self, config: Mapping[str, Any]) -> Tensor:
+    def begin(self, config: Mapping[str, Any]) -> Tensor:
         state, counted = self.state, self.state.proposed == config["numbers"].get("counted")
         proposals = dict(state.proposals)
         state.proposals.clear()
         state.proposed = None
         if counted:
             state.arrays.update(proposals)
-        return super()._begin(config)
+        return super().begin(config)
 
 
 class ConfirmedServerState(ServerState):

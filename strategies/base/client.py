@@ -26,6 +26,7 @@ from models.training import MeanLoss
 from partitions.common.errors import UserError
 from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.newcomer.client import NewcomerClient
 from strategies.base.privacy.batches import BatchedClient
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
@@ -59,7 +60,7 @@ class Silo:
     max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
 
 
-class SiloClient(BatchedClient, NumPyClient):
+class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
     """The silo's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
@@ -84,8 +85,7 @@ class SiloClient(BatchedClient, NumPyClient):
         self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
         self.encoded: dict[str, Encoded] = {}  # those of its vectors that travel otherwise than as they are
         self.train_loss = float("nan")
-        # What this round started from: model (Σ,) and running statistics; not to be written to.
-        self.received = self.received_buffers = torch.empty(0)
+        self.received = self.received_buffers = torch.empty(0)  # what this round started from; not to be written to
 
     # -- what a method overrides ----------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class SiloClient(BatchedClient, NumPyClient):
         not finite.
         """
         started = time.perf_counter()
-        received = self.received = self._begin(config)
+        received = self.received = self.begin(config)
         self.received_buffers = self.model.buffers.clone()
         begun = time.perf_counter()
         metrics: dict[str, Any] = {}
@@ -285,7 +285,7 @@ class SiloClient(BatchedClient, NumPyClient):
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Metrics without training: of the model this silo would start from and, on request, of its personal model."""
-        self.received = self._begin(config)
+        self.received = self.begin(config)
         self.received_buffers = self.model.buffers.clone()
         metrics = self.measure("received", self.received)
         if config["personal"]:
@@ -307,7 +307,7 @@ class SiloClient(BatchedClient, NumPyClient):
     def upload_names(self) -> tuple[str, ...]:
         return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
 
-    def _begin(self, config: Mapping[str, Any]) -> Tensor:
+    def begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.run_id = config.get("run_id", "")
         commit(self.state, config.get("taken"))

@@ -46,6 +46,10 @@ class MethodInfo:
 
     # How results are read.
     reports: Literal["received", "personal"] = "personal"  # the snapshot that the paper evaluates
+    # What a silo gets that was not there before ("": not declared, and none can be held out or come late): the shared
+    # "model"; a "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the
+    # silos' models; or the common initial model, as its "own".
+    newcomer: Literal["", "model", "copy", "layers", "mixture", "own"] = ""
     one_model: bool = False  # whether the run ends with one model for all silos
     baseline: str = ""  # what it stands for, where others' gains are counted from it
     relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one

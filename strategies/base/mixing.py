@@ -7,6 +7,7 @@ product C W leaves a rounding error there, of which Adam makes whole steps.
 
 Sent: Σ down, Σ up, nothing down in a silo's first round, which is plain local training from the common initial model.
 Kept: server all w_i; silo w_i. Absent silos: the mixture is over this round's participants that have sent a model once.
+A newcomer's w_i is the mean of the others'.
 BatchNorm statistics are the mean over silos, as everywhere, unless ``buffers = "local"``.
 
 Where the weights of all others are 0, a method is Local with a proximal term; where all are alike, FedAvg with one.
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from strategies.base.client import SiloClient, proximal
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.strategy import PersonalizedStrategy, weighted_mean
 from strategies.base.transport.payload import Model, Payload, stack
 from strategies.base.transport.replies import Update
 
@@ -51,6 +52,13 @@ class MixingClient(SiloClient):
         mixed = self.models.get("mixture")
         return self.own() if mixed is None or self.settings.start == "own" else mixed.vector
 
+    def newcomer(self) -> Tensor:
+        mixed = self.models.get("mixture")
+        return self.received if mixed is None else mixed.vector
+
+    def personalise(self) -> Tensor:
+        return self.local_update()[0]
+
     def local_update(self) -> list[Tensor]:
         mixed, weight = self.models.get("mixture"), self.settings.lambda_ / self.settings.step
         self.train(correction=None if mixed is None else proximal(mixed.vector, weight))
@@ -68,6 +76,11 @@ class MixingStrategy(PersonalizedStrategy):
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         self._told = False
+
+    def welcome(self, silo: str) -> None:
+        """Its model is the mean of the others', with which it is mixed from now on."""
+        if self.state.models:
+            self.state.models[silo] = weighted_mean(self.state.models.values(), [1.0] * len(self.state.models))
 
     def begin_round(self) -> None:
         self._mixtures = self.mixtures()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from models.flat import gather, scatter
+from models.flat import gather, scatter, write
 from models.layout import Layout
 from partitions.common.errors import UserError
 from strategies.base.client import GLOBAL, SiloClient
@@ -96,6 +96,18 @@ class PartialClient(SiloClient):
     def receive(self) -> Tensor:
         self.shared, self.private = self.parts()
         return scatter(self.own(), self.shared, self.models[GLOBAL].vector)
+
+    def personalise(self) -> Tensor:
+        """The personal parts; shared ones stay, and so do their running statistics."""
+        if parts := self.newcomer_parts():
+            self.train(parts=parts, purpose="personal", optimizer_key="personal")
+        if self.shares_buffers:
+            write(self.model.buffers, self.shared_buffers(), gather(self.received_buffers, self.shared_buffers()))
+        return self.model.vector
+
+    def newcomer_parts(self) -> Sequence[slice]:
+        """The parts that a newcomer trains."""
+        return self.private
 
     def local_update(self) -> list[Tensor]:
         self.train()

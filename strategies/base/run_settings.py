@@ -75,6 +75,12 @@ class RunSettings:
         return f"{self.common.strategy}-{self.common.seed}"
 
     @property
+    def label(self) -> str:
+        """The same in words, with the hospitals that it holds out: ``apple-42 without hospital-03``."""
+        held = ", ".join(self.common.held_out)
+        return f"{self.run_key} without {held}" if held else self.run_key
+
+    @property
     def division(self) -> Division:
         """How a simulation's data are divided over the silos."""
         c = self.common
@@ -181,6 +187,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
+    check_hold_out(common, strategies()[common.strategy].info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
@@ -215,6 +222,21 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError("dp = true: not with ala = true: how it mixes depends on records without noise")
     if common.vectorize is True:
         raise UserError("dp = true: not with vectorize = true, which computes no gradient of each unit")
+
+
+def check_hold_out(common: Common, info: MethodInfo) -> None:
+    """Raise UserError where the setting ``hold-out`` names no hospital, one twice or all, or is not for this method."""
+    held = common.held_out
+    if common.hold_out and not held:
+        raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are wanted here, with commas")
+    if len(set(held)) < len(held):
+        raise UserError(f"hold-out = {common.hold_out} names one of them twice")
+    if held and len(held) >= common.silos:
+        raise UserError(f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train")
+    if held and not common.evaluate_every:
+        raise UserError(f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose")
+    if held and not info.newcomer:
+        raise UserError(f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -102,6 +102,16 @@ class Common:
     )
     partition: str = setting("dirichlet", "how the data are split over the silos")
     silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
+    hold_out: str = setting(
+        "",
+        "hospitals that take no part in the training, by name, with commas; at the end they are evaluated as newcomers",
+    )
+    hold_out_epochs: int = setting(
+        5,
+        "epochs in which a held-out hospital trains what is its own, all that is shared held fixed",
+        minimum=0,
+        kind="epochs",
+    )
     validation: float = setting(
         -1.0,
         "share of a silo's training part held out for validation, -1: the partition's own; of a silo's own file, which "
@@ -235,6 +245,11 @@ class Common:
     )
     resume: bool = setting(False, "continue the run in the output directory")
     out: str = setting("", "run directory; empty: runs/TIME-STRATEGY")
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """The names in ``hold-out``."""
+        return tuple(name for name in map(str.strip, self.hold_out.split(",")) if name)
 
     def decayed(self, rate: float, server_round: int) -> float:
         """A learning rate of the first round, in this one: times lr-decay per round since."""

@@ -26,6 +26,7 @@ from strategies.base.aggregation.bounded import Bounds, replacement
 from strategies.base.aggregation.screening import plausible_counts
 from strategies.base.client import BUFFERS, GLOBAL, SiloClient
 from strategies.base.info import MethodInfo, shares_buffers
+from strategies.base.newcomer.server import NewcomerStrategy
 from strategies.base.relationships import Relationships
 from strategies.base.schema.data_summary import read_agreed, sample_weights
 from strategies.base.schema.reporting import printable, read_metrics, reason_of
@@ -99,7 +100,7 @@ def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 
 
-class PersonalizedStrategy(Strategy):
+class PersonalizedStrategy(NewcomerStrategy, Strategy):
     """The server's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
@@ -371,17 +372,24 @@ class PersonalizedStrategy(Strategy):
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
         self.rejected[silo] = reason
 
-    def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
+    def handed(self, silo: str) -> Payload:
+        """All that travels to a silo: the method's payload, and BatchNorm statistics."""
         payload = self.payload(silo)
-        if self.state.buffers is not None and self.info.uploads:
-            buffers = Model(self.state.buffers, round=self.round - 1)
-            payload = Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
+        if self.state.buffers is None or not self.info.uploads:
+            return payload
+        buffers = Model(self.state.buffers, round=self.round - 1)
+        return Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
+
+    def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
+        payload = self.handed(silo)
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
         flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}
         flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
-        extra = {**cast(dict[str, Number], dict(config)), **self.extra, **flags}
-        ttl = self.common.round_timeout
-        content = encode(payload, extra, self.wire)
+        return self.message(self.silos[silo].node_id, kind, payload, {**cast(dict[str, Number], dict(config)), **flags})
+
+    def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:
+        """A message to a node, counted in ``bytes_down``."""
+        content = encode(payload, {**self.extra, **config}, self.wire)
         self.bytes_down += wire_bytes(content)
-        return Message(content, dst_node_id=self.silos[silo].node_id, message_type=kind, ttl=ttl)
+        return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)

@@ -59,6 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SETTINGS: dict[str, str] = {
     "rounds": "rounds",
+    "hold-out-epochs": "epochs",
     "local-epochs": "epochs",
     "learning-rate": "learning-rate",
     "momentum": "momentum",
@@ -113,6 +114,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "task": "auto",
     "partition": "dirichlet",
     "silos": 12,
+    "hold-out": "",
+    "hold-out-epochs": 5,
     "validation": -1.0,
     "augment": "",
     "local-epochs": 1,

@@ -101,22 +101,51 @@ def test_a_run_takes_what_is_agreed_from_the_file(tmp_path: Path, monkeypatch: p
     up = record.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
     record.state_directory("trial")
     record.write_record(up)
-    assert submit._of_the_file("trial") == {}
+    assert submit._of_the_file("trial", {}) == {}
     path.write_text(RIGHT + "agreed: {classes: 3}\n")
-    assert submit._of_the_file("trial") == {"agreed": '{"classes": 3}'}
+    assert submit._of_the_file("trial", {}) == {"agreed": '{"classes": 3}'}
     path.write_text(RIGHT + "agreed: {classes: 3}\nrun: {min-silos: 2, lost-silo: resend}\n")
-    assert submit._of_the_file("trial") == {"agreed": '{"classes": 3}', "min-silos": 2, "lost-silo": "resend"}
+    assert submit._of_the_file("trial", {}) == {"agreed": '{"classes": 3}', "min-silos": 2, "lost-silo": "resend"}
     path.write_text(RIGHT + "agreed: {classes: 0}\n")
     with pytest.raises(ValueError, match="agreed: classes = 0"):
-        submit._of_the_file("trial")
+        submit._of_the_file("trial", {})
     path.unlink()
-    assert submit._of_the_file("trial") == {}
+    assert submit._of_the_file("trial", {}) == {}
+
+
+def test_a_silo_that_is_held_out_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of the federation holds it out; one may hold out more, and none may train it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = write(tmp_path, RIGHT.replace("data: demo", "data: demo, role: held-out"))
+    up = record.LocalFederation("trial", str(path), "127.0.0.1", 1, 2, None, (), Connection("trial", "127.0.0.1:2"))
+    record.state_directory("trial")
+    record.write_record(up)
+    assert read_federation(path).held_out == ("hospital-01",)
+    assert submit._of_the_file("trial", {}) == {"hold-out": "hospital-01"}
+    assert submit._of_the_file("trial", {"hold-out": "north, hospital-01"}) == {"hold-out": "hospital-01"}
+    for asked in ("", "north"):
+        with pytest.raises(ValueError, match="has hospital-01 with `role: held-out`: name them too"):
+            submit._of_the_file("trial", {"hold-out": asked})
+
+
+def test_not_all_silos_are_held_out(tmp_path: Path) -> None:
+    text = RIGHT.replace("data: demo", "data: demo, role: held-out").replace(
+        "name: north", "name: north, role: held-out"
+    )
+    with pytest.raises(ValueError, match="none would be left to train"):
+        read_federation(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
         ("data: demo", "data: demo, samples: 0", "silo hospital-01: samples: 0 is no number of training samples"),
+        (
+            "data: demo",
+            "data: demo, role: guest",
+            "silo hospital-01: role: 'guest' is none; use `train`, or `held-out`",
+        ),
+        ("name: trial", "name: trial\nrun: {hold-out: a}", "run: unknown key 'hold-out'"),
         ("data: demo", "data: demo, samples: many", "samples: 'many' is no number of training samples"),
         ("name: trial", "name: trial\nagreed: {shapes: [3]}", "agreed: unknown key 'shapes' (did you mean 'shape'?)"),
         (

@@ -1,0 +1,144 @@
+"""A study that also trains without some hospitals (``silofl simulate --hold-out``): its directories and results.
+
+``RUN`` holds the runs with all hospitals, ``RUN/hold-out/NAME`` the same methods and seeds without ``NAME``: a run
+directory like any other. ``RUN/hold-out/silos.json`` says which there are. ``summary.json`` of ``RUN`` then has, by
+hospital and method, the score on the hospital's test data, a mean over seeds::
+
+    "hold_out": {"hospital-03": {"fedper": {"zero_shot", "personalised", "local", "all_in"}}}
+
+``zero_shot`` and ``personalised`` are of a newcomer (server/run/hold_out.py); ``local`` is of training alone,
+``all_in`` of the same method with the hospital in the training, both as the report of ``RUN`` shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import DataError, UserError
+from partitions.common.files import write_atomically
+from partitions.common.names import silo_name, unknown_name
+from server.results.run_directory import RunDirectory
+from server.results.study import study_runs
+from server.results.summary import entries
+from strategies.base.run_settings import RunSettings
+
+FOLDER, SILOS = "hold-out", "silos.json"
+EACH = "each"
+Groups = list[list[str]]  # hospitals that are held out together
+KINDS = ("zero_shot", "personalised")
+
+
+def read_groups(wanted: str, silos: int) -> Groups:
+    """Return what ``--hold-out`` asks for: these hospitals together, or each by itself. Raises UserError."""
+    known = [silo_name(i) for i in range(silos)]
+    if wanted == EACH:
+        return [[name] for name in known]
+    names = [name for name in map(str.strip, wanted.split(",")) if name]
+    for name in names:
+        if name not in known:
+            raise unknown_name("silo to hold out", name, [*known, EACH])
+    if not names:
+        raise UserError("--hold-out: names of hospitals are wanted here, or each")
+    return [names]
+
+
+def groups_of(out: Path) -> Groups:
+    """Return what a study that is resumed holds out. Raises DataError where its file is damaged."""
+    file = out / FOLDER / SILOS
+    if not file.exists():
+        return []
+    try:
+        found = json.loads(file.read_text())
+        return [[str(name) for name in group] for group in found]
+    except (ValueError, TypeError):
+        raise DataError(f"{file} is damaged: start the study again, with another --out") from None
+
+
+def write_groups(directory: RunDirectory, groups: Groups) -> None:
+    write_atomically(directory.path / FOLDER / SILOS, json.dumps(groups) + "\n")
+
+
+def with_local(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings with ``local`` among the methods: what a hospital has by itself."""
+    names = [name.strip() for name in str(values.get("strategy") or "fedavg").split(",")]
+    return {**values, "strategy": ",".join(names if "local" in names else ["local", *names])}
+
+
+def runs_without(values: Mapping[str, object], groups: Groups) -> list[RunSettings]:
+    """Return the runs of every group, in which it is held out."""
+    return [run for group in groups for run in study_runs({**values, "hold-out": ",".join(group)})]
+
+
+def part_of(directory: RunDirectory, run: RunSettings) -> RunDirectory:
+    """Return the directory that a run of the study belongs to."""
+    held = run.common.held_out
+    if not held or not (directory.path / FOLDER).is_dir():
+        return directory
+    return RunDirectory(directory.path / FOLDER / "+".join(held))
+
+
+def parts_of(directory: RunDirectory, runs: Iterable[RunSettings]) -> list[tuple[RunDirectory, list[RunSettings]]]:
+    """Return the study's directories with their runs, in the order of the runs."""
+    found: dict[Path, tuple[RunDirectory, list[RunSettings]]] = {}
+    for run in runs:
+        part = part_of(directory, run)
+        found.setdefault(part.path, (part, []))[1].append(run)
+    return list(found.values())
+
+
+def write_results(directory: RunDirectory, groups: Groups) -> None:
+    """Write ``hold_out`` into the study's summary, of the runs that have ended."""
+    summary = json.loads(directory.summary.read_text())
+    scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    everybody = {(r["strategy"], r["seed"]): r for r in summary["runs"]}
+    for group in groups:
+        part = RunDirectory(directory.path / FOLDER / "+".join(group))
+        for run in entries(part) if part.summary.exists() else []:
+            for name, result in run.get("hold_out", {}).items():
+                row = {kind: result[kind].get(run["score"]) for kind in KINDS}
+                row["local"] = score_of(everybody.get(("local", run["seed"])), name)
+                row["all_in"] = score_of(everybody.get((run["strategy"], run["seed"])), name)
+                scores.setdefault(name, {}).setdefault(run["strategy"], []).append(row)
+    means = {
+        name: {method: {kind: mean([row[kind] for row in rows]) for kind in rows[0]} for method, rows in of.items()}
+        for name, of in sorted(scores.items())
+    }
+    directory.write_json("summary.json", {**summary, "hold_out": means})
+
+
+def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:
+    """Return a silo's score in a run of the summary; None where it is not known."""
+    found = (run or {}).get("per_silo", {}).get(silo, {}).get((run or {}).get("score", ""))
+    return None if found is None else float(found)
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean over seeds; None where one is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def table(directory: RunDirectory) -> list[list[str]]:
+    """Return the results as cells: per method the mean and the worst hospital, in per cent, and its row of names."""
+    found = json.loads(directory.summary.read_text()).get("hold_out", {})
+    methods = list(dict.fromkeys(method for of in found.values() for method in of))
+    rows = [["held out", "zero-shot", "worst", "personalised", "worst", "local", "all in"]]
+    for method in methods:
+        of = [values[method] for values in found.values() if method in values]
+        cells = [method]
+        for kind, worst in (("zero_shot", True), ("personalised", True), ("local", False), ("all_in", False)):
+            values = [row[kind] for row in of]
+            cells += [_percent(mean(values)), *([_percent(lowest(values))] if worst else [])]
+        rows.append(cells)
+    return rows
+
+
+def lowest(values: Sequence[float | None]) -> float | None:
+    return None if None in values else min(value for value in values if value is not None)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

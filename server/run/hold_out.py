@@ -1,0 +1,116 @@
+"""The hospitals that a run holds out: what each would get in the reported round, and how it does with that.
+
+They take no part: what is agreed on, how tables are standardised and which round is chosen is the others' alone. In
+each round that becomes the reported one, what a newcomer would have got is kept. After the closing exchange each
+hospital gets it in one message, and answers with the metrics of two models (``strategies/base/newcomer/client.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from flwr.app import Message, MessageType
+from torch import Tensor
+
+from partitions.common.errors import DataError
+from server.results.history import Row, metric_rows
+from server.run.collector import Collector
+from server.run.registration import Registration
+from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.schema.reporting import read_metrics, reason_of
+from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import Model, Number, Payload
+
+SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # of a reply, in history and summary
+ARRAYS = "newcomer/"  # begins the names of arrays in the checkpoint
+
+
+@dataclass
+class Kept:
+    """What each held-out hospital would have got in ``round``."""
+
+    round: int = 0
+    payloads: dict[str, Payload] = field(default_factory=dict)
+
+    def packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Arrays and numbers for the checkpoint."""
+        arrays, silos = dict[str, Tensor](), dict[str, Any]()
+        for name, payload in self.payloads.items():
+            arrays |= {f"{ARRAYS}{name}/{key}": model.vector for key, model in payload.models.items()}
+            models = {key: [m.silo, m.round, m.samples] for key, m in payload.models.items()}
+            silos[name] = {"models": models, "numbers": dict(payload.numbers)}
+        return arrays, {"round": self.round, "silos": silos}
+
+    @classmethod
+    def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> Kept:
+        """The same from a checkpoint, whose ``arrays`` then are without them."""
+        payloads = {}
+        for name, of in numbers.get("silos", {}).items():
+            models = {key: Model(arrays.pop(f"{ARRAYS}{name}/{key}"), *rest) for key, rest in of["models"].items()}
+            payloads[name] = Payload(models, of["numbers"])
+        return cls(int(numbers.get("round", 0)), payloads)
+
+
+class HoldOut:
+    """The held-out hospitals of one run."""
+
+    def __init__(self, registration: Registration, collector: Collector) -> None:
+        self.registration, self.collector = registration, collector
+        self.before: State | None = None  # the strategy's state as the round began
+        self.results: dict[str, Any] = {}
+
+    def begin_round(self, strategy: PersonalizedStrategy) -> None:
+        """Note the state that the silos of this round are served from."""
+        self.before = strategy.state.copy() if self.registration.held_out else None
+
+    def keep(self, strategy: PersonalizedStrategy) -> Kept:
+        """Return what newcomers would have got in the strategy's round."""
+        silos = self.registration.held_out if self.before is not None else {}
+        payloads = {name: strategy.newcomer_payload(info, self.before) for name, info in silos.items() if self.before}
+        return Kept(strategy.round, payloads)
+
+    def evaluate(self, strategy: PersonalizedStrategy, kept: Kept) -> list[Row]:
+        """Evaluate them, and return the rows of the history; ``results`` has the same for the summary."""
+        c, silos = strategy.common, self.registration.held_out
+        config: dict[str, Number] = {"round": kept.round, NEWCOMER: True, "personal": True, "save": False}
+        messages = [
+            strategy.message(silos[name].node_id, MessageType.EVALUATE, payload, config)
+            for name, payload in kept.payloads.items()
+            if name in silos
+        ]
+        names, measured = {info.node_id: name for name, info in silos.items()}, dict[str, dict[str, float]]()
+        for reply in self.collector.exchange(messages, strategy, {}) if messages else []:
+            name = names[reply.metadata.src_node_id]
+            try:
+                measured[name] = metrics_of_reply(reply)
+            except DataError as error:
+                self.registration.reporter.note(f"{name}, which is held out, was not evaluated: {error}")
+        smallest = cast(int, strategy.extra["min_metric_samples"])
+        rows: list[Row] = []
+        for name, metrics in sorted(measured.items()):
+            info, score = silos[name], self.registration.task.score
+            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+            rows += metric_rows(c.strategy, c.seed, strategy.round, name, metrics, counts, smallest, score)
+        rows = [replace(row, snapshot=SNAPSHOTS[row.snapshot]) for row in rows]
+        self.results = {name: self._result(name, rows, kept.round) for name in c.held_out}
+        return rows
+
+    def _result(self, name: str, rows: Sequence[Row], server_round: int) -> dict[str, Any]:
+        """A hospital's counts, the reported round, and its test metrics of both models; null where not known."""
+        info, metrics = self.registration.held_out.get(name), {kind: dict[str, Any]() for kind in SNAPSHOTS.values()}
+        for row in rows:
+            if (row.silo, row.split) == (name, "test"):
+                metrics[row.snapshot][row.metric] = None if math.isnan(row.value) else row.value
+        counts = {"n_train": info.n_train, "n_test": info.n_test} if info else {"n_train": None, "n_test": None}
+        return {**counts, "round": server_round, **metrics}
+
+
+def metrics_of_reply(reply: Message) -> dict[str, float]:
+    """Return a reply's metrics. Raises DataError, with the silo's reason, where it has none."""
+    if reply.has_error():
+        raise DataError(reason_of(reply.error.reason))
+    return read_metrics(reply.content.get("metrics"))
