@@ -85,6 +85,7 @@ def query(message: Message, session: ClientSession) -> RecordDict:
 def train(message: Message, session: ClientSession) -> RecordDict:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
     session.check_floor()
+    session.check_trains()
     progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
     progress.begins(config["round"], closing=False)
@@ -111,6 +112,9 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     client, parameters, config = session.open_client(message)
     if NEWCOMER in config:
         metrics = client.evaluate_newcomer(config)
+        return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+    if not session.info.trains:
+        _, _, metrics = client.evaluate(parameters, config)
         return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
     closing = not config["personal"]
     progress.begins(config["round"], closing=closing)

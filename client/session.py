@@ -97,11 +97,18 @@ class ClientSession:
     def check_floor(self) -> None:
         """Raise PolicyRefusedError where there are too few samples to train with, or behind what a method sends."""
         samples = len(self.data.train)
-        for rule, holds in (("floor", bool(self.info.uploads)), ("min_batch_size", True)):
+        for rule, holds in (("floor", bool(self.info.uploads) or not self.info.trains), ("min_batch_size", True)):
             if holds and samples < getattr(self.policy, rule):
                 raise PolicyRefusedError(
                     f"{self.name} refuses: its policy has {self.policy.says(rule)}, it has {samples} training samples"
                 )
+
+    def check_trains(self) -> None:
+        """Raise UserError where the run only evaluates, and a message asks this silo to train."""
+        if not self.info.trains:
+            raise UserError(
+                f"{self.name} refuses: the run has strategy = {self.info.name}, and a message asks it to train"
+            )
 
     def check_role(self, *, newcomer: bool) -> None:
         """Raise UserError where the run's settings hold this silo out and a message takes it as one that trains, or
@@ -137,7 +144,8 @@ class ClientSession:
         }
         columns = columns_in(data)
         self.check_private()
-        held_out = self.name in self.settings.common.held_out  # its sums are for no other silo
+        # A newcomer's sums are for no other silo, and a model that is only evaluated has its statistics.
+        held_out = self.name in self.settings.common.held_out or not self.info.trains
         if columns is not None and self.settings.common.normalization == "agreed" and not held_out:
             sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
             if sums is None:
@@ -238,7 +246,7 @@ class ClientSession:
         splits, known = samples_on(data, device, inputs, labels)
         task = task_of(data.task, *labels)
         name, options = settings.model_for(data.input_shape, data.task)
-        head = settings.strategy.head
+        head = settings.head
         model = flat_model(name, data.input_shape, classes, options, str(device), head, self.part)
         initial = initial_model(name, data.input_shape, classes, options, settings.common.seed, head, self.part)
         return Silo(
@@ -265,7 +273,11 @@ class ClientSession:
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
         self.check_schema()
         self.check_role(newcomer=(newcomer := NEWCOMER in config))
-        state = State() if newcomer else self.store.load(self.config["round"], self.config["state_lost"])
+        state = (
+            State()
+            if newcomer or not self.info.trains
+            else self.store.load(self.config["round"], self.config["state_lost"])
+        )
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
             common = replace(common, local_epochs=common.hold_out_epochs)
@@ -301,7 +313,7 @@ class ClientSession:
         scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
         if data.train.x.dtype == np.uint8:
             scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-        more: dict[str, Any] = {"head": c.strategy} if self.settings.strategy.head else {}
+        more: dict[str, Any] = {"head": c.strategy} if self.settings.head else {}
         more |= {} if self.part == WHOLE else {"part": asdict(self.part)}
         return {
             "silo": self.name,

@@ -15,6 +15,7 @@ from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
+from server.run.evaluation.loop import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
 from strategies.base.run_settings import RunSettings, parse_settings
 
@@ -32,7 +33,20 @@ def main(grid: Grid, context: Context) -> None:
     # A study (several methods or seeds) has written its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
     with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
-        run(grid, settings, directory)
+        (run if settings.strategy.info.trains else evaluate)(grid, settings, directory)
+
+
+def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+    """Evaluate the models in a directory that is held, and write the matrix (``silofl evaluate``)."""
+    c = settings.common
+    try:
+        models = models_in(directory.path, settings.method)
+        write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
+    except Exception as error:
+        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        raise
+    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
 
 
 def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:

@@ -20,6 +20,7 @@ def add_commands(commands: Any) -> None:
     add_report(commands)
     add_partition(commands)
     add_export(commands)
+    add_evaluate(commands)
 
 
 def add_strategies(commands: Any) -> None:
@@ -136,6 +137,33 @@ def add_export(commands: Any) -> None:
     p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
     p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's table out of the card")
     p.set_defaults(run=export)
+
+
+def add_evaluate(commands: Any) -> None:
+    """``evaluate``."""
+    p = commands.add_parser(
+        "evaluate",
+        help="metrics of a model, or of a run's models, at every silo, without training",
+        description="Evaluate the shared model of a run, all its models, or an exported model, without training and "
+        "without touching states. DIR/matrix.csv has a row for each model, silo, split and metric. A run is evaluated "
+        "at the silos of its simulation, unless --data or --connection says where.",
+    )
+    p.add_argument(
+        "source", metavar="RUN|MODEL.safetensors", help="a run directory, or an exported model with its card"
+    )
+    p.add_argument(
+        "--models",
+        choices=("shared", "all"),
+        default="shared",
+        help="of a run: the model that its silos share (the default), or also each silo's own that the report shows",
+    )
+    where = p.add_mutually_exclusive_group()
+    where.add_argument("--data", metavar="FILE", help="at one silo's data file")
+    where.add_argument("--connection", metavar="NAME", help="at the silos of a federation")
+    p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
+    p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
+    p.add_argument("--out", metavar="DIR", required=True, help="a new directory for matrix.csv and the models")
+    p.set_defaults(run=evaluate)
 
 
 def add_run_options(p: argparse.ArgumentParser) -> None:
@@ -308,6 +336,18 @@ def partition(args: argparse.Namespace) -> None:
     if args.plot:
         plot_partition(manifest, Path(args.plot))
     print(args.out)
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    from server.simulation.evaluate import evaluate, evaluate_deployed
+
+    source, out = Path(args.source), Path(args.out)
+    if args.connection:
+        matrix = evaluate_deployed(source, out, args.connection, args.models, args.strategy, args.seed)
+    else:
+        data = Path(args.data) if args.data else None
+        matrix = evaluate(source, out, args.models, data, args.strategy, args.seed)
+    print(matrix)
 
 
 def export(args: argparse.Namespace) -> None:

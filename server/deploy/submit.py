@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -46,12 +46,18 @@ def default_connection() -> str:
         raise
 
 
-def run(values: Mapping[str, object], connection: str = "", app: Path | None = None) -> Path:
+def run(
+    values: Mapping[str, object],
+    connection: str = "",
+    app: Path | None = None,
+    fill: Callable[[Path], object] = lambda directory: None,
+) -> Path:
     """Run one method, or a study, on a federation; returns the run directory.
 
     ``values``: settings as on the command line; `silos`, if not given, is the number of registered silos.
     ``connection``: name of a `flwr` connection; by default the one that `silofl up` wrote.
-    ``app``: directory of the Flower app; by default the one this file belongs to.
+    ``app``: directory of the Flower app; by default the one this file belongs to. ``fill`` may put files into the run
+    directory before the run is submitted.
 
     Raises UserError: a wrong setting, no such connection, data that are not the federation's.
     Raises RunFailedError: the run failed at submission, at a silo or at the server, or was stopped.
@@ -78,6 +84,7 @@ def run(values: Mapping[str, object], connection: str = "", app: Path | None = N
             theirs = deployed.in_container(out)
         with shared() if deployed else contextlib.nullcontext():  # the server in its container is another user
             directory = open_directory(out, config, federation_file(name), resume=first.resume)
+            fill(directory.path)
         for one in runs:
             settings = {**one.flat(), "out": str(theirs), "resume": first.resume}
             submit_and_follow(control, bundle, settings, directory.path)
@@ -159,12 +166,14 @@ def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any
 
     Raises UserError where ``values`` would train a silo that has the role held-out there.
     """
+    from strategies.base.evaluation import EVALUATE
+
     deployed = find_deployed(connection)
     file = federation_file(connection) or (deployed.file if deployed else "")
     if not file or not Path(file).is_file():
         return {}
     federation = read_federation(Path(file), check_data=False)
-    held = ",".join(federation.held_out)
+    held = "" if values.get("strategy") == EVALUATE else ",".join(federation.held_out)  # all are evaluated alike
     asked = {name.strip() for name in str(values.get("hold-out", held)).split(",")}
     if held and not asked >= set(federation.held_out):
         raise UserError(f"hold-out = {values['hold-out']!r}: {file} has {held} with `role: held-out`: name them too")

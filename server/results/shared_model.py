@@ -43,7 +43,7 @@ def export_shared(
     facts, c = state.numbers["facts"], run.common
     name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
     part = run.part()
-    size = flat_model(name, shape, facts["classes"], options, "cpu", run.strategy.head, part).layout.size
+    size = flat_model(name, shape, facts["classes"], options, "cpu", run.head, part).layout.size
     newest = shared_arrays(state.arrays, run.strategy, size)
     if not newest:
         raise UserError(f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME")
@@ -75,7 +75,7 @@ def model_card(
     facts, c, part = state.numbers["facts"], run.common, run.part()
     name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
     mean, std, labels = statistics(run, state, shape)
-    more: dict[str, Any] = {"head": c.strategy} if run.strategy.head else {}
+    more: dict[str, Any] = {"head": c.strategy} if run.head else {}
     more |= {} if part == WHOLE else {"part": asdict(part)}
     return {
         "method": c.strategy,

@@ -49,7 +49,7 @@ def check_run(run: RunSettings) -> None:
     check_task(run.strategy, task, whole.classes, run.common)
     run.augmentation_for(whole.input_shape)
     name, options = run.model_for(whole.input_shape, whole.task)
-    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.strategy.head, run.part())
+    flat_model(name, whole.input_shape, whole.classes, options, "cpu", run.head, run.part())
 
 
 def server_context(run: RunSettings) -> Context:

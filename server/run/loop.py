@@ -100,8 +100,9 @@ class RoundLoop:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
         totals = self.state.total_bytes, self.state.seconds
-        found = r.task, r.left_out, self._stopped(), self.hold_out.results
-        return FinishedRun(c.strategy, c.seed, self.last, r.cards, *totals, c.weight_cap, *found)
+        held = self.hold_out.results
+        which = c.strategy, c.seed, self.last, r.cards
+        return FinishedRun(*which, *totals, c.weight_cap, r.task, r.left_out, self._stopped(), held)
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""

@@ -33,7 +33,7 @@ def prepare(
     check_task(settings.strategy, task, facts.classes, c)
     settings.augmentation_for(facts.shape)
     name, options = settings.model_for(facts.shape, task.name)
-    head, part = settings.strategy.head, settings.part()
+    head, part = settings.head, settings.part()
     sha256 = part.weights.sha256 if part.weights else ""
     if run_state.weights not in ("", sha256):
         raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")

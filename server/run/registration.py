@@ -53,6 +53,7 @@ class Registration:
     def __init__(self, grid: Grid, settings: RunSettings, reporter: Reporter, receipts: Receipts | None = None) -> None:
         self.grid, self.common, self.reporter = grid, settings.common, reporter
         self.receipts = receipts or Receipts()
+        self.trains = settings.strategy.info.trains
         self.cards: dict[str, dict[str, Any]] = {}
         self.facts = Facts(True, (), 1)
         self.held_out: dict[str, SiloInfo] = {}  # the hospitals that the run holds out, and that are here
@@ -101,7 +102,8 @@ class Registration:
         self.nodes = {n: self.identities.registered_name(n) for n in (*found.faults, *found.impostors)}
         self.nodes |= {n: found.cards[n]["name"] for n in online}
         self.keys |= {name: key for name in self.cards if (key := self.identities.key(nodes_of[name]))}
-        note_silos(self.cards, self.facts, self.common, self.reporter)
+        if self.trains:
+            note_silos(self.cards, self.facts, self.common, self.reporter)
         self._hold_out(held, nodes_of)
         return [silo_info(card, nodes_of[name]) for name, card in self.cards.items()]
 

@@ -2,7 +2,8 @@
 
 Its models, data summary, key and numbers leave the server's checkpoints, its state and others' copies of its model the
 silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
-``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. What was
+``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. Its rows leave
+the ``matrix.csv`` of an evaluation, and its model ``models/``. A study's runs that held it out are deleted. What was
 averaged stays averaged. Such a run cannot be resumed, for its other silos' states are of a federation with this one;
 the checkpoint keeps the name, and nothing else, to say so.
 """
@@ -21,11 +22,13 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
 from server.results.checkpoint import load_checkpoint
 from server.results.history import History
+from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, run_summary
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
+from server.run.hold_out import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
 LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: named, not searched
@@ -40,7 +43,8 @@ def withdraw(name: str, folders: Sequence[Path]) -> list[str]:
     for folder in folders:
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder} holds no run: there is no config.toml in it")
-    runs = list(folders) or sorted(file.parent for file in Path("runs").rglob("config.toml"))
+    below = (file.parent for folder in folders or [Path("runs")] for file in folder.rglob("config.toml"))
+    runs = sorted({run for run in below if name not in held_out_in(run)})
     for run in runs:
         RunDirectory(run).check_free()
     lines = []
@@ -74,6 +78,7 @@ def _withdraw(name: str, run: Path) -> list[str]:
         rows = History(history)
         if rows.drop(name):
             done.append("history.csv")
+    done += _clean_held_out(run, name) + _clean_matrix(run, name)
     for file, clean in (("summary.json", _clean_summary), ("manifest.json", _clean_manifest)):
         if (run / file).is_file() and clean(run, name):
             done.append(file)
@@ -113,6 +118,7 @@ def _clean_state(file: Path, name: str, known: Sequence[str]) -> bool:
     # Arrays are called MODEL.NAME; a bare name is a method's own (`global`), but in checkpoints of before format 2.
     bare = "cards" in state.numbers and state.numbers.get("format", 1) < FORMAT
     ours = {key for key in state.arrays if of_silo(key, name, known) and (bare or key != name)}
+    ours |= {key for key in state.arrays if key.startswith(f"{NEWCOMER}{name}/")}  # it was held out
     arrays = {key: tensor for key, tensor in state.arrays.items() if key not in ours}
     gone = state.numbers.pop("withdrawn", [])
     numbers = {key: without(value, name, known) for key, value in state.numbers.items()}
@@ -142,9 +148,10 @@ def _clean_manifest(run: Path, name: str) -> bool:
 
 def _clean_summary(run: Path, name: str) -> bool:
     """Compute the entries of the others anew: the old means would reveal the silo's own values."""
-    before = json.loads((run / "summary.json").read_text())["runs"]
-    named = _named(name)
-    if not any(name in entry["silos"] or named.search(json.dumps(entry.get("left_out", {}))) for entry in before):
+    summary = json.loads((run / "summary.json").read_text())
+    before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
+    told = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
+    if not any(name in entry["silos"] for entry in before) and not named.search(json.dumps([told, held])):
         return False
     history, after = History(run / "history.csv"), []
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
@@ -156,9 +163,43 @@ def _clean_summary(run: Path, name: str) -> bool:
         new = run_summary(history, FinishedRun(*which, cards, totals, entry["seconds"], cap, task))
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
-        after.append({**new, "threads": threads, "left_out": left_out})
-    RunDirectory(run).write_json("summary.json", {"runs": compare(after)})
+        own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}
+        after.append({**new, "threads": threads, "left_out": left_out, **own})
+    held = {"hold_out": of} if (of := without(held, name, [])) else {}
+    RunDirectory(run).write_json("summary.json", {"runs": compare(after), **held})
     return True
+
+
+def held_out_in(run: Path) -> list[str]:
+    """Return the hospitals that a study's directory ``hold-out/A+B`` is without; none for any other directory."""
+    return run.name.split("+") if run.parent.name == FOLDER and (run.parent / SILOS).is_file() else []
+
+
+def _clean_held_out(run: Path, name: str) -> list[str]:
+    """Delete a study's runs that held the silo out, which were there to evaluate it."""
+    groups = groups_of(run)
+    kept = [group for group in groups if name not in group]
+    for group in groups:
+        if name in group:
+            shutil.rmtree(run / FOLDER / "+".join(group), ignore_errors=True)
+    if kept != groups:
+        write_groups(RunDirectory(run), kept)
+    return [FOLDER] if kept != groups else []
+
+
+def _clean_matrix(run: Path, name: str) -> list[str]:
+    """Delete the silo's rows, and its own model, of an evaluation (``silofl evaluate``)."""
+    done = []
+    for file in (run / "models").glob(f"{name}.safetensors*"):
+        file.unlink()
+        done = ["models"]
+    if (run / "matrix.csv").is_file():
+        lines = (run / "matrix.csv").read_text().splitlines(keepends=True)
+        kept = [line for line in lines if name not in line.split(",")[:2]]
+        if kept != lines:
+            write_atomically(run / "matrix.csv", "".join(kept))
+            done.append("matrix.csv")
+    return done
 
 
 def _named(name: str) -> re.Pattern[str]:

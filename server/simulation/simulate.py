@@ -61,11 +61,13 @@ def simulate(
 
     The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
     that record the study too (see ``server.results.tracking``). ``hold_out``: hospitals that the methods are also
-    trained without, or ``each`` (see ``server.results.hold_out``). Raises UserError, or RunFailedError where a run fails.
+    trained without, or ``each`` (see ``server.results.hold_out``). Raises UserError; RunFailedError where a run fails.
     """
     trackers = open_trackers(log)
     groups, runs, without = planned(values, hold_out)
     for run in (*runs, *without):
+        if not run.strategy.info.trains:
+            raise UserError(f"strategy = {run.common.strategy} trains nothing: silofl evaluate runs it")
         check_run(run)
     first = runs[0].common
     config = study_config(runs)

@@ -54,6 +54,8 @@ class MethodInfo:
     baseline: str = ""  # what it stands for, where others' gains are counted from it
     relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one
 
+    trains: bool = True  # False: it only evaluates (strategies/base/evaluation)
+
     # What the method needs.
     needs_classes: bool = False  # whether it needs samples that have one class each
     pooled: bool = False  # whether the first silo has all silos' training data, in a simulation

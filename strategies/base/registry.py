@@ -7,7 +7,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from strategies.base.strategy import _REGISTRY, PersonalizedStrategy
+from strategies.base import evaluation
+from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 
 
 @functools.cache
@@ -21,3 +22,8 @@ def strategies() -> dict[str, type[PersonalizedStrategy]]:
     """Every method by its name on the command line."""
     _import_all()
     return dict(sorted(_REGISTRY.items()))
+
+
+def runnable() -> dict[str, type[PersonalizedStrategy]]:
+    """Everything that ``strategy`` may name: the methods, and the evaluation of given models."""
+    return {**strategies(), evaluation.EVALUATE: _EVALUATIONS[evaluation.EVALUATE]}

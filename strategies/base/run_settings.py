@@ -24,8 +24,9 @@ from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
+from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
-from strategies.base.registry import strategies
+from strategies.base.registry import runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import (
     Common,
@@ -61,7 +62,13 @@ class RunSettings:
 
     @property
     def strategy(self) -> type[PersonalizedStrategy]:
-        return strategies()[self.common.strategy]
+        return runnable()[self.common.strategy]
+
+    @property
+    def head(self) -> Any:
+        """A method's own head for the network, or None; of a model to be evaluated that of its method."""
+        method = self.method.method if self.common.strategy == EVALUATE else self.common.strategy
+        return strategies()[method].head if method else None
 
     @property
     def client(self) -> type[SiloClient]:
@@ -150,7 +157,7 @@ def adding(key: str) -> type[PersonalizedStrategy]:
 
 def owners() -> dict[str, type[Any]]:
     """Settings dataclasses by the name that stands before their keys: methods, partitions, models."""
-    found: dict[str, type[Any]] = {name: s.Settings for name, s in strategies().items()}
+    found: dict[str, type[Any]] = {name: s.Settings for name, s in runnable().items()}
     return {**found, DP: Privacy, **partition_settings(), **model_settings()}
 
 
@@ -169,7 +176,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         if key not in known:
             raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
     common = build_settings(Common, values)
-    choose("strategy", common.strategy, strategies())
+    choose("strategy", common.strategy, runnable())
     try:
         source = parse_source(common.dataset)
     except ValueError as error:
@@ -187,7 +194,8 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
-    check_hold_out(common, strategies()[common.strategy].info)
+    method = runnable()[common.strategy]
+    check_hold_out(common, method.info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
@@ -198,15 +206,16 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
     chosen = MODELS if common.model == "auto" else [common.model]
     models = {name: every[name] for name in chosen if name in every}
-    if common.ala and not strategies()[common.strategy].info.ala:
+    if common.ala and not method.info.ala:
         raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
     if common.ala and getattr(every[common.strategy], "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
-    if common.vectorize is True and not strategies()[common.strategy].info.vectorized:
+    if common.vectorize is True and not method.info.vectorized:
         raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
-    check_robust(strategies()[common.strategy].info, common)
-    check_wire(strategies()[common.strategy].info, common)
-    _check_privacy(strategies()[common.strategy].info, common)
+    check_robust(method.info, common)
+    check_wire(method.info, common)
+    check_evaluation(method.info, common, every[common.strategy])
+    _check_privacy(method.info, common)
     ala = every[adding("ala").info.name] if common.ala else None
     privacy = every[DP] if common.dp else None
     return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala, privacy)
@@ -224,6 +233,18 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError("dp = true: not with vectorize = true, which computes no gradient of each unit")
 
 
+def check_evaluation(info: MethodInfo, common: Common, own: Any) -> None:
+    """Raise UserError where a run that only evaluates has other rounds than models, or asks for anything besides."""
+    if info.trains:
+        return
+    if common.rounds != len(own.entries):
+        raise UserError(f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round")
+    if common.wire_dtype != "float32":
+        raise UserError(f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32")
+    if own.method:
+        choose("method", own.method, strategies())
+
+
 def check_hold_out(common: Common, info: MethodInfo) -> None:
     """Raise UserError where the setting ``hold-out`` names no hospital, one twice or all, or is not for this method."""
     held = common.held_out
@@ -235,6 +256,8 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
         raise UserError(f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train")
     if held and not common.evaluate_every:
         raise UserError(f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose")
+    if held and common.dp:
+        raise UserError(f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains")
     if held and not info.newcomer:
         raise UserError(f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)")
 
@@ -305,7 +328,7 @@ def _allowed(f: Field[Any]) -> str:
 def facts() -> dict[str, dict[str, Any]]:
     """What a hospital's policy has to know of each method, from its class."""
     found: dict[str, dict[str, Any]] = {}
-    for name, s in sorted(strategies().items()):
+    for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         peers = s.info.receives == "models"
         every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
@@ -317,7 +340,7 @@ def facts() -> dict[str, dict[str, Any]]:
 def bounded_settings() -> dict[str, str]:
     """Key to kind, of all settings that a hospital's policy limits."""
     found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
-    for name, s in sorted(strategies().items()):
+    for name, s in sorted(runnable().items()):
         found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
     return {key: kind for key, kind in found.items() if kind}
 

@@ -102,16 +102,8 @@ class Common:
     )
     partition: str = setting("dirichlet", "how the data are split over the silos")
     silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
-    hold_out: str = setting(
-        "",
-        "hospitals that take no part in the training, by name, with commas; at the end they are evaluated as newcomers",
-    )
-    hold_out_epochs: int = setting(
-        5,
-        "epochs in which a held-out hospital trains what is its own, all that is shared held fixed",
-        minimum=0,
-        kind="epochs",
-    )
+    hold_out: str = setting("", "hospitals, with commas, that do not train and at the end are evaluated as newcomers")
+    hold_out_epochs: int = setting(5, "epochs of a held-out hospital on what is its own", minimum=0, kind="epochs")
     validation: float = setting(
         -1.0,
         "share of a silo's training part held out for validation, -1: the partition's own; of a silo's own file, which "

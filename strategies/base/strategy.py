@@ -98,6 +98,7 @@ def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
 
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
+_EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}  # what runs, and is no method
 
 
 class PersonalizedStrategy(NewcomerStrategy, Strategy):
@@ -118,7 +119,7 @@ class PersonalizedStrategy(NewcomerStrategy, Strategy):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "info" in cls.__dict__:
-            _REGISTRY[cls.info.name] = cls
+            (_REGISTRY if cls.info.trains else _EVALUATIONS)[cls.info.name] = cls
 
     def __init__(self, common: Common, settings: Any, layout: Layout) -> None:
         check_buffers(self.info, common, layout)

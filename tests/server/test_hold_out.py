@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from partitions.common.errors import UserError
 from partitions.simulated import Division, pool_of
 from partitions.splits import SiloData
 from server.cli.main import main
-from server.results.hold_out import part_of, parts_of
+from server.results.hold_out import part_of
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
 from server.simulation.simulate import simulate
@@ -88,15 +89,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
 ) -> None:
     """Interrupted in a run without hospital-02, and gone on without a word of who was held out."""
 
-    def executor(*arguments: Any, **options: Any) -> None:
-        side_by_side(*arguments, **options, engine=engine, workers="2")
-
-    def engine(directory: RunDirectory, runs: Any) -> Any:
-        for part, own in parts_of(directory, runs):
-            for ends in inline(part, own):
-                labels = {run.run_key: run.label for run in own}
-                yield {labels[key]: code for key, code in ends.items()}
-
+    executor = partial(side_by_side, engine=inline, workers="2")
     apart = simulate(values(table, tmp_path / "apart"), quiet=True, hold_out="each", executor=executor)
     assert all_left(apart) == all_left(each)
     original = RoundLoop.round

@@ -79,7 +79,7 @@ def test_ray_maps_columns_and_labels_by_name(folder: Path, tmp_path: Path) -> No
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-def run_under_ray(settings: dict[str, Any], out: Path) -> None:
+def run_under_ray(settings: dict[str, Any], out: Path, made: str = "summary.json") -> None:
     """`flwr run . local` of three silos, whose local SuperLink, at ports of its own, ends with it."""
     port, control = map(str, free_ports(2))
     ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
@@ -100,7 +100,7 @@ def run_under_ray(settings: dict[str, Any], out: Path) -> None:
     finally:
         for pid in superlinks(port):
             os.kill(pid, signal.SIGTERM)
-    assert (out / "summary.json").exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    assert (out / made).exists(), done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def superlinks(port: str) -> list[int]:

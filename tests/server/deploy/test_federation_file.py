@@ -123,6 +123,7 @@ def test_a_silo_that_is_held_out_stays_so(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_federation(path).held_out == ("hospital-01",)
     assert submit._of_the_file("trial", {}) == {"hold-out": "hospital-01"}
     assert submit._of_the_file("trial", {"hold-out": "north, hospital-01"}) == {"hold-out": "hospital-01"}
+    assert submit._of_the_file("trial", {"strategy": "evaluate"}) == {}  # where all silos are alike
     for asked in ("", "north"):
         with pytest.raises(ValueError, match="has hospital-01 with `role: held-out`: name them too"):
             submit._of_the_file("trial", {"hold-out": asked})

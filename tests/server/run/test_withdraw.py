@@ -17,6 +17,7 @@ from partitions.common.errors import UserError
 from server.cli.main import main
 from server.results.history import History
 from server.run.withdrawal import of_silo, withdraw
+from server.simulation.evaluate import evaluate
 from server.simulation.simulate import simulate
 from strategies.base.state import State
 
@@ -87,6 +88,36 @@ def test_a_whole_study(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "hospital-02" not in (run / "report.html").read_text()
     with (run / "history.csv").open() as file:
         assert {row["silo"] for row in csv.DictReader(file)} == {"", "hospital-01", "hospital-03"}
+
+
+def test_a_study_that_held_it_out(tmp_path: Path) -> None:
+    """The runs without it were there to evaluate it, and go. All others lose its numbers."""
+    values = {"dataset": "breast-cancer", "partition": "iid", "silos": 3, "rounds": 1, "threads": 1}
+    run = simulate({**values, "strategy": "apple", "out": str(tmp_path / "one")}, quiet=True, hold_out="each")
+    evaluate(run, tmp_path / "matrix", "all", strategy="apple")
+    lines = withdraw("hospital-02", [run, tmp_path / "matrix"])
+    assert any("hold-out" in line for line in lines) and any("matrix.csv" in line for line in lines)
+    assert sorted(json.loads((run / "summary.json").read_text())["hold_out"]) == ["hospital-01", "hospital-03"]
+    for other in ("hospital-01", "hospital-03"):
+        part = run / "hold-out" / other
+        state = State.load(part / "checkpoint" / "apple-42" / "server.safetensors")
+        assert not any("hospital-02" in key for key in state.arrays) and any(other in key for key in state.arrays)
+        entry = json.loads((part / "summary.json").read_text())["runs"][0]
+        assert list(entry["hold_out"]) == [other] and len(entry["silos"]) == 1
+    texts = [p for p in run.rglob("*") if p.suffix in (".csv", ".json", ".jsonl")]
+    assert not any("hospital-02" in p.read_text() for p in [*texts, tmp_path / "matrix" / "matrix.csv"])
+    assert not list(run.rglob("*hospital-02*")) and not list((tmp_path / "matrix").rglob("*hospital-02*"))
+
+
+def test_a_hospital_that_one_run_held_out(three: Files, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    federate(three, strategy="apple", rounds=2, directory=run, hold_out="c")
+    state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
+    assert any(key.startswith("newcomer/c/") for key in state.arrays)
+    withdraw("c", [run])
+    state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
+    assert not any(key.startswith("newcomer/c/") for key in state.arrays)
+    assert "c" not in state.numbers["newcomers"]["silos"] and not History(run / "history.csv").drop("c")
 
 
 def test_a_name_within_another_is_not_meant() -> None:

@@ -1,0 +1,1 @@
+"""``silofl evaluate``: the models of files at every silo, in the three ways of running, without training."""

@@ -1,0 +1,126 @@
+"""Evaluate each model at every silo, one exchange each, and write ``matrix.csv``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from models.threads import use_threads
+from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.common.files import write_atomically
+from server.results.history import Row, guarded, metric_rows
+from server.results.run_directory import RunDirectory
+from server.run.checkpoints import RunState
+from server.run.collector import Collector
+from server.run.evaluation.models import EvaluatedModel, read_models
+from server.run.hold_out import metrics_of_reply
+from server.run.preparation import prepare
+from server.run.registration import Registration
+from server.run.reporter import Reporter
+from strategies.base.evaluation import Evaluate, EvaluateSettings, digest_of
+from strategies.base.run_settings import RunSettings
+
+MATRIX, MODELS = "matrix.csv", "models"  # in the directory: what is written, and the folder of the models' files
+HEADER = ("model", "silo", "split", "metric", "value", "n")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the matrix; the value is empty where a silo withheld it."""
+
+    model: str
+    row: Row
+
+    def cells(self) -> list[str]:
+        _, _, _, silo, split, _, metric, value, n = self.row.cells()
+        return [guarded(self.model), silo, split, metric, value, n]
+
+
+class EvaluationLoop:
+    """One run of ``strategy = evaluate``."""
+
+    def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
+        self.settings, self.common, self.directory = settings, settings.common, directory
+        self.reporter = Reporter(settings, directory)
+        self.registration = Registration(grid, settings, self.reporter)
+        self.collector = Collector(grid, self.common, self.registration, self.reporter)
+        self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> why it gave no metrics
+
+    def run(self, models: Sequence[EvaluatedModel]) -> list[Cell]:
+        """Return the rows of the matrix. Raises UserError, or RunFailedError where no silo evaluates a model."""
+        use_threads(self.common.threads)
+        check_models(self.settings.method, models)
+        silos = self.registration.register()
+        state = RunState(statistics={**models[0].statistics})
+        strategy = prepare(
+            self.settings, self.registration, state, silos, self.directory.name if self.directory else ""
+        )
+        if not isinstance(strategy, Evaluate):
+            raise TypeError(f"{strategy.info.name} evaluates no given models")
+        if strategy.layout.size != len(models[0].vector):
+            raise UserError(f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}")
+        strategy.extra |= {"run_id": state.run_id}
+        cells: list[Cell] = []
+        for number, model in enumerate(models, start=1):
+            cells += self.evaluate(strategy, number, model)
+        return cells
+
+    def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> list[Cell]:
+        """One model at every silo."""
+        strategy.start_round(number, model.vector, model.buffers)
+        strategy.extra |= {key: list(values) for key, values in model.statistics.items()}
+        messages = strategy.messages(strategy.silos, number)
+        replies = self.collector.exchange(messages, strategy, {})
+        names, metrics = {info.node_id: name for name, info in strategy.silos.items()}, dict[str, dict[str, float]]()
+        for reply in replies:
+            name = names[reply.metadata.src_node_id]
+            try:
+                metrics[name] = metrics_of_reply(reply)
+            except DataError as error:
+                strategy.reject(name, str(error))
+        self.collector.reject_silent(strategy, messages, replies)
+        self.left_out[model.name] = dict(strategy.rejected)
+        if not metrics:
+            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
+            raise RunFailedError(f"no silo evaluated {model.name} ({reasons})")
+        self.reporter.event("model", round=number, model=model.name, silos=len(metrics), rejected=strategy.rejected)
+        rows: list[Row] = []
+        for name, measured in sorted(metrics.items()):
+            info, c = strategy.silos[name], self.common
+            counts = {"train": info.n_train, "val": info.n_val, "test": info.n_test}
+            smallest, score = int(str(strategy.extra["min_metric_samples"])), self.registration.task.score
+            which = c.strategy, c.seed, number, name
+            found = metric_rows(*which, measured, counts, smallest, score)
+            # A silo that withholds all has an empty row for each of its parts.
+            rows += found or [
+                Row(*which, p, "received", score, math.nan, n) for p, n in counts.items() if p != "train" and n
+            ]
+        return [Cell(model.name, row) for row in rows]
+
+
+def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:
+    """Raise UserError where these are not the models that the run's settings name."""
+    found = [(model.name, digest_of(model.vector, model.buffers)) for model in models]
+    if found != settings.entries:
+        raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")
+
+
+def models_in(directory: Path, settings: EvaluateSettings) -> list[EvaluatedModel]:
+    """Read the models that a run's settings name from its directory."""
+    return read_models([directory / MODELS / f"{name}.safetensors" for name, _ in settings.entries])
+
+
+def write_matrix(directory: Path, cells: Sequence[Cell]) -> Path:
+    """Write ``matrix.csv``."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows(cell.cells() for cell in cells)
+    write_atomically(directory / MATRIX, buffer.getvalue())
+    return directory / MATRIX

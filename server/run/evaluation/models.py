@@ -1,0 +1,84 @@
+"""The models that are evaluated: exported files (``silofl export``) with their cards, of one architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client.export import read_model
+from models.networks.registry import spec_of
+from models.shapes import columns, read_shape
+from partitions.common.errors import UserError
+from strategies.base.evaluation import EVALUATE, digest_of
+from strategies.base.settings import keys_of
+
+ALIKE = ("model", "task", "classes")  # of the cards: what all models of one evaluation share
+
+
+@dataclass(frozen=True)
+class EvaluatedModel:
+    """A model's numbers, and by which statistics tables (and measured labels behind them) are standardised for it."""
+
+    name: str
+    vector: Tensor  # (Σ,)
+    buffers: Tensor
+    statistics: Mapping[str, list[float]]
+    card: Mapping[str, Any]
+
+
+def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
+    """Read exported models, by the names of their files. Raises UserError where one cannot be used with the others."""
+    models: list[EvaluatedModel] = []
+    for file in files:
+        card, net = read_model(file)
+        name = file.name.removesuffix(".safetensors")
+        vector, buffers = net.vector.clone(), net.buffers.clone()
+        models.append(EvaluatedModel(name, vector, buffers, statistics_of(card), card))
+        for what in ALIKE:
+            if card.get(what) != models[0].card.get(what):
+                raise UserError(f"{file} has another {what} than {files[0]}: evaluate them one after the other")
+        if card["input"]["shape"] != models[0].card["input"]["shape"]:
+            raise UserError(f"{file} takes other samples than {files[0]}: evaluate them one after the other")
+    return models
+
+
+def statistics_of(card: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What a card standardises a table's columns by, and behind them measured labels; empty lists: by nothing."""
+    d, scale, labels = columns(read_shape(card["input"]["shape"])), card["normalisation"], card.get("labels")
+    found: dict[str, list[float]] = {}
+    for key in ("mean", "std"):
+        inputs = list(scale[key]) if scale and d else []
+        if labels and d and not inputs:
+            raise UserError("the card has statistics of the labels, and none of the columns")
+        found[key] = inputs + (list(labels[key]) if labels else [])
+    return found
+
+
+def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
+    """The settings of the run that evaluates these models, all but data and directory."""
+    card = models[0].card
+    name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
+    given = card["model"].get("settings", {})
+    options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given} if own else {}
+    facts = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
+    schema = {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
+    facts |= {"schema": schema} if schema else {}
+    standardised = any(model.statistics["mean"] for model in models)
+    return {
+        **options,
+        "strategy": EVALUATE,
+        "wire-dtype": "float32",  # whatever a federation's file says of its runs
+        "ala": False,
+        "patience": 0,
+        "rounds": len(models),
+        "model": name,
+        "agreed": json.dumps(facts, sort_keys=True),
+        "normalization": "agreed" if standardised else "none",
+        "evaluate.models": ",".join(f"{m.name}={digest_of(m.vector, m.buffers)}" for m in models),
+        "evaluate.method": card["model"].get("head") or "",
+    }

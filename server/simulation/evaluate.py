@@ -1,0 +1,143 @@
+"""``silofl evaluate`` in this process: the models of a run, or of a file, at the silos of a simulation or of a file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from client.app import app as client_app
+from client.export import card_file, export_model
+from partitions.common.errors import UserError
+from partitions.common.files import private, write_atomically
+from server.deploy import submit
+from server.results.run_directory import RunDirectory
+from server.results.shared_model import export_shared, find_run
+from server.results.summary import entries
+from server.run.evaluation.loop import MODELS, EvaluationLoop, write_matrix
+from server.run.evaluation.models import read_models, run_values
+from server.simulation.engine import InProcessGrid, flower_identity
+from strategies.base.run_settings import RunSettings, parse_settings, toml_text
+
+SHARED, ALL = "shared", "all"
+OF_THE_DATA = ("dataset", "data-dir", "partition", "silos", "seed", "validation", "task", "threads", "device")
+
+
+def gather_models(
+    source: Path, folder: Path, which: str, strategy: str | None = None, seed: int | None = None
+) -> list[Path]:
+    """Put the models of a run, or a model's file, with their cards into ``folder``, and return their files.
+
+    ``which``: the ``shared`` model of a run; or ``all``: besides, where there is one, the model of each silo whose
+    score the report shows. The silos' states have to lie on this machine. Raises UserError.
+    """
+    folder.mkdir(parents=True)
+    if source.is_file():
+        if which == ALL:
+            raise UserError(f"--models all: {source} is one model; a run directory has those of its silos")
+        for file in (source, card_file(source)):
+            if not file.is_file():
+                raise UserError(f"there is no {file}: silofl export makes a model with its card")
+            shutil.copyfile(file, folder / file.name)
+        return [folder / source.name]
+    run = find_run(source, strategy, seed)
+    chosen = run.common.strategy, run.common.seed
+    made: list[Path] = []
+    try:
+        export_shared(source, folder / f"{SHARED}.safetensors", *chosen)
+        made.append(folder / f"{SHARED}.safetensors")
+    except UserError:
+        if which == SHARED:
+            raise
+    if which == ALL and not (source / "checkpoint" / run.run_key / "silos").is_dir():
+        raise UserError(
+            f"--models all: the silos' own models of {source} lie at the silos, which export them themselves"
+        )
+    for silo in silos_of(source, run) if which == ALL else ():
+        export_model(source, silo, "reported", folder / f"{silo}.safetensors", *chosen)
+        made.append(folder / f"{silo}.safetensors")
+    return made
+
+
+def silos_of(source: Path, run: RunSettings) -> list[str]:
+    """Return the silos of a finished run. Raises UserError where it has not ended."""
+    directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
+    for entry in entries(directory) if directory.summary.exists() else []:
+        if (entry["strategy"], entry["seed"]) == which:
+            return [str(name) for name in entry["silos"]]
+    raise UserError(f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet")
+
+
+def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
+    """Return how the data of a simulated run are divided over its silos."""
+    values: Mapping[str, Any] = find_run(source, strategy, seed).flat()
+    partition = str(values["partition"])
+    return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(f"{partition}.")}
+
+
+def evaluate(
+    source: Path,
+    out: Path,
+    which: str = SHARED,
+    data: Path | None = None,
+    strategy: str | None = None,
+    seed: int | None = None,
+) -> Path:
+    """Evaluate in this process, and return the file of the matrix.
+
+    ``data``: one silo's file, instead of the silos of the simulated run. Raises UserError.
+    """
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    if source.is_file() and data is None:
+        raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already: give --out a new directory")
+    where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
+    with cleared(out), private():
+        models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
+        settings = parse_settings({**where, **run_values(models)})
+        write_atomically(out / "config.toml", toml_text(settings.flat()))
+        grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
+        if data is not None:
+            for context in grid.contexts.values():
+                context.node_config = {"name": data.stem, "data": str(data.resolve()), "policy": "public"}
+        with flower_identity():
+            loop = EvaluationLoop(grid, settings)
+            return write_matrix(out, loop.run(models))
+
+
+@contextlib.contextmanager
+def cleared(out: Path) -> Iterator[None]:
+    """Leave nothing half-written: remove ``out`` where the block raises."""
+    before = out.exists()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # it was empty, or not there
+        if before:
+            out.mkdir(parents=True)
+        raise
+
+
+def evaluate_deployed(
+    source: Path, out: Path, connection: str, which: str = SHARED, strategy: str | None = None, seed: int | None = None
+) -> Path:
+    """Evaluate at the silos of a federation, and return the file of the matrix. Raises UserError, RunFailedError."""
+    with tempfile.TemporaryDirectory() as temporary:
+        files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
+        values = run_values(read_models(files))
+
+        def fill(directory: Path) -> None:
+            (directory / MODELS).mkdir()
+            for file in with_cards(files):
+                shutil.copyfile(file, directory / MODELS / file.name)
+
+        return submit.run({**values, "out": str(out)}, connection, fill=fill) / "matrix.csv"
+
+
+def with_cards(files: Iterable[Path]) -> list[Path]:
+    return [path for file in files for path in (file, card_file(file))]

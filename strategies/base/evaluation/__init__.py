@@ -1,0 +1,116 @@
+"""``strategy = evaluate``: given models at every silo, one a round, without training and without touching states.
+
+It is no method, and no comparison lists it. A silo answers with the metrics of the model that its round's message
+brings, and keeps nothing. The run's settings name every model by the SHA-256 of its numbers, in the order of the
+rounds, so that a silo's audit log says what was evaluated, and a server cannot choose a model by the answer to the one
+before: who looks for a patient by bisection over models needs a run for each step (docs/privacy.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from partitions.common.errors import UserError
+from strategies.base.client import SiloClient
+from strategies.base.info import MethodInfo
+from strategies.base.settings import setting
+from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Payload
+
+EVALUATE = "evaluate"
+ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9a-f]{64})")
+MOST_MODELS = 1000
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """Settings of ``silofl evaluate``, which writes them."""
+
+    models: str = setting("", "the models, as NAME=SHA-256 with commas, one a round")
+    method: str = setting("", "the method whose own head the network has, where it has one")
+
+    @property
+    def entries(self) -> list[tuple[str, str]]:
+        """Name and SHA-256 of each model. Raises UserError where there are none, or one is none."""
+        found = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
+        names = [match[1] for match in found if match]
+        if None in found or len(set(names)) < len(names) or len(names) > MOST_MODELS:
+            raise UserError(
+                f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256, of different names, "
+                "is wanted here (silofl evaluate writes it)"
+            )
+        return [(match[1], match[2]) for match in found if match]
+
+
+def digest_of(vector: Tensor, buffers: Tensor | None) -> str:
+    """The SHA-256 of a model's numbers (Σ,) and of its running statistics, as float32."""
+    parts = [vector, *([] if buffers is None or not buffers.numel() else [buffers])]
+    return hashlib.sha256(torch.cat([part.detach().cpu().float() for part in parts]).numpy().tobytes()).hexdigest()
+
+
+class EvaluateClient(SiloClient):
+    settings: EvaluateSettings
+
+    def receive(self) -> Tensor:
+        """The round's model. Raises UserError where it is not the one that the run's settings have."""
+        vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
+        entries = self.settings.entries
+        name, digest = entries[self.round - 1] if 0 < self.round <= len(entries) else ("no model", "")
+        if digest != digest_of(vector, buffers):
+            raise UserError(
+                f"{self.silo.name} refuses: the run's settings have {name} as the model of round {self.round}, and the "
+                "message brings another"
+            )
+        if buffers is not None:
+            self.model.buffers.copy_(buffers)
+        return vector
+
+
+class Evaluate(PersonalizedStrategy):
+    info: ClassVar[MethodInfo] = MethodInfo(
+        name=EVALUATE,
+        title="Evaluation of given models, without training",
+        paper="no method: silofl evaluate",
+        spelling="evaluate",
+        sends=("Σ", "0"),
+        uploads=(),
+        whole=False,
+        own_model="kept",
+        note="nothing leaves but metrics",
+        reports="received",
+        one_model=True,
+        trains=False,
+        buffers="local",
+    )
+    client = EvaluateClient
+    Settings = EvaluateSettings
+    settings: EvaluateSettings
+
+    def start_round(self, number: int, vector: Tensor, buffers: Tensor | None) -> None:
+        """Take this model as that of the round."""
+        models = {GLOBAL: Model(vector)}
+        models |= {} if buffers is None or not buffers.numel() else {BUFFERS: Model(buffers)}
+        self.round, self._payload, self.rejected = number, Payload(models), {}
+
+    def payload(self, silo: str) -> Payload:
+        return self._payload
+
+    def messages(self, names: Iterable[str], server_round: int) -> list[Message]:
+        """One message to each of these silos."""
+        config = {"round": server_round, "personal": False, "save": False}
+        payload = self._payload
+        return [self.message(self.silos[n].node_id, MessageType.EVALUATE, payload, config) for n in names]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        raise UserError("strategy = evaluate trains nothing: silofl evaluate runs it")

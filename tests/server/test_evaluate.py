@@ -1,0 +1,273 @@
+"""``silofl evaluate``: the bits of the run, no state touched, and what a hospital's policy makes of it."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from tiny import TinyGrid, federate, random_silos, same, settings_of
+
+from client.export import export_model, read_model
+from partitions.common.errors import UserError
+from partitions.common.files import write_atomically
+from server.app import main as server_main
+from server.cli.main import main
+from server.results.history import History
+from server.results.run_directory import RunDirectory
+from server.results.study import study_config, study_runs
+from server.run.evaluation.loop import EvaluationLoop, models_in
+from server.run.evaluation.models import read_models, run_values
+from server.simulation.engine import flower_identity
+from server.simulation.evaluate import evaluate, gather_models
+from server.simulation.simulate import simulate
+from strategies.base.evaluation import digest_of
+from strategies.base.run_settings import parse_settings
+
+Matrix = dict[tuple[str, str, str, str], str]
+
+
+def read(matrix: Path) -> Matrix:
+    with matrix.open(newline="") as file:
+        return {(r["model"], r["silo"], r["split"], r["metric"]): r["value"] for r in csv.DictReader(file)}
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 3, "threads": 1, "validation": 0.2}
+    out = tmp_path_factory.mktemp("runs") / "study"
+    return simulate({**given, "strategy": "fedavg,fedper", "out": str(out)}, quiet=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method: str) -> None:
+    """Each silo's reported model at that silo: every metric of the round that the report shows, in the history."""
+    before = digests(study)
+    assert main(["evaluate", str(study), "--models", "all", "--strategy", method, "--out", str(tmp_path / "m")]) == 0
+    assert digests(study) == before
+    found = read(tmp_path / "m" / "matrix.csv")
+    shared = {"shared"} if method == "fedavg" else set()
+    silos = {f"hospital-{i:02d}" for i in (1, 2, 3)}
+    assert {key[:2] for key in found} == {(m, s) for m in silos | shared for s in silos}
+    run = next(r for r in json.loads((study / "summary.json").read_text())["runs"] if r["strategy"] == method)
+    rows = [r for r in History(study / "history.csv").of(method, 42) if r.snapshot == "received"]
+    for model, silo in {key[:2] for key in found}:
+        if model not in (silo, "shared"):
+            continue
+        shown = [r for r in rows if r.silo == silo and r.round == run["per_silo"][silo]["round"]]
+        assert len(shown) == len([key for key in found if key[:2] == (model, silo)]) > 0
+        assert all(found[model, silo, r.split, r.metric] == repr(r.value) for r in shown)
+    if method == "fedper":
+        assert len({found[m, "hospital-01", "test", "loss"] for m in silos}) == 3
+
+
+def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
+    """In a file with other samples; ``shared`` alone is the default of a run."""
+    file = random_silos(tmp_path, {"north": 40})["north"]
+    assert (
+        main(["evaluate", str(study), "--strategy", "fedavg", "--data", str(file), "--out", str(tmp_path / "m")]) == 0
+    )
+    found = read(tmp_path / "m" / "matrix.csv")
+    assert {key[:2] for key in found} == {("shared", "north")}
+    exported = tmp_path / "mine.safetensors"
+    export_model(study, "hospital-02", "reported", exported, "fedavg")
+    again = read(evaluate(exported, tmp_path / "again", data=file))
+    assert {key[:2] for key in again} == {("mine", "north")}
+    assert [*found.values()] == [*again.values()]  # fedavg's reported model is the shared one
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "line"),
+    [
+        ("study", {"strategy": "fedper"}, "fedper has no model that all silos share"),
+        ("study", {"strategy": "apple"}, "holds no such run"),
+        ("study", {}, "holds several"),
+        ("nowhere", {}, "holds no run"),
+        ("model", {}, "says where to evaluate it"),
+        ("model", {"which": "all", "data": "file"}, "is one model"),
+        ("damaged", {"data": "file"}, "damaged"),
+        ("wide", {"data": "file"}, "samples of shape"),
+    ],
+)
+def test_one_clear_line_and_nothing_half_written(
+    study: Path, tmp_path: Path, source: str, options: dict[str, Any], line: str
+) -> None:
+    model = tmp_path / "model.safetensors"
+    export_model(study, "hospital-01", "reported", model, "fedavg")
+    if source == "damaged":
+        model.write_bytes(model.read_bytes()[:-4])
+    columns = 5 if source == "wide" else 3
+    file = random_silos(tmp_path, {"north": 40}, columns=columns)["north"]
+    given = {**options, **({"data": file} if "data" in options else {})}
+    where = {"study": study, "nowhere": tmp_path / "nowhere"}.get(source, model)
+    with pytest.raises(UserError, match=line):
+        evaluate(where, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    with pytest.raises(UserError, match="is there already"):
+        evaluate(study, tmp_path / "taken", strategy="fedavg")
+
+
+def test_models_of_two_networks_are_not_mixed(study: Path, table: Path, tmp_path: Path) -> None:
+    given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 1, "threads": 1, "mlp.hidden": "7"}
+    other = simulate({**given, "model": "mlp", "out": str(tmp_path / "other")}, quiet=True)
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    export_model(study, "hospital-01", "reported", files[0], "fedavg")
+    export_model(other, "hospital-01", "reported", files[1])
+    with pytest.raises(UserError, match="has another model than"):
+        read_models(files)
+
+
+def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="trains nothing: silofl evaluate runs it"):
+        simulate({"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}", "out": str(tmp_path / "x")})
+    for models, rounds in (("", 1), ("a=b", 1), (f"a={'0' * 64},a={'1' * 64}", 2), (f"a={'0' * 64}", 2)):
+        with pytest.raises(UserError, match=r"evaluate\.models|rounds = 2"):
+            parse_settings({"strategy": "evaluate", "rounds": rounds, "evaluate.models": models})
+
+
+# ---- At hospitals with files and policies of their own -------------------------------------------------------------
+
+
+class Sites:
+    """Three hospitals with a policy, and the models of a run at which they took part."""
+
+    def __init__(self, folder: Path, rule: str) -> None:
+        self.folder = folder
+        self.files = random_silos(folder, {"a": 20, "b": 24, "c": 22})
+        federate(self.files, strategy="fedavg", rounds=2, directory=folder / "run", normalization="agreed")
+        self.made = gather_models(folder / "run", folder / "models", "shared")
+        self.policy = folder / "policy.toml"
+        self.policy.write_text(rule)
+        self.values = run_values(read_models(self.made))
+
+    def grid(self, values: dict[str, object]) -> TinyGrid:
+        settings = parse_settings({"silos": 3, "threads": 1, **values})
+        return TinyGrid(self.files, settings, state_dir=self.folder / "states", policy=str(self.policy))
+
+    def run(self, prepare: Callable[[TinyGrid], object] = lambda grid: None, **changes: object) -> Path:
+        """The ServerApp as Flower calls it, with the models in its directory as ``silofl evaluate`` puts them."""
+        out = self.folder / "out"
+        values = {"silos": 3, "threads": 1, "min-silos": 1, **self.values, "out": str(out), **changes}
+        runs = study_runs(values)
+        with RunDirectory.open(out, study_config(runs), resume=False) as directory:
+            write_atomically(directory.path / "study", "")
+        (out / "models").mkdir()
+        for file in self.made:
+            for one in (file, file.with_name(f"{file.name}.json")):
+                (out / "models" / one.name).write_bytes(one.read_bytes())
+        grid = TinyGrid(self.files, runs[0], state_dir=self.folder / "states", policy=str(self.policy))
+        prepare(grid)
+        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(runs[0].flat()))
+        with flower_identity():
+            server_main(grid, context)
+        return out / "matrix.csv"
+
+
+ONLY = 'methods = ["evaluate"]\nmin-silos = 1\n'
+
+
+def test_a_site_allows_evaluation_and_nothing_else(tmp_path: Path) -> None:
+    """The same bits as at its file in this process, of what its policy lets out; no state is left."""
+    sites = Sites(tmp_path, ONLY)
+    found = read(sites.run())
+    assert {key[:2] for key in found} == {("shared", name) for name in "abc"}
+    assert {key[3] for key in found} <= {"loss", "accuracy", "score_low", "score_high"}
+    for name, file in sites.files.items():
+        here = read(evaluate(sites.made[0], tmp_path / f"at-{name}", data=file))
+        own = {key: value for key, value in found.items() if key[1] == name}
+        assert own and all(here[key] == value for key, value in own.items())
+    assert not list((tmp_path / "states").rglob("*.safetensors"))
+    with pytest.raises(UserError, match=r'methods = \["evaluate"\], the run strategy = fedavg'):
+        federate(sites.files, strategy="fedavg", rounds=1, policy=str(sites.policy), state_dir=tmp_path / "states")
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ('methods = ["fedavg"]\n', r'methods = \["fedavg"\], the run strategy = evaluate'),
+        ("floor = 30\n", "floor = 30"),
+        ("max-messages = 1\n", "max-messages = 1"),
+    ],
+)
+def test_a_policy_refuses_it_like_any_run(tmp_path: Path, rule: str, line: str) -> None:
+    with pytest.raises(Exception, match=line):
+        Sites(tmp_path, rule).run()
+    assert not (tmp_path / "out" / "matrix.csv").exists()
+
+
+def test_metrics_over_few_samples_stay(tmp_path: Path) -> None:
+    found = read(Sites(tmp_path, f"{ONLY}min-metric-samples = 23\n").run())
+    assert {key[1] for key, value in found.items() if value} == {"b"}
+    assert {key[1] for key, value in found.items() if not value} == {"a", "c"}
+
+
+def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None:
+    """A server that changes a number, after the answer to an earlier model or at any time."""
+
+    def change(grid: TinyGrid) -> None:
+        def before(silo: str, message: Any, context: Any) -> None:
+            if message.metadata.message_type == "evaluate":
+                for record in message.content.array_records.values():
+                    for array in record.values():
+                        array.__dict__["tensor"] = array.tensor + 1e-3
+
+        grid.before = before
+
+    with pytest.raises(RuntimeError, match="as the model of round 1, and the message brings another"):
+        Sites(tmp_path, ONLY).run(change)
+
+
+def test_a_message_to_train_is_refused(tmp_path: Path) -> None:
+    def turn(grid: TinyGrid) -> None:
+        def before(silo: str, message: Any, context: Any) -> None:
+            if message.metadata.message_type == "evaluate":
+                message.metadata.__dict__["_message_type"] = "train"
+                message.content["config"]["participants"] = 3
+
+        grid.before = before
+
+    with pytest.raises(RuntimeError, match="the run has strategy = evaluate, and a message asks it to train"):
+        Sites(tmp_path, ONLY).run(turn)
+
+
+def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
+    """Two models and one evaluation: the second is refused by every silo, and there is no matrix of a part."""
+    sites = Sites(tmp_path, f"{ONLY}max-evaluations = 1\n")
+    card, net = read_model(sites.made[0])
+    second = sites.made[0].with_name("second.safetensors")
+    export_model(tmp_path / "run", "a", "last", second)
+    sites.made.append(second)
+    sites.values = run_values(read_models(sites.made))
+    assert not same(read_model(second)[1].vector, net.vector) and card["classes"] == 3
+    with pytest.raises(RuntimeError, match=r"no silo evaluated second .*max-evaluations = 1"):
+        sites.run()
+    assert not (tmp_path / "out" / "matrix.csv").exists()
+
+
+def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, ONLY)
+    settings = parse_settings({"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"})
+    grid = sites.grid(settings.flat() | {})
+    with flower_identity(), pytest.raises(UserError, match=r"are not the models that evaluate\.models names"):
+        EvaluationLoop(grid, settings).run(models_in(tmp_path, settings.method))
+
+
+def test_the_digest_is_of_every_number() -> None:
+    vector, buffers = torch.arange(3.0), torch.ones(2)
+    known = hashlib.sha256(torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0]).numpy().tobytes()).hexdigest()
+    assert digest_of(vector, buffers) == known
+    assert digest_of(vector, None) == digest_of(vector, torch.empty(0)) != known
+    assert settings_of({"a": Path()}, strategy="fedavg").head is None
