@@ -1,0 +1,202 @@
+"""One-run audit of private training: `python -m benchmarks.dp_audit` (Steinke, Nasr, Jagielski, arXiv 2305.08846).
+
+Each of m canaries is among the training records with probability 1/2. An attacker who sees what is released guesses
+which: the r / 2 with the highest scores were in, the r / 2 with the lowest were not. From c right guesses follows a
+lower bound of ε, at 95 %. It must not be above what the accountant claims. It cannot be above what r right guesses of r
+would show, which is printed beside it.
+
+A canary has a column of its own, so that its gradient touches numbers that no other record's does. It is looked for in
+every noised gradient (which the accountant grants an attacker), in the sent model, and in the exported one. Faults are
+planted, too, which the audit has to find: no noise on one layer, clipping after averaging, batches in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from models.initialisation import flat_model
+from models.privacy import clipping
+from models.privacy.accountant import Releases, composed_epsilon
+from models.samples import Samples
+from strategies import strategies
+from strategies.base.client import GLOBAL, Silo, SiloClient
+from strategies.base.privacy import training as private
+from strategies.base.privacy.training import PrivateTraining, Units
+from strategies.base.settings import Common, Privacy
+from strategies.base.state import State
+from strategies.base.strategy import NoSettings
+from strategies.base.transport.payload import Model
+
+DELTA = 1e-5
+FAULTS = ("none", "layer", "average", "fixed")
+VIEWS = ("gradients", "sent", "exported")
+
+
+def lower_bound(guesses: int, right: int, canaries: int, delta: float, level: float = 0.05) -> float:
+    """The largest ε that so many right guesses contradict at this level."""
+
+    def p_value(epsilon: float) -> float:
+        q = 1 / (1 + math.exp(-epsilon))
+        tail = binom.sf(np.arange(right, -1, -1) - 1, guesses, q)  # P(X >= c), P(X >= c - 1), ..., P(X >= 0)
+        alpha = max(((tail[i] - tail[0]) / i for i in range(1, right + 1)), default=0.0)
+        return min(1.0, float(tail[0] + 2 * canaries * delta * alpha))
+
+    low, high = 0.0, 20.0
+    if p_value(0.0) > level:
+        return 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if p_value(middle) <= level else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one view shows: the lower bound, the most that it could have shown, and what is claimed."""
+
+    view: str
+    bound: float
+    most: float
+    claimed: float
+
+
+def data(canaries: int, others: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows (n, m + 4), labels, and which canaries are in; the others have the last four columns."""
+    inside = rng.random(canaries) < 0.5
+    rows = np.zeros((int(inside.sum()) + others, canaries + 4), np.float32)
+    rows[np.arange(int(inside.sum())), np.flatnonzero(inside)] = 30.0
+    rows[int(inside.sum()) :, canaries:] = rng.normal(size=(others, 4))
+    labels = np.zeros(len(rows), np.int64)
+    labels[int(inside.sum()) :] = rows[int(inside.sum()) :, -1] > 0
+    return rows, labels, inside
+
+
+@contextmanager
+def planted(fault: str, turns: np.ndarray) -> Iterator[None]:
+    """Context with this fault in the mechanism; ``turns`` (n,): of each record, a number that says whose turn it is."""
+    noised, total, drawn = private.noised, clipping.Clipping.total, PrivateTraining.drawn
+
+    def without_a_layer(sum_: Tensor, deviation: float, key: bytes) -> Tensor:
+        found = noised(sum_, deviation, key)
+        found[: len(found) // 2] = sum_[: len(found) // 2].double()
+        return found
+
+    def after_averaging(self: Any, x: Any, y: Tensor, *rest: Any) -> Any:
+        clip, self.clip_norm = self.clip_norm, 1e9
+        found, value = total(self, x, y, *rest)
+        self.clip_norm = clip
+        return found * min(1.0, clip * max(len(y), 1) / float(found.norm() + 1e-6)), value
+
+    def by_turns(self: PrivateTraining, call: int, epoch: int, device: torch.device) -> Any:
+        steps = self.sampling.steps_of_epoch(epoch)
+        return [(torch.from_numpy(np.flatnonzero(turns % steps == step)), None) for step in range(steps)]
+
+    patches: dict[str, Any] = {
+        "none": (PrivateTraining, "drawn", drawn),
+        "layer": (private, "noised", without_a_layer),
+        "average": (clipping.Clipping, "total", after_averaging),
+        "fixed": (PrivateTraining, "drawn", by_turns),
+    }
+    owner, name, value = patches[fault]
+    with mock.patch.object(owner, name, value):
+        yield
+
+
+def audit(
+    target: float, *, fault: str = "none", canaries: int = 500, others: int = 500, guesses: int = 100,
+    batch_size: int = 32, rounds: int = 1, seed: int = 0,
+) -> list[Found]:  # fmt: skip
+    """Train one silo with a claimed ε of ``target`` and guess from each view."""
+    rows, labels, inside = data(canaries, others, np.random.default_rng(seed))
+    model = flat_model("linear", (canaries + 4,), 2, None, "cpu")
+    common = Common(dp=True, batch_size=batch_size, rounds=rounds, learning_rate=0.1, evaluate_every=0)
+    privacy = Privacy(target_epsilon=target, delta=DELTA)
+    train, empty = Samples(rows, labels), Samples(rows[:0], labels[:0])
+    start = torch.zeros(model.layout.size)
+    silo = Silo("a", train, empty, empty, model, lambda purpose: start)
+    state, received, claimed = State(), start, []
+    gradients: list[Tensor] = []
+    own = PrivateTraining.gradient
+
+    def seen(self: PrivateTraining, *given: Any) -> Tensor:
+        value = own(self, *given)
+        gradients.append(self.model.gradient * self.sampling.divisor)
+        return value
+
+    turns = np.concatenate([np.flatnonzero(inside), canaries + np.arange(others)])
+    with planted(fault, turns), mock.patch.object(PrivateTraining, "gradient", seen):
+        for number in range(1, rounds + 1):
+            client = SiloClient(silo, common, NoSettings(), state, strategies()["fedavg"].info)
+            config = {"round": number, "models": {GLOBAL: Model(received)}, "numbers": {}, "evaluate": False}
+            client.keep_private(privacy, Units(len(rows)), str(seed).encode(), config)
+            assert client.privacy is not None
+            claimed.append(client.privacy.plan)
+            (received,), _, _ = client.fit([received], config)
+            state = client.state
+    epsilon = composed_epsilon([p.releases for p in claimed], DELTA)
+    along = torch.stack([_column(g, canaries, fault) for g in gradients])
+    views = {
+        "gradients": _score_of_steps(along, claimed[0].releases, fault),
+        "sent": -_column(received, canaries, fault),
+        "exported": -_column(state.arrays["personal"], canaries, fault),
+    }
+    return [Found(view, *_bound(score, inside, guesses), epsilon) for view, score in views.items()]
+
+
+def _column(vector: Tensor, canaries: int, fault: str) -> Tensor:
+    """How far (m,) a vector goes along each canary's own gradient, which for label 0 is (-1, 1) / sqrt(2) at 0.
+
+    Of the faulty layer alone where there is one: an attacker looks at each.
+    """
+    weight = vector[: 2 * (canaries + 4)].view(2, -1)[:, :canaries]
+    return -(2**0.5) * weight[0] if fault == "layer" else (weight[1] - weight[0]) / 2**0.5
+
+
+def _score_of_steps(along: Tensor, releases: Releases, fault: str) -> Tensor:
+    """The log-likelihood ratio (m,) of being drawn with the sample rate in each step, of ``along`` (steps, m)."""
+    # A gradient of a canary points away from its label, and steps go against it.
+    along, q, variance = along.double(), releases.sample_rate, releases.noise_multiplier**2
+    if fault == "fixed":  # whose turn it is is known
+        canary = torch.arange(along.shape[1])
+        return along.view(-1, round(1 / q), len(canary))[:, canary % round(1 / q), canary].sum(0)
+    if fault == "layer":
+        return along.amax(0)
+    ratio = (2 * along - 1) / (2 * variance)
+    return torch.logaddexp(ratio + math.log(q), torch.full_like(ratio, math.log1p(-q))).sum(0)
+
+
+def _bound(score: Tensor, inside: np.ndarray, guesses: int) -> tuple[float, float]:
+    """The lower bound that these scores give, and that of no wrong guess."""
+    order, half = np.argsort(score.numpy(), kind="stable"), guesses // 2
+    right = int(inside[order[-half:]].sum() + (~inside[order[:half]]).sum())
+    return tuple(lower_bound(guesses, c, len(inside), DELTA) for c in (right, guesses))  # type: ignore[return-value]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dp_audit", description=__doc__.splitlines()[0])
+    parser.add_argument("--canaries", type=int, default=1000, metavar="M", help="canaries (default: 1000)")
+    parser.add_argument("--guesses", type=int, default=100, metavar="R", help="guesses (default: 100)")
+    parser.add_argument("--rounds", type=int, default=2, metavar="T", help="rounds (default: 2)")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    for target in (1.0, 3.0, 8.0):
+        for fault in FAULTS:
+            found = audit(target, fault=fault, canaries=args.canaries, guesses=args.guesses, rounds=args.rounds)
+            line = ", ".join(f"{f.view} {f.bound:.2f}" for f in found)
+            note = " EXCEEDED" if any(f.bound > f.claimed for f in found) else ""
+            print(f"claimed {found[0].claimed:.2f}, fault {fault}: {line}; at most {found[0].most:.2f}{note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The one-run audit: never above the claimed epsilon, and planted faults are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.dp_audit import FAULTS, audit, lower_bound
+
+
+def test_the_bound_is_the_published_one() -> None:
+    """reference values: 100 of 100 guesses of 500 canaries; 60 of 100; none above chance."""
+    assert lower_bound(100, 100, 500, 1e-5) == pytest.approx(3.479, abs=1e-3)
+    assert lower_bound(100, 60, 200, 1e-5) == pytest.approx(0.051, abs=1e-3)
+    assert lower_bound(100, 50, 200, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_audit_finds_faults_and_only_these(fault: str) -> None:
+    found = audit(1.0, fault=fault, canaries=1000, others=500, guesses=100, rounds=2)
+    assert {f.view for f in found} == {"gradients", "sent", "exported"}
+    assert all(f.claimed <= 1.0 < f.most for f in found)
+    assert any(f.bound > f.claimed for f in found) == (fault != "none")
