@@ -27,8 +27,9 @@ from client.site.node import Site
 from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.approvals import now
-from client.site.trust.audit import Verdict, settings_of
+from client.site.trust.audit import settings_of
 from client.site.trust.audit_page import check_receipts, kinds, receipt_text, withheld_text
+from client.site.trust.chain import Verdict
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically

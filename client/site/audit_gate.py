@@ -21,7 +21,8 @@ from .released import note_release
 from .study.accounting import charge_bytes
 from .study.protocol import narrowed
 from .trust import receipts
-from .trust.audit import Log, digest, plain, write_whole
+from .trust.audit import Log
+from .trust.chain import digest, plain, write_whole
 from .trust.policy import Policy, policy_of
 
 # In the environment of an app whose messages the site's own process counts and writes down; what else it takes.

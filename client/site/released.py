@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import SiteError
-from .trust.audit import verify, write_whole
+from .trust.audit import verify
+from .trust.chain import write_whole
 
 FILE = "released.json"
 Record = dict[str, dict[str, Any]]

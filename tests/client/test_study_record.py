@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from client.site import audit_gate
 from client.site.study import accounting, approvals
 from client.site.study.protocol import parse_study
-from client.site.trust import audit, receipts
+from client.site.trust import audit, chain, receipts
 from client.site.trust.keys import fingerprint, new_key, private_bytes, public_bytes
 from client.study_record import read_export
 from partitions.common.errors import DataError
@@ -144,7 +144,7 @@ def test_faults_of_the_log_go_with_it(silo: Path, tmp_path: Path, capsys: pytest
     """A line is taken out, and the server's receipt is for a line that is not there: both are in page and file."""
     key, file = ["--sign-with", str(tmp_path / "key")], tmp_path / "heart.json"
     (tmp_path / "key").write_bytes(private_bytes(new_key()))
-    log = silo / "audit" / audit.file_name(1)
+    log = silo / "audit" / chain.file_name(1, "audit")
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:2] + lines[3:]))
     theirs: dict[str, Any] = {"run": "first", "run_id": "1", "silo": "a", "line": 99, "hash": "0" * 64}

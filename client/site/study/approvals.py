@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..trust.audit import Log, write_whole
+from ..trust.audit import Log
+from ..trust.chain import write_whole
 from ..trust.policy import Policy
 from .accounting import folder
 from .protocol import Study, parse_study

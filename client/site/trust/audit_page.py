@@ -12,8 +12,9 @@ from typing import Any
 
 from client.site.node import Site
 from client.site.trust import receipts
-from client.site.trust.audit import Verdict, files_of, settings_of, verify
+from client.site.trust.audit import files_of, settings_of, verify
 from client.site.trust.bundle import read_bundle, site_of
+from client.site.trust.chain import Verdict
 from client.site.trust.keys import site_root
 from partitions.common.errors import UserError
 from partitions.common.names import escaped

@@ -29,7 +29,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
 from ..errors import SiteError
-from .audit import files_of, last_first, parsed, sync_folder, write_whole
+from .audit import Log, files_of
+from .chain import last_first, parsed, sync_folder, write_whole
 from .policy import Policy, PolicyRefusedError
 
 KIND = "silofl receipt 1"
@@ -152,7 +153,7 @@ def _hash_of(line: int, folder: Path) -> str:
     """The hash of a line among the last ones of the log; empty: it is not there."""
     texts = (text for file in reversed(files_of(folder)[-2:]) for text in last_first(file))
     for _, text in zip(range(LOOKED_AT), texts, strict=False):
-        entry = parsed(text)
+        entry = parsed(text, Log.facts)
         if entry is not None and entry["line"] <= line:
             return str(entry["hash"]) if entry["line"] == line else ""
     return ""

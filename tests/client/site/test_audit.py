@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from client.site.trust import audit
-from client.site.trust.audit import Log, chained, digest, files_of, verify
+from client.site.trust import chain
+from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
+from client.site.trust.chain import chained, digest
 from server.cli.main import main
 
 ROOT = Path(__file__).parents[3]
+FIRST = chain.file_name(1, "audit")
 
 
 def entry(number: int, **changes: Any) -> dict[str, Any]:
@@ -42,24 +44,24 @@ def log(tmp_path: Path) -> Path:
 
 
 def text_of(log: Path) -> list[str]:
-    return (log / audit.file_name(1)).read_text().splitlines()
+    return (log / FIRST).read_text().splitlines()
 
 
 def write(log: Path, lines: list[str], end: str = "\n") -> None:
-    (log / audit.file_name(1)).write_text("\n".join(lines) + end)
+    (log / FIRST).write_text("\n".join(lines) + end)
 
 
 def test_a_whole_log(log: Path) -> None:
     found = verify(log)
     assert (found.faults, found.notes) == ([], [])
     assert [one["line"] for one in found.entries] == [1, 2, 3, 4, 5, 6]
-    assert found.entries[0]["previous"] == audit.START
+    assert found.entries[0]["previous"] == chain.START
     assert [one["previous"] for one in found.entries[1:]] == [one["hash"] for one in found.entries[:-1]]
     assert {p.name: p.stat().st_mode & 0o777 for p in (log, *log.iterdir())} == {
         "audit": 0o700,
         ".lock": 0o600,
         "head.json": 0o600,
-        audit.file_name(1): 0o600,
+        FIRST: 0o600,
     }
 
 
@@ -70,7 +72,7 @@ SETTINGS = {"batch-size": 64, "learning-rate": 1.0, "strategy": "apple", "resume
 
 
 def of_run(number: int, settings: dict[str, Any] = SETTINGS, **changes: Any) -> dict[str, Any]:
-    return entry(number) | {"settings": digest(audit.plain(settings)), "run-config": settings} | changes
+    return entry(number) | {"settings": digest(chain.plain(settings)), "run-config": settings} | changes
 
 
 def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,8 +83,8 @@ def test_the_settings_of_a_run_are_kept_once_per_run_and_file(tmp_path: Path, mo
     entries = verify(log.folder).entries
     assert [one.get("run-config") for one in entries] == [SETTINGS, None, other, None, None]
     assert [one.get("settings-line") for one in entries] == [None, 1, None, 1, 3]
-    assert audit.settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
-    monkeypatch.setattr(audit, "LARGEST", 10)  # each file tells alone, once the ones before it are moved away
+    assert settings_of(entries) == {1: SETTINGS, 2: SETTINGS, 3: other, 4: SETTINGS, 5: other}
+    monkeypatch.setattr(chain, "LARGEST", 10)  # each file tells alone, once the ones before it are moved away
     log.append(of_run(6))
     log.append(of_run(7) | {"run-id": "8"})
     assert ["run-config" in one for one in verify(log.folder).entries][5:] == [True, True]
@@ -95,7 +97,7 @@ def test_settings_are_written_again_where_nothing_tells_that_they_are_there(tmp_
     log.append(of_run(1))
     if damage == "torn":
         write(log.folder, [text_of(log.folder)[0][:-9]], end="")
-    head = {"line": 0, "hash": audit.START} | ({"settings": {"lines": 3}} if damage == "odd note" else {})
+    head = {"line": 0, "hash": chain.START} | ({"settings": {"lines": 3}} if damage == "odd note" else {})
     (log.folder / "head.json").write_text(json.dumps(head))
     log.append(of_run(2))
     assert "run-config" in verify(log.folder).entries[-1] and not verify(log.folder).faults
@@ -111,7 +113,7 @@ def test_settings_that_were_taken_out_or_changed_are_a_fault(tmp_path: Path) -> 
         text, own = chained({k: v for k, v in (first | change).items() if k != "hash"})
         last, end = chained({k: v for k, v in (second | {"previous": own}).items() if k != "hash"})
         write(log.folder, [text.decode(), last.decode()])
-        audit.write_head(log.folder, 2, end, {})
+        chain.write_whole(log.folder / "head.json", json.dumps({"line": 2, "hash": end, "settings": {}}))
         faults = verify(log.folder).faults
         assert {f"line {n}: line 1 does not have the settings of its run" for n in names} <= set(faults)
 
@@ -122,12 +124,12 @@ def test_a_log_of_before_settings_were_kept_goes_on(log: Path) -> None:
     Log(log).append(of_run(7))
     Log(log).append(of_run(8))
     found = verify(log)
-    assert not found.faults and audit.settings_of(found.entries) == {7: SETTINGS, 8: SETTINGS}
+    assert not found.faults and settings_of(found.entries) == {7: SETTINGS, 8: SETTINGS}
 
 
 def test_more_settings_than_the_log_keeps_get_no_reply(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bytes of settings, and the log keeps at most"):
-        Log(tmp_path / "audit").append(of_run(1, {"agreed": "x" * audit.LARGEST_SETTINGS}))
+        Log(tmp_path / "audit").append(of_run(1, {"agreed": "x" * LARGEST_SETTINGS}))
     assert not verify(tmp_path / "audit").entries
 
 
@@ -161,7 +163,7 @@ def test_a_flipped_line(log: Path, number: int, position: float) -> None:
     lines[number - 1] = flip(position)(lines[number - 1])
     write(log, lines)
     (fault,) = verify(log).faults
-    assert fault.startswith(f"{audit.file_name(1)}, line {number}: changed")
+    assert fault.startswith(f"{FIRST}, line {number}: changed")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_a_flipped_line(log: Path, number: int, position: float) -> None:
 )
 def test_deleted_lines(log: Path, gone: set[int], fault: str) -> None:
     write(log, [line for number, line in enumerate(text_of(log), 1) if number not in gone])
-    assert [text.removeprefix(f"{audit.file_name(1)}, ") for text in verify(log).faults] == [fault]
+    assert [text.removeprefix(f"{FIRST}, ") for text in verify(log).faults] == [fault]
     Log(log).append(entry(7))  # writing on hides nothing
     assert len(verify(log).faults) == 1 and verify(log).entries[-1]["line"] == 7
 
@@ -225,7 +227,7 @@ def test_a_truncated_line(log: Path, number: int, kept: float) -> None:
         assert not found.faults
         return
     (fault,) = found.faults
-    assert fault.startswith(f"{audit.file_name(1)}, line {number}: changed")
+    assert fault.startswith(f"{FIRST}, line {number}: changed")
 
 
 def test_a_truncated_last_line_is_not_passed_off_as_torn_by_writing_on(log: Path) -> None:
@@ -245,7 +247,7 @@ def test_a_deleted_note_of_the_last_line_is_named(log: Path) -> None:
 def test_lines_that_are_none(log: Path, text: str) -> None:
     lines = text_of(log)
     write(log, [*lines[:2], chained(json.loads(text))[0].decode() if text.startswith("{") else text, *lines[2:]])
-    assert any(f"{audit.file_name(1)}, line 3: changed" in fault for fault in verify(log).faults)
+    assert any(f"{FIRST}, line 3: changed" in fault for fault in verify(log).faults)
 
 
 # --- crashes and disks ------------------------------------------------------------------------------------
@@ -285,7 +287,7 @@ def test_killed_in_the_middle_of_a_write(log: Path, share: str) -> None:
     assert not found.faults and [one["line"] for one in found.entries][-2:] == [7, 8]
     if torn:
         assert found.notes == [
-            f"{audit.file_name(1)}, line 7: torn by a crash; its message did not leave, and the next line says so"
+            f"{FIRST}, line 7: torn by a crash; its message did not leave, and the next line says so"
         ]
 
 
@@ -313,15 +315,15 @@ def test_a_file_read_from_its_end_has_the_same_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, block: int
 ) -> None:
     """However the blocks fall on its lines."""
-    file = tmp_path / audit.file_name(1)
+    file = tmp_path / FIRST
     file.write_bytes(text)
-    monkeypatch.setattr(audit, "BLOCK", block)
-    assert list(audit.last_first(file))[::-1] == [place.text for place in audit.lines([file])]
+    monkeypatch.setattr(chain, "BLOCK", block)
+    assert list(chain.last_first(file))[::-1] == [place.text for place in chain.lines([file])]
 
 
 def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) -> None:
     """The newest file holds nothing whole: the last whole line is the one before it."""
-    (log / audit.file_name(2)).write_bytes(b'{"line":7')
+    (log / chain.file_name(2, "audit")).write_bytes(b'{"line":7')
     Log(log).append(entry(7))
     found = verify(log)
     assert not found.faults and found.entries[-1]["line"] == 7 and len(found.notes) == 1
@@ -329,7 +331,7 @@ def test_a_line_that_is_torn_in_a_new_file_follows_the_file_before(log: Path) ->
 
 
 def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
-    dies = "import client.site.trust.audit as a; a.write_head = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
+    dies = "import client.site.trust.chain as c; c.write_whole = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
     assert child(log, dies).returncode == -signal.SIGKILL
     assert not verify(log).faults and len(verify(log).entries) == 7
     Log(log).append(entry(8))
@@ -338,13 +340,13 @@ def test_killed_between_the_line_and_the_note_of_it(log: Path) -> None:
 
 def test_a_disk_that_is_full(log: Path) -> None:
     """The kernel takes a part of the line and no more: nothing of it stays, and the log goes on when there is room."""
-    size = (log / audit.file_name(1)).stat().st_size
+    size = (log / FIRST).stat().st_size
     full = (
         f"signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)"
     )
     done = child(log, full)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("OSError: ")
-    assert (log / audit.file_name(1)).stat().st_size == size
+    assert (log / FIRST).stat().st_size == size
     assert (verify(log).faults, verify(log).notes) == ([], [])
     Log(log).append(entry(7))
     assert not verify(log).faults and len(verify(log).entries) == 7
@@ -352,7 +354,7 @@ def test_a_disk_that_is_full(log: Path) -> None:
 
 def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
     """What the server gets in place of the model is one line."""
-    size = (log / audit.file_name(1)).stat().st_size
+    size = (log / FIRST).stat().st_size
     code = f"""
         import resource, signal
         from types import SimpleNamespace
@@ -377,11 +379,11 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
 
 def test_it_rotates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain goes on over the files; where old ones are kept elsewhere, the first line here has to be said."""
-    monkeypatch.setattr(audit, "LARGEST", 2000)
+    monkeypatch.setattr(chain, "LARGEST", 2000)
     for number in range(1, 9):
         Log(tmp_path).append(entry(number))
     names = [file.name for file in files_of(tmp_path)]
-    assert len(names) > 2 and names == [audit.file_name(n + 1) for n in range(len(names))]
+    assert len(names) > 2 and names == [chain.file_name(n + 1, "audit") for n in range(len(names))]
     assert not verify(tmp_path).faults and len(verify(tmp_path).entries) == 8
     files_of(tmp_path)[0].unlink()
     left = verify(tmp_path)
@@ -454,8 +456,8 @@ def test_a_falsified_log_is_exit_code_2(log: Path, capsys: pytest.CaptureFixture
     write(log, [*lines[:2], flip(0.5)(lines[2]), *lines[3:]])
     assert main(["audit", str(log)]) == 2
     out, err = capsys.readouterr()
-    assert f"FAIL  {audit.file_name(1)}, line 3: changed" in out
-    fault = f"{audit.file_name(1)}, line 3: changed, its hash is wrong"
+    assert f"FAIL  {FIRST}, line 3: changed" in out
+    fault = f"{FIRST}, line 3: changed, its hash is wrong"
     assert err == f"silofl audit: the audit log is not whole, 1 faults: {fault}\n"
 
 

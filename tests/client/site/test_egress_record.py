@@ -17,7 +17,7 @@ from client.site import audit_gate, egress_record
 from client.site.egress_record import RECORD, applied
 from client.site.study import accounting
 from client.site.study.protocol import Study, parse_study
-from client.site.trust import audit
+from client.site.trust import audit, chain
 from client.site.trust.policy import Policy, read_policy
 from server.cli.main import main
 from server.simulation.engine import flower_identity
@@ -156,7 +156,7 @@ def test_the_apps_words_are_bounded(node: dict[str, Any], capsys: pytest.Capture
 def test_a_log_from_before_goes_on(node: dict[str, Any]) -> None:
     entry = {"time": "2026-01-01T00:00:00Z", "silo": "a", "asked-by": "s", "run-id": "1", "run": "r", "round": 1}
     settings = {"strategy": "fedavg"}
-    entry |= {"asked": "train", "method": "fedavg", "app": "", "settings": audit.digest(audit.plain(settings))}
+    entry |= {"asked": "train", "method": "fedavg", "app": "", "settings": chain.digest(chain.plain(settings))}
     audit.Log(Path(node["state-dir"]) / "audit").append(
         {**entry, "rule": "", "bytes": 0, "sent": [], "run-config": settings}
     )

@@ -11,8 +11,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client.site.errors import SiteError
-from client.site.trust import audit, receipts
-from client.site.trust.audit import Log, chained, verify
+from client.site.trust import chain, receipts
+from client.site.trust.audit import Log, verify
+from client.site.trust.chain import chained
 from client.site.trust.policy import Policy, PolicyRefusedError, parse_policy
 from client.site.trust.receipts import ASKED, FILE, KEY_FILE, signed, take
 from server.cli.main import main
@@ -130,13 +131,14 @@ def test_a_torn_receipt_costs_no_other(log: Path) -> None:
 
 def anew(log: Path, change: dict[str, Any]) -> None:
     """Write the whole log anew, with this in its second line, and all hashes right: somebody who may write here."""
-    before, lines = audit.START, []
+    before, lines = chain.START, []
     for one in verify(log).entries:
         facts = {**one, **(change if one["line"] == 2 else {}), "previous": before}
         text, before = chained({key: value for key, value in facts.items() if key != "hash"})
         lines.append(text)
-    (log / audit.file_name(1)).write_bytes(b"\n".join(lines) + b"\n")
-    audit.write_head(log, len(lines), before, {})
+    (log / chain.file_name(1, "audit")).write_bytes(b"\n".join(lines) + b"\n")
+    head = {"line": len(lines), "hash": before, "settings": {}}
+    chain.write_whole(log / "head.json", json.dumps(head))
     assert not verify(log).faults  # by itself nothing shows
 
 
@@ -197,9 +199,9 @@ def test_receipts_of_other_silos_and_by_other_keys(
 def test_lines_that_are_kept_elsewhere(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     for line in (1, 3):
         taken(log, receipt(log, line))
-    monkeypatch.setattr(audit, "LARGEST", 10)
+    monkeypatch.setattr(chain, "LARGEST", 10)
     Log(log).append(entry(4))
-    (log / audit.file_name(1)).unlink()
+    (log / chain.file_name(1, "audit")).unlink()
     code, out = outcome(log, capsys, "--first", "4")
     assert code == 0 and "receipts" not in out
 
