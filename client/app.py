@@ -16,12 +16,22 @@ from client.faults import report
 from client.progress import OwnProgress
 from client.reported import describe, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
-from client.site.audit_gate import BY_SITE, in_study, own_build, release_reply, runs_alone, take_receipt, task_of
+from client.site.audit_gate import (
+    BY_SITE,
+    in_budget,
+    in_study,
+    own_build,
+    release_reply,
+    runs_alone,
+    take_receipt,
+    task_of,
+)
 from client.site.flower import internal
-from client.site.messages import check_message
+from client.site.messages import charge_message, check_message
 from client.site.study.protocol import Study
 from models.threads import use_threads
 from partitions.common.files import is_full, keep_private
+from partitions.units import describe_units
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.run_settings import RunSettings, parse_settings
 
@@ -30,6 +40,7 @@ ALONE = runs_alone()  # a SuperNode of Flower's own started it: what the site's 
 if ALONE:
     keep_private()
 Handler = Callable[[Message, ClientSession], RecordDict]
+Charged = dict[str, Any] | None  # what a message cost in the site's privacy budget
 
 
 @functools.lru_cache(maxsize=4)
@@ -44,30 +55,34 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
         if not ALONE:
-            return reply_of(message, context)[1]
+            return reply_of(message, context)[2]
         task = task_of(message, context, own_build(Path(__file__)))
-        study, reply = reply_of(message, context, task)
-        released: Message = release_reply(reply, in_study(task, study, context.node_config), message)
+        study, charged, reply = reply_of(message, context, task)
+        task = in_budget(in_study(task, study, context.node_config), charged)
+        released: Message = release_reply(reply, task, message)
         return released
 
     def reply_of(
         message: Message, context: Context, task: dict[str, Any] | None = None
-    ) -> tuple[Study | None, Message]:
-        study = None
+    ) -> tuple[Study | None, Charged, Message]:
+        study, charged = None, None
         try:
             # As the site's own process did, which also counted the message, before this app was there.
             app = (own_build(Path(__file__)),) if ALONE else ()
-            study = check_message(message, context, count=not os.environ.get(BY_SITE), app=app)
+            counts = not os.environ.get(BY_SITE)
+            study = check_message(message, context, count=counts, app=app)
             if task is not None:
                 task |= take_receipt(message, context)
+            charged = charge_message(message, context, study, read=describe_units) if counts else None
             settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
             use_threads(settings.common.threads)
-            return study, Message(handler(message, ClientSession(settings, context, study=study)), reply_to=message)
+            content = handler(message, ClientSession(settings, context, study=study))
+            return study, charged, Message(content, reply_to=message)
         except Exception as error:
             if is_full(error) and "state-path" in context.node_config:
                 raise  # a simulation's silos have one disk, its user's: no silo is left out for that
             code = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION
-            return study, Message(Error(code, report(error)), reply_to=message)
+            return study, charged, Message(Error(code, report(error)), reply_to=message)
 
     return handle
 
@@ -112,10 +127,10 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     client, parameters, config = session.open_client(message)
     if NEWCOMER in config:
         metrics = client.evaluate_newcomer(config)
-        return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+        return release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     if not session.info.trains:
         _, _, metrics = client.evaluate(parameters, config)
-        return release(client, [], metrics, min_samples=config["min_metric_samples"], policy=session.policy)
+        return release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     closing = not config["personal"]
     progress.begins(config["round"], closing=closing)
     kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept

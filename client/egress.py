@@ -22,7 +22,7 @@ from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
-from strategies.base.schema.reporting import CARD, SCHEMA, SECONDS, SPLITS, SUMS, WITHHELD, allowed_metrics
+from strategies.base.schema.reporting import CARD, PRIVACY, SCHEMA, SECONDS, SPLITS, SUMS, WITHHELD, allowed_metrics
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
 
 
@@ -61,7 +61,7 @@ def sift_metrics(
     for name, value in metrics.items():
         if name not in allowed_metrics():
             raise UserError(f"metric '{name}' is not on the list of what may leave a silo")
-        if name in SECONDS:
+        if name in (*SECONDS, *PRIVACY):
             kept[name] = value
             continue
         snapshot, split, metric = name.split(".")

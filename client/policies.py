@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from client.site.trust.bundle import read_bundle
-from client.site.trust.message_rules import method_faults, sends_whole, setting_faults
+from client.site.trust.message_rules import method_faults, privacy_faults, sends_whole, setting_faults
 from client.site.trust.policy import Policy, parse_policy, read_policy, rules
 from strategies import PersonalizedStrategy, strategies
+from strategies.base.info import MethodInfo
 from strategies.base.run_settings import defaults
 
 
@@ -29,10 +30,12 @@ def policy_page(policy: Policy) -> str:
     lines += [f"  {policy.says(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
     lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
     run = defaults()
+    private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}
     for name, strategy in sorted(strategies().items()):
-        asked = {**run, "strategy": name}
-        faults = [*method_faults(policy, name, asked), *setting_faults(policy, asked)]
+        asked = {**run, **private, "strategy": name}
+        faults = [*method_faults(policy, name, asked), *privacy_faults(policy, asked), *setting_faults(policy, asked)]
         lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
+        lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
     return "\n".join([*lines, "", footnote(policy)])
 
 
@@ -46,6 +49,16 @@ def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | 
     words += ["means and sizes of each class"] * strategy.info.per_class
     words += [", ".join(strategy.info.sends_numbers)] * bool(strategy.info.sends_numbers)
     return "; ".join(words)
+
+
+def with_privacy(info: MethodInfo) -> str:
+    """What ``dp = true`` does to what the method sends."""
+    if not info.dp:
+        return f"dp = true: not possible, {info.not_dp}"
+    if info.dp == "nothing":
+        return "dp = true: nothing of the data leaves"
+    alone = " A model that never leaves is trained without noise." if info.own_model == "kept" else ""
+    return f"dp = true: what leaves is made of clipped gradients with noise.{alone}"
 
 
 def footnote(policy: Policy) -> str:

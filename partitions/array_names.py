@@ -26,6 +26,7 @@ UNSPLIT_NAMED = re.compile(r"x_(?P<input>\w+)")
 
 EXTRA_NAMES = (
     *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges", "vocabulary", "recipe"),
+    "cohort",
     *PATIENT_NAMES,
 )
 

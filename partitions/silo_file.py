@@ -6,7 +6,8 @@ Arrays, under one of three sets of names:
 * MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
 * ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``site_split.py``)
 
-and optionally ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
+and optionally ``cohort`` (text: a name for the people whose data these are, which a new version of the file keeps),
+``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
 one per class or output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units``
 (text, "" where it is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may
 have, NaN where it is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal
@@ -51,6 +52,8 @@ from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, divide_own, rows_of, say_division
 from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, inputs_of, together
 
+LONGEST_COHORT = 100  # characters
+
 
 @dataclass(frozen=True)
 class Check:
@@ -72,11 +75,12 @@ class Contents:
     vocabulary: int = 0
     schema: Schema = NO_SCHEMA
     recipe: str = ""
+    cohort: str = ""
 
     def divided(self) -> SiloData:
         """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
         made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
-        return replace(made, schema=self.schema, recipe=self.recipe)
+        return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
 
 
 def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None = None) -> list[Check]:
@@ -177,6 +181,8 @@ def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, I
             arrays[f"patient_{name}"] = split.patient
     if data.vocabulary:
         arrays["vocabulary"] = np.array(data.vocabulary)
+    if data.cohort:
+        arrays["cohort"] = np.array(data.cohort)
     if data.task != "multiclass":
         arrays["task"] = np.array(data.task)
     if data.task in (*ONE_CLASS, "segmentation"):
@@ -249,6 +255,9 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         patients = read_patients(arrays, ys)
         if patients:
             checks.append(Check(name, True, describe_patients(patients)))
+        name = "cohort"
+        if cohort := read_cohort(arrays):
+            checks.append(Check(name, True, cohort))
         name = "schema"
         schema = make_schema(features, () if task == "survival" else labels, dtype_of(first))
         recipe = read_stored_recipe(arrays, features)
@@ -257,7 +266,7 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
     splits = {split: Split(xs[split], ys[split], patients.get(split)) for split in xs}
-    return checks, Contents(splits, classes, task, vocabulary, schema, recipe)
+    return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort)
 
 
 def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
@@ -299,6 +308,15 @@ def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tupl
         if not name.isprintable():
             raise Fault(f"{key} holds {name[:80]!r}", "leave control characters out: names are shown on terminals")
     return tuple(tidy(str(name)) for name in names)
+
+
+def read_cohort(arrays: Mapping[str, Array]) -> str:
+    """The name of the people whose data the file holds, "" where it states none. Raises Fault."""
+    found = arrays.get("cohort", np.array(""))
+    name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
+    if not name.isprintable() or len(name) > LONGEST_COHORT:
+        raise Fault("cohort is no short text", f"save a name of at most {LONGEST_COHORT} characters, or leave it out")
+    return tidy(name)
 
 
 def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:

@@ -41,7 +41,7 @@ class SiloData:
 
     ``classes``: how many outputs its task needs: classes, findings, measurements; ``vocabulary``: how many tokens its
     texts may have; ``schema``: what its file states of columns and labels; ``recipe``: how the file was made of a csv,
-    as JSON, or "". It stays in the silo.
+    as JSON, or "". It stays in the silo. ``cohort``: whose data the file says these are.
     """
 
     train: Split
@@ -52,6 +52,7 @@ class SiloData:
     vocabulary: int = 0
     schema: Schema = NO_SCHEMA
     recipe: str = ""
+    cohort: str = ""
 
     @property
     def input_shape(self) -> tuple[Any, ...]:

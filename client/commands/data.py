@@ -50,6 +50,12 @@ def add_import(commands: Any) -> None:
     add_table_options(p)
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
     p.add_argument("--overwrite", action="store_true", help="replace FILE.npz, and with it who is for testing")
+    p.add_argument(
+        "--cohort",
+        metavar="NAME",
+        default="",
+        help="a name for these patients, which share a privacy budget: the same in each new version of the file",
+    )
     p.set_defaults(run=import_data)
 
 

@@ -11,9 +11,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .budget.release import note_reply
 from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
@@ -90,6 +92,11 @@ def in_study(task: Mapping[str, Any], study: Any, node_config: Mapping[str, Any]
     return {**task, "study": told, "rules": applied(narrowed(policy_of(node_config), study))}
 
 
+def in_budget(task: Mapping[str, Any], charged: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The task of a message that was charged to a privacy budget, or of one that costs nothing (None)."""
+    return dict(task) if charged is None else {**task, "charged": dict(charged)}
+
+
 def take_receipt(message: Any, context: Any) -> dict[str, Any]:
     """Keep the server's receipt for this silo's last reply, and return what the log says of it.
 
@@ -127,6 +134,10 @@ def folder_of(node_config: Mapping[str, Any]) -> Path:
 def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
     """The reply, once it is written down; where that fails, an error of one line in its place."""
     try:
+        task = dict(task)
+        charged = task.pop("charged", None)
+        if charged is not None and not reply.has_error():
+            task["privacy"] = asdict(note_reply(reply, charged, Path(task["folder"]).parent))
         number, own = write_down(reply, task)
         if receipts.ASKED in _config(message) and not reply.has_error():
             from flwr.app import ConfigRecord
@@ -158,6 +169,7 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
         charge_bytes(study, Path(task["folder"]).parent, total)
         facts["study"] = {key: study[key] for key in ("name", "digest")}
     facts["budget"] = budget(task, total)
+    facts.pop("privacy", None)  # now a part of that
     if withheld is not None:
         facts["withheld"] = withheld
     entry = {"time": now, **facts, "bytes": total, "sent": sent}

@@ -79,11 +79,16 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
 def budget(task: Mapping[str, Any], size: int) -> dict[str, dict[str, float]]:
     """What was used before this message and after it: `before` and `after`, by the name of each limit.
 
-    A further ledger of the hospital adds its own numbers to both.
+    With differential privacy both have what the people in the data have spent: epsilon, at this delta.
     """
     before: dict[str, float] = {}
     after: dict[str, float] = {}
     if study := task.get("study"):
         used = budget_of(study, Path(task["folder"]).parent, str(task["silo"]), size)
         before, after = before | used[0], after | used[1]
+    if spent := task.get("privacy"):
+        before, after = (
+            {**limits, "epsilon": spent[when], "delta": spent["delta"]}
+            for when, limits in (("before", before), ("after", after))
+        )
     return {"before": before, "after": after}

@@ -1,12 +1,16 @@
-"""May a message be answered here? By the hospital's policy, and by the study that it approved.
+"""May a message be answered here? By the hospital's policy, by the study that it approved, and by its privacy budget.
 
-Asked in the site's own process, before the app is unpacked or imported, and again in the app. Standard library only.
+Asked in the site's own process, before the app is unpacked or imported, and again in the app, which charges nothing.
+Standard library only.
 """
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+from .audit_gate import cohort_of, folder_of
+from .budget.cohort import Reader, read_by_process
+from .budget.release import charge
 from .errors import SiteError
 from .study.accounting import count_message as count_in_study
 from .study.approvals import study_for
@@ -51,3 +55,22 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
     if fault:
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
     return study
+
+
+def charge_message(
+    message: Any, context: Any, study: Study | None, *, read: Reader = read_by_process
+) -> dict[str, Any] | None:
+    """Charge a message that is allowed to the privacy budget of the people whose data it is about, before its answer.
+
+    Returns what the audit gate needs of the charge; None where the message costs nothing: it asks for no differential
+    privacy, trains nothing, or the data are public. Raises PolicyRefusedError where the budget does not allow it.
+    ``read``: reads the units of a data file that is new here.
+    """
+    node = context.node_config
+    if "data" not in node:
+        return None
+    policy = policy_of(node)
+    if policy.public:
+        return None
+    policy = policy if study is None else narrowed(policy, study)
+    return charge(message, context, policy, cohort_of(node), folder_of(node).parent, read=read)

@@ -13,6 +13,8 @@ adds up over releases. At the order that gives the least,
 
 (Canonne, Kamath and Steinke, arXiv 2004.00010, proposition 12). The integral is a trapezoid sum. The integrand is
 analytic in a strip of half-width π σ² around the real line, so the sum's error is below exp(-2 π² σ² / h) for steps h.
+
+Imports nothing of ours: the site's own process loads this file alone (client/site/budget/accounting.py).
 """
 
 from __future__ import annotations
@@ -24,8 +26,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from partitions.common.errors import UserError
-
 ORDERS: tuple[float, ...] = (
     1.25,
     *(k / 10 for k in range(13, 110)),
@@ -33,6 +33,10 @@ ORDERS: tuple[float, ...] = (
     *(72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0),
 )
 LEAST_NOISE, MOST_NOISE = 0.1, 1e5  # between these multipliers lie all that are computed
+
+
+class OutOfRangeError(ValueError):
+    """A value that no epsilon is computed for: the text says which, and the range."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,11 @@ class Releases:
 def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
     """RDP of one release at each of :data:`ORDERS`."""
     if not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
-        raise UserError(f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted here")
+        raise OutOfRangeError(
+            f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted here"
+        )
     if not 0 <= sample_rate <= 1:
-        raise UserError(f"sample rate {sample_rate:g}: 0 to 1 is wanted here")
+        raise OutOfRangeError(f"sample rate {sample_rate:g}: 0 to 1 is wanted here")
     variance = noise_multiplier**2
     if sample_rate == 1:
         return tuple(order / (2 * variance) for order in ORDERS)
@@ -70,7 +76,7 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
 def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
     """ε of several kinds of releases from the same units together, at this δ."""
     if not 0 < delta < 1:
-        raise UserError(f"delta = {delta:g}: more than 0 and less than 1 is wanted here")
+        raise OutOfRangeError(f"delta = {delta:g}: more than 0 and less than 1 is wanted here")
     total = [0.0] * len(ORDERS)
     for r in releases:
         if r.steps:
@@ -86,14 +92,14 @@ def _converted(order: float, rdp: float, delta: float) -> float:
 
 
 def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """ε after so many releases, at this δ. Raises UserError for a value out of its range."""
+    """ε after so many releases, at this δ. Raises OutOfRangeError for a value out of its range."""
     return composed_epsilon([Releases(noise_multiplier, sample_rate, steps)], delta)
 
 
 def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
     """The least noise multiplier, up to one part in ten thousand, whose ε is at most ``target_epsilon``.
 
-    Raises UserError where no noise reaches it.
+    Raises OutOfRangeError where no noise reaches it.
     """
 
     def reaches(noise: float) -> bool:
@@ -103,7 +109,7 @@ def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, 
     while not reaches(high):
         low, high = high, 2 * high
         if high > MOST_NOISE:
-            raise UserError(f"epsilon = {target_epsilon:g} at delta = {delta:g} is out of reach of any noise")
+            raise OutOfRangeError(f"epsilon = {target_epsilon:g} at delta = {delta:g} is out of reach of any noise")
     while high > low * (1 + 1e-4):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if reaches(middle) else (middle, high)

@@ -21,7 +21,7 @@ class ImportOptions:
     has none. ``window``, ``spacing``, ``slices`` and ``series`` are of scans (``scans.ReadOptions``). ``take``: how a
     csv is written, the column of texts, what they become, which numbers, and the column of patients. ``recipe``: how to
     read a table, in place of all that; ``as_gaps``: cells that do not fit the recipe are gaps. ``overwrite``: whether
-    the data file may be there already.
+    the data file may be there already; ``cohort``: a name for the people whose data these are.
     """
 
     size: int | None = None
@@ -39,6 +39,7 @@ class ImportOptions:
     recipe: Recipe | None = None
     as_gaps: bool = False
     overwrite: bool = False
+    cohort: str = ""
 
     def __post_init__(self) -> None:
         _ = self.reading  # refused here, before anything is read

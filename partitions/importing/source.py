@@ -233,7 +233,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
     text = recipe.json if recipe else ""
-    data = replace(SiloData(train, val, test, outputs, task, vocabulary), schema=schema, recipe=text)
+    data = SiloData(train, val, test, outputs, task, vocabulary)
+    data = replace(data, schema=schema, recipe=text, cohort=options.cohort)
     return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe)
 
 

@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 from client import cli as site
 from client import study_cli
-from server.cli import deploy, federation, research, study, tune, watch
+from server.cli import budget, deploy, federation, research, study, tune, watch
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     site.add_commands(commands)
     study.add_commands(commands)
     study_cli.add_commands(commands)
+    budget.add_commands(commands)
     return top
 
 

@@ -13,6 +13,7 @@ from server.report.head import faults, headline, tiles, title, where
 from server.report.methods import exchanges, paper, spelled
 from server.report.sections.cost import cost_section, left_section
 from server.report.sections.methods import methods_section
+from server.report.sections.privacy import privacy_section
 from server.report.sections.repeat import repeat_section
 from server.report.sections.rounds import data_section, relationships_section, rounds_section
 from server.report.sections.silos import silos_section
@@ -27,6 +28,7 @@ SECTIONS = (
     ("data", "Data", data_section),
     ("relationships", "Relationships", relationships_section),
     ("cost", "Cost", cost_section),
+    ("privacy", "Privacy", privacy_section),
     ("left", "What left the silos", left_section),
     ("repeat", "Repeat", repeat_section),
 )

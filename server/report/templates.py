@@ -107,6 +107,12 @@ TEMPLATES = {
 {% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per silo</h3>
 {% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}""",
+    "privacy": """{% from "macros" import table, cells, widths, explained with context %}
+<h2>What differential privacy cost</h2><p class='lead'>Protected is a {{ unit }}: all that a silo sent in a run tells little of any single one. Epsilon bounds how little; delta is the chance that the bound fails.</p>
+{% call table(head, "dense") %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<dl class='terms'><dt>Epsilon</dt><dd>With or without one {{ unit }}, the probability of anything that the silo can send differs by a factor of at most e to the power of epsilon. Below 1 is strong, above 10 is weak.</dd><dt>Not covered</dt><dd>Numbers of samples, seconds, what other runs sent, and models that a silo keeps for itself.</dd></dl>{% endcall %}
+<p class="note">Each row is one run by itself.{% if several %} Runs on the same data add up.{% endif %} A hospital's own ledger adds all runs (<code>silofl budget</code>).{% if simulated %} In a simulation the noise comes from the seed: these numbers show what a deployed run costs. They protect no data.{% endif %}{% if without %} Without differential privacy: {{ without|join(", ") }}.{% endif %}</p>
+{% if figure %}<figure>{{ widths(figure) }}<figcaption>Test {{ word }} in per cent against the epsilon spent so far: a thin line per silo, a thick one for their mean.</figcaption></figure>{% endif %}""",
     "repeat": """<h2>Repeat it</h2><p class='lead'>The same settings and seed give the same numbers on the same machine and number of threads.</p>
 <pre>{{ commands|join("\n") }}</pre>
 <p class='note'><code>config.toml</code> beside this file holds every setting, <code>history.csv</code> every value, <code>summary.json</code> the final ones.</p>

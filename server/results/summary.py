@@ -22,6 +22,7 @@ from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory
+from server.results.spent import spent
 from strategies import strategies
 from strategies.base.schema.data_summary import sample_weights
 
@@ -94,6 +95,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         metric: values_by_round(rows, "test", snapshot, task.score, metric).get(chosen or 0, {})
         for metric in (*task.secondary_metrics, *(metric for metric in ENDS if metric in task.metrics))
     }
+    costs = spent(rows)
     return {
         "strategy": run.strategy,
         "seed": run.seed,
@@ -115,6 +117,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
                 task.score: _number(score.get(n, math.nan)),
                 **{metric: _number(values.get(n, math.nan)) for metric, values in others.items()},
                 "round": evaluated.get(n),  # that these are of
+                **({"epsilon": cost.epsilon, "delta": cost.delta} if (cost := costs.get(n)) else {}),
                 "gain_over_local": None,
                 "gain_over_fedavg": None,
             }

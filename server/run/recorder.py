@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import cast
@@ -9,9 +11,10 @@ from typing import cast
 from flwr.app import Message
 
 from models.tasks import Task
+from partitions.common.errors import DataError
 from server.results.chosen import Chosen
 from server.results.history import History, Row, metric_rows
-from strategies.base.schema.reporting import read_metrics
+from strategies.base.schema.reporting import EPSILON, PRIVACY, read_metrics
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -70,6 +73,22 @@ class Recorder:
         bounded = sorted(strategy.bounded.items())
         rows += [self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded]
         return rows
+
+    def privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
+        """Return what differential privacy has cost each silo so far; also one whose reply is not used has paid."""
+        names = {info.node_id: name for name, info in strategy.silos.items()}
+        rows = []
+        for reply in replies:
+            with contextlib.suppress(DataError):
+                found = {} if reply.has_error() else read_metrics(reply.content.get("metrics"))
+                silo = names.get(reply.metadata.src_node_id, "")
+                rows += [self._row(server_round, name, found[name], silo) for name in PRIVACY if name in found]
+        return sorted(rows, key=lambda row: (row.silo, row.metric))
+
+    def attended(self) -> dict[str, int]:
+        """Return how many rounds with differential privacy this run has had of each silo."""
+        which = self.common.strategy, self.common.seed
+        return dict(Counter(row.silo for row in self.history.of(*which) if row.metric == EPSILON and row.silo))
 
     def totals(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
         """Return the rows of a round as a whole."""

@@ -73,6 +73,10 @@ class MethodInfo:
     # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
     dp: Literal["", "gradient", "nothing"] = ""
     not_dp: str = "its MethodInfo does not declare `dp`"  # else: why not
+    # The trainings of a round with noise, for the hospital's account (client/site/budget/accounting.py): the setting
+    # with the epochs of each (0 there: local-epochs), or a number; ``each KEY``: so many trainings of one epoch;
+    # ``TERM if KEY`` or ``TERM if KEY = VALUE``: only where that setting is not 0, or is this.
+    dp_epochs: tuple[str, ...] = ("local-epochs",)
     vectorized: bool = False  # whether silos may train together (``vectorize = true``)
 
 

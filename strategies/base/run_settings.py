@@ -42,6 +42,7 @@ from strategies.base.settings import (
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import check_wire
 
+NOTHING = "nothing"  # of the data leaves a method with differential privacy
 DP = "dp"  # the common setting, and what stands before the keys of its own
 
 
@@ -332,7 +333,8 @@ def facts() -> dict[str, dict[str, Any]]:
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
         peers = s.info.receives == "models"
         every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
-        every |= {"per_class": s.info.per_class, "adds": s.info.adds}
+        private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
+        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private}
         found[name] = {fact: value for fact, value in every.items() if value}
     return found
 
@@ -355,8 +357,9 @@ def facts_text() -> str:
         "Made by `make settings`.\n\n"
         "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
         "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
-        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others.\n"
-        "What is not named is not so.\n\n"
+        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
+        "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
+        "leaves with it. What is not named is not so.\n\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
         '"""\n\nfrom typing import Any\n\n'

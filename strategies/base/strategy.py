@@ -131,6 +131,7 @@ class PersonalizedStrategy(NewcomerStrategy, Strategy):
         self.last_round = common.rounds  # an earlier one where the run stops early
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
+        self.attended: dict[str, int] = {}  # how many rounds with differential privacy this run has had of each silo
         self.rejected: dict[str, str] = {}
         self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
         self.sent: dict[str, Mapping[str, Model]] = {}  # what each silo of the round trains from
@@ -387,6 +388,7 @@ class PersonalizedStrategy(NewcomerStrategy, Strategy):
             self.sent[silo] = payload.models
         flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}
         flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
+        flags |= {"attended": self.attended[silo]} if silo in self.attended else {}
         return self.message(self.silos[silo].node_id, kind, payload, {**cast(dict[str, Number], dict(config)), **flags})
 
     def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from models.privacy.accountant import ORDERS, Releases, composed_epsilon, epsilon, noise_multiplier_for
-from partitions.common.errors import UserError
+from models.privacy.accountant import ORDERS, OutOfRangeError, Releases, composed_epsilon, epsilon, noise_multiplier_for
 
 # (n, E, R) with batches of 64: ε at σ 0.7, 1, 2 and δ = 1/n, by dp-accounting 0.6's RdpAccountant.
 PUBLISHED = {(1000, 1, 20): (13.84, 6.27, 2.02), (400, 2, 30): (41.5, 19.7, 6.24), (4000, 1, 100): (17.6, 7.48, 2.51)}
@@ -61,11 +60,11 @@ def test_releases_compose() -> None:
 
 
 def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(UserError, match=r"noise multiplier 0\.01: 0\.1 to 100000"):
+    with pytest.raises(OutOfRangeError, match=r"noise multiplier 0\.01: 0\.1 to 100000"):
         epsilon(0.01, 0.1, 1, 1e-5)
-    with pytest.raises(UserError, match=r"sample rate 1\.5"):
+    with pytest.raises(OutOfRangeError, match=r"sample rate 1\.5"):
         epsilon(1.0, 1.5, 1, 1e-5)
-    with pytest.raises(UserError, match="delta = 0"):
+    with pytest.raises(OutOfRangeError, match="delta = 0"):
         epsilon(1.0, 0.1, 1, 0.0)
-    with pytest.raises(UserError, match=r"epsilon = 0\.0001 at delta = 1e-09 is out of reach"):
+    with pytest.raises(OutOfRangeError, match=r"epsilon = 0\.0001 at delta = 1e-09 is out of reach"):
         noise_multiplier_for(1e-4, 0.1, 10, 1e-9)

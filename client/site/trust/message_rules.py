@@ -6,7 +6,7 @@ from typing import Any
 
 from .methods import METHODS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
-from .run_config import number, of_method, owner, plain
+from .run_config import is_private, number, of_method, owner, plain
 
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
@@ -16,7 +16,20 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     given = number(run.get("batch-size"))
     if given is None or given < policy.min_batch_size:
         faults.append(f"its policy has {policy.says('min_batch_size')}, the run batch-size = {run.get('batch-size')}")
-    return faults + setting_faults(policy, run)
+    return faults + privacy_faults(policy, run) + setting_faults(policy, run)
+
+
+def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
+    """Return where a run's differential privacy is less than the policy wants."""
+    faults, method = [], str(run.get("strategy"))
+    if not is_private(run):
+        rule = "require_dp" if policy.require_dp else "epsilon"
+        return [f"its policy has {policy.says(rule)}, the run dp = false"] if policy.private_only else []
+    if policy.privacy_unit == "patient" and run.get("dp.unit") != "patient":
+        faults.append(f"its policy has {policy.says('privacy_unit')}, the run dp.unit = {run.get('dp.unit')}")
+    if method in METHODS and not METHODS[method].get("dp"):
+        faults.append(f"its policy knows no differential privacy of {method}, and the run has dp = true")
+    return faults
 
 
 def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:

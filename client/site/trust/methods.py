@@ -4,8 +4,9 @@ Made by `make settings`.
 
 ``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these
 values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means
-or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others.
-What is not named is not so.
+or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;
+``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data
+leaves with it. What is not named is not so.
 
 SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).
 DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.

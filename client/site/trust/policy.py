@@ -18,7 +18,7 @@ Standard library only, and neighbours by relative imports: this runs in a proces
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ METRICS = (  # of all tasks; models/tasks/ has the same
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
 WANTED = ("required", "optional")  # what a rule of words may say
+UNITS = ("record", "patient")
 SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
+MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
 LIMITS = {  # the rule for settings of a kind; the others are factors of `max_decay`
@@ -50,9 +52,13 @@ class PolicyRefusedError(SiteError):
     """A run asks for what this site does not allow."""
 
 
-def rule(default: Any, public: Any, help: str, least: int = 0) -> Any:
-    """A rule: its default, its value for public data, what it says, and the lowest value of a number."""
-    return field(default=default, metadata={"public": public, "help": help, "least": least})
+def rule(
+    default: Any, public: Any, help: str, least: int = 0, *, most: float = NO_LIMIT, words: Sequence[str] = WANTED
+) -> Any:
+    """A rule: its default, its value for public data, what it says; the range of a number, the values of a text."""
+    return field(
+        default=default, metadata={"public": public, "help": help, "least": least, "most": most, "words": words}
+    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,18 @@ class Policy:
     min_silos: int = rule(3, 1, "fewest silos that train in a round in which this one does", 1)
     runs_per_day: int = rule(20, 0, "most runs on one day (UTC); 0: any number")
     floor: int = rule(10, 1, "fewest training samples behind anything that leaves and has no rule of its own", 1)
+    require_dp: bool = rule(False, False, "whether a run must have differential privacy (dp = true)")
+    epsilon: float = rule(
+        0.0,
+        0.0,
+        "most epsilon that all runs together may spend of a cohort's people; 0: any; else dp = true is required",
+    )
+    delta: float = rule(
+        0.0, 0.0, "delta at which that is counted; 0: 1e-5, and with n units at most 1 / (10 n)", most=MOST_DELTA
+    )
+    privacy_unit: str = rule(
+        "record", "record", "what a run with dp = true must protect at least: record or patient", words=UNITS
+    )
     studies: str = rule(
         "optional", "optional", "whether a run must belong to a study that was approved here: required or optional"
     )
@@ -101,6 +119,11 @@ class Policy:
     @property
     def public(self) -> bool:
         return self.where == PUBLIC
+
+    @property
+    def private_only(self) -> bool:
+        """Whether only runs with differential privacy are answered: a run without it has no epsilon to count."""
+        return self.require_dp or self.epsilon > 0
 
     def says(self, name: str) -> str:
         """A rule as it stands in the file: `peers = false`."""
@@ -175,14 +198,17 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
             raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
         return tuple(value)
     if isinstance(f.default, str):
-        if value in WANTED:
+        if value in f.metadata["words"]:
             return value
-        raise SiteError(f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(WANTED)}")
-    least = f.metadata["least"]
+        raise SiteError(
+            f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(f.metadata['words'])}"
+        )
+    least, most = f.metadata["least"], f.metadata["most"]
+    up_to = f" and at most {most:g}" if most < NO_LIMIT else ""
     if isinstance(f.default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= NO_LIMIT:
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
             return float(value)
-        raise SiteError(f"{path}: {key} = {shown(value)}: a number of at least {least} is wanted here")
+        raise SiteError(f"{path}: {key} = {shown(value)}: a number of at least {least}{up_to} is wanted here")
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NO_LIMIT:
         raise SiteError(
             f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"

@@ -18,6 +18,11 @@ def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in run.items() if owner(key) in owners}
 
 
+def is_private(run: Mapping[str, Any]) -> bool:
+    """Return whether a run's settings ask for differential privacy."""
+    return str(run.get("dp", False)).lower() == "true"
+
+
 def owner(key: str) -> str:
     """The method that a setting belongs to; empty: it is a common one."""
     return key.rpartition(".")[0]

@@ -24,6 +24,8 @@ from partitions.schema import read_schema
 SNAPSHOTS = ("received", "personal")
 SPLITS = ("train", "val", "test")
 SECONDS = ("seconds.train", "seconds.evaluate")
+EPSILON, DELTA, STEPS = "epsilon", "delta", "dp_steps"
+PRIVACY = (EPSILON, DELTA, STEPS)  # what differential privacy has cost this silo in the run so far
 
 COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, and the least of each
 SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
@@ -43,7 +45,7 @@ LARGEST = 3.5e38  # more than any float32
 @cache
 def allowed_metrics() -> frozenset[str]:
     """Names of the scalars that may leave a silo."""
-    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | set(SECONDS))
+    return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | {*SECONDS, *PRIVACY})
 
 
 def read_metrics(record: object) -> dict[str, float]:
@@ -60,8 +62,8 @@ def read_metrics(record: object) -> dict[str, float]:
 
 
 def _in_range(name: str, value: float) -> bool:
-    if name in SECONDS:
-        return 0 <= value < math.inf
+    if name in (*SECONDS, *PRIVACY):
+        return 0 <= value < (1 if name == DELTA else math.inf)
     low, high = RANGES.get(name.rpartition(".")[2], (0.0, 1.0))
     return math.isnan(value) or low <= value <= high
 

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_study, release_reply, take_receipt, task_of
+from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_budget, in_study, release_reply, take_receipt, task_of
 from ...flower import internal
-from ...messages import check_message
+from ...messages import charge_message, check_message
 from ...trust.pins import check_pin, content_sum
 from .calls import client_over
 from .persistent import PersistentWorker
@@ -41,13 +41,14 @@ METADATA = (
 )
 
 
-def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """Return the message's study, or None, and what the log says of the server's receipt.
+def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> tuple[Any, dict[str, Any], Any]:
+    """Return the message's study, or None, what the log says of the server's receipt, and what it was charged with.
 
-    Raises ValueError, after its one line is in the silo's log, for a message that policy or study forbid.
+    Raises ValueError, after its one line is in the silo's log, for a message that policy, study or budget forbid.
     """
     try:
-        return check_message(message, context, app=app), take_receipt(message, context)
+        study, receipt = check_message(message, context, app=app), take_receipt(message, context)
+        return study, receipt, charge_message(message, context, study)
     except ValueError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         raise
@@ -115,8 +116,8 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         with refusals.noting():
             check_pin(digest, content)
             # Here and not where it is pulled: Flower then answers the message with the reason.
-            study, receipt = check_policy(*asked[-1], (digest, content_sum(content)))
-        pulled["task"] = in_study(pulled["task"], study, asked[-1][1].node_config) | receipt
+            study, receipt, charged = check_policy(*asked[-1], (digest, content_sum(content)))
+        pulled["task"] = in_budget(in_study(pulled["task"], study, asked[-1][1].node_config), charged) | receipt
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:

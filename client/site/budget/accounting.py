@@ -1,0 +1,127 @@
+"""What a training message under differential privacy costs, by this site's own account.
+
+Computed from the run's settings, the units that this site counts itself and the method's declaration
+(`trust/methods.py`): the app that the message is for has no say in it. The app takes at most so many noised steps.
+
+The accountant (`models/privacy/accountant.py`) is loaded from its file: the app's package `models` is another one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.methods import DEFAULTS, METHODS
+from ..trust.policy import UNITS
+from ..trust.run_config import number
+from .cohort import ROOT, DataFile
+
+MOST_DELTA = 1e-5  # where neither the site nor the run states one
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Noised steps of one message: of how many units each takes which share, and with how much noise."""
+
+    unit: str
+    units: int
+    rate: float  # the share of the units in a step's batch, on average
+    noise: float  # noise multiplier: standard deviation in clip norms
+    steps: int
+    delta: float  # of the run
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As a line of the ledger has them."""
+        return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
+
+
+@cache
+def accountant() -> Any:
+    """Load the accountant under a name that no app has."""
+    name = f"{__name__}.accountant"
+    spec = spec_from_file_location(name, ROOT / "models" / "privacy" / "accountant.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:
+    """Epsilon of all charges together (lines of the ledger: noise, rate, steps); steps of one kind are added first."""
+    steps: dict[tuple[float, float], int] = {}
+    for line in lines:
+        kind = float(line["noise"]), float(line["rate"])
+        steps[kind] = steps.get(kind, 0) + int(line["steps"])
+    releases = [accountant().Releases(*kind, count) for kind, count in sorted(steps.items())]
+    return float(accountant().composed_epsilon(releases, delta))
+
+
+def default_delta(units: int) -> float:
+    """Return the delta where none is stated: at most one tenth of a unit's share."""
+    return min(MOST_DELTA, 1 / (10 * max(units, 1)))
+
+
+def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
+    """Compute what a training message of this run costs here. Raises SiteError where it cannot be told.
+
+    The noise of ``dp.target-epsilon`` is what makes all rounds of the run together cost so much. A patient is drawn
+    with the rate of a record.
+    """
+
+    def value(key: str) -> float:
+        found = number(run.get(key, DEFAULTS[key]))
+        if found is None or found < 0:
+            raise SiteError(f"{key} = {run.get(key)!r:.40}: no cost can be computed")
+        return found
+
+    unit = str(run.get("dp.unit", DEFAULTS["dp.unit"]))
+    if unit not in UNITS:
+        raise SiteError(f"dp.unit = {unit:.40}: one of {', '.join(UNITS)} is wanted here")
+    units = data.units(unit)
+    batch = min(value("batch-size"), data.records)
+    rate, steps = batch / data.records, steps_of(run, data.records / batch, value)
+    delta = value("dp.delta") or default_delta(units)
+    noise, target = value("dp.noise-multiplier"), value("dp.target-epsilon")
+    try:
+        if target and steps:
+            noise = accountant().noise_multiplier_for(target, rate, steps * int(value("rounds")), delta)
+        epsilon_of([{"noise": noise, "rate": rate, "steps": steps}], delta)
+    except ValueError as error:
+        raise SiteError(str(error)) from None
+    return Cost(unit, units, rate, noise, steps, delta)
+
+
+def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], float]) -> int:
+    """Return how many noised steps one training message takes: those of all epochs of each training with noise.
+
+    Raises SiteError for a method that this site knows no differential privacy of.
+    """
+    method = str(run.get("strategy"))
+    declared = METHODS.get(method, {}).get("dp")
+    if not declared:
+        raise SiteError(f"strategy = {method[:80]}: this site knows no differential privacy of it")
+    if isinstance(declared, str):  # nothing of the data leaves
+        return 0
+    epochs = (count for term in declared for count in epochs_of(term, run, value))
+    return sum(max(round(count * per_epoch), 1) for count in epochs if count)
+
+
+def epochs_of(term: str, run: Mapping[str, Any], value: Callable[[str], float]) -> list[float]:
+    """The epochs of each training with noise that a term of ``MethodInfo.dp_epochs`` stands for."""
+    what, _, condition = term.partition(" if ")
+    if condition:
+        key, _, wanted = condition.partition(" = ")
+        given = run.get(key, DEFAULTS[key])
+        if str(given) != wanted if wanted else not number(given):
+            return []
+    if what.isdecimal():
+        return [float(what)]
+    key = what.removeprefix("each ")
+    epochs = value(key) or value("local-epochs")
+    return [epochs] if key == what else [1.0] * int(epochs)

@@ -1,0 +1,125 @@
+"""Which people a data file is about: counted once per version of the file, and linked to earlier versions.
+
+    STATE_DIR/budget/data/SHA256.json       units, declared cohort, earlier versions that share a sample
+    STATE_DIR/budget/data/SHA256.samples    the digests of its samples, one per line
+
+Two versions belong to one cohort where they declare the same ``cohort``, where both declare none (then the cohort is
+the silo's own), or where they share a sample. So an edited file has no new budget.
+
+Standard library only, as in trust/policy.py: a process of its own reads the file, with the site's own code.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.chain import write_whole
+
+FOLDER = "budget"  # in the state directory
+ROOT = Path(__file__).resolve().parents[3]
+READ = "import sys; sys.path.insert(0, sys.argv[1]); from partitions.units import main; main(sys.argv[2:])"
+Reader = Callable[[Path], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One version of a silo's data file. ``patients``: None where the file names none."""
+
+    sha256: str
+    silo: str
+    cohort: str
+    records: int
+    patients: int | None
+    links: tuple[str, ...]  # earlier versions that share a sample with it
+
+    @property
+    def name(self) -> str:
+        """What links versions by declaration: the declared cohort, or the silo's own."""
+        return f"cohort {self.cohort}" if self.cohort else f"silo {self.silo}"
+
+    def units(self, unit: str) -> int:
+        """Return how many records or patients are trained on. Raises SiteError where patients are not named."""
+        if unit == "record":
+            return self.records
+        if self.patients is None:
+            raise SiteError("dp.unit = patient, and its data file names no patients: silofl import --patient COLUMN")
+        return self.patients
+
+
+def read_by_process(path: Path) -> Mapping[str, Any]:
+    """Read a data file by the site's own code in a process of its own. Raises SiteError with that one's line."""
+    command = [sys.executable, "-P", "-c", READ, str(ROOT), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout:  # where SIGCHLD is ignored, as here, the exit code is 0
+        line = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise SiteError(f"its data file cannot be counted: {line}")
+    found: Mapping[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = read_by_process) -> DataFile:
+    """The version of the data file with this SHA-256; read where it is a new one.
+
+    Raises OSError or SiteError where it cannot be read, or noted.
+    """
+    folder = state / FOLDER / "data"
+    if not (folder / f"{sha256}.json").exists():
+        try:
+            found = read(path)
+        except SiteError:
+            raise
+        except ValueError as error:
+            raise SiteError(f"its data file cannot be counted: {error}") from None
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own = set(found["samples"])
+        links = [file.stem for file in sorted(folder.glob("*.samples")) if not own.isdisjoint(file.read_text().split())]
+        write_whole(folder / f"{sha256}.samples", "\n".join(found["samples"]) + "\n")
+        facts = {key: found[key] for key in ("cohort", "records", "patients")}
+        write_whole(folder / f"{sha256}.json", json.dumps({**facts, "silo": silo, "links": links}) + "\n")
+    return noted(state, sha256)
+
+
+def noted(state: Path, sha256: str) -> DataFile:
+    """The version as it was noted. Raises SiteError where that is missing or damaged."""
+    file = state / FOLDER / "data" / f"{sha256}.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        patients = found["patients"]
+        counts = int(found["records"]), None if patients is None else int(patients)
+        return DataFile(sha256, str(found["silo"]), str(found["cohort"]), *counts, tuple(map(str, found["links"])))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SiteError(
+            f"{FOLDER}/data/{file.name} is missing or damaged ({type(error).__name__}): restore the state directory"
+        ) from None
+
+
+def cohort_of(state: Path, own: DataFile, charged: set[str]) -> set[str]:
+    """The charged versions of the data file that are about the same people as ``own``.
+
+    Raises SiteError where the note of one of them is missing: what it was about is then not known.
+    """
+    every = {sha256: noted(state, sha256) for sha256 in charged} | {own.sha256: own}
+    found, new = set[str](), {own.sha256}
+    while new:
+        found |= new
+        names = {every[sha256].name for sha256 in found}
+        links = {link for sha256 in found for link in every[sha256].links}
+        same = {
+            sha256
+            for sha256, file in every.items()
+            if file.name in names or sha256 in links or not found.isdisjoint(file.links)
+        }
+        new = same - found
+    return found & charged
+
+
+def label(state: Path, versions: set[str]) -> str:
+    """How a cohort is called: what its files declare, or the silo."""
+    files = [noted(state, sha256) for sha256 in sorted(versions)]
+    declared = sorted({file.cohort for file in files if file.cohort})
+    return " + ".join(declared or sorted({file.silo for file in files}))

@@ -1,0 +1,150 @@
+"""The ledger of what differential privacy has cost at this site: a chain of lines, as the audit log is.
+
+    STATE_DIR/budget/budget-000001.jsonl ...    a line per charge, and per reply that left
+    STATE_DIR/budget/head.json                  number and hash of the last line
+
+A training message is charged before it is trained for, so also where its process is killed. One that is repeated (after
+a crash, by a resumed run) costs nothing again as long as its reply has the same bits: a reply with other bits is
+another release of the same data, and is charged before it leaves. A ledger that is damaged, or shorter than it was,
+allows nothing. What is charged is this site's own account (`accounting.py`), against the rules ``epsilon`` and
+``delta``.
+
+Standard library only, as in trust/policy.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.chain import EVERY, Chain, read_head
+from ..trust.policy import Policy
+from .accounting import Cost, default_delta, epsilon_of
+from .cohort import FOLDER, DataFile, cohort_of
+
+CHARGE, SENT = "charge", "sent"
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A training message, and what it costs. ``key``: equal for a message that is repeated."""
+
+    key: str
+    silo: str
+    run_id: str
+    run: str
+    round: int
+    data: DataFile
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Epsilon of a cohort before and after a release, at the cohort's delta."""
+
+    before: float
+    after: float
+    delta: float
+
+
+class Ledger(Chain):
+    """The ledger in one state directory."""
+
+    kind = "budget"
+    facts = EVERY | {"kind", "silo", "run-id", "message"}
+
+    def __init__(self, state: Path) -> None:
+        super().__init__(state / FOLDER)
+        self.state = state
+
+    def lines(self) -> Sequence[Line]:
+        """All lines. Raises SiteError where one is changed or missing."""
+        if read_head(self.folder) is None and not any(self.folder.glob(f"{self.kind}-*.jsonl")):
+            return []
+        found = self.verify()
+        if found.faults:
+            raise SiteError(f"the ledger {self.folder} is not whole: {found.faults[0]}; restore the state directory")
+        return found.entries
+
+    def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
+        """Charge a message, unless it is one that was charged before.
+
+        ``attended``: the rounds of this run that the server has had of this silo; a ledger with fewer is an old copy.
+        Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
+        """
+        with self.held():
+            lines = self.lines()
+            own = {line["round"] for line in charges(lines) if is_of_run(line, release)}
+            if len(own - {release.round}) < attended:
+                raise SiteError(
+                    f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {len(own)}: "
+                    "the state directory is an older copy, or another one; restore the newest"
+                )
+            if any(line["message"] == release.key for line in charges(lines)):
+                return self._unchanged(lines, release, policy)
+            return self._charge(lines, release, policy)
+
+    def note_reply(self, release: Release, reply: str, policy: Policy) -> Spent:
+        """Note the digest of a reply before it leaves; charge it where another one left for the same message.
+
+        Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
+        """
+        with self.held():
+            lines = self.lines()
+            of_message = [line for line in lines if line["message"] == release.key]
+            sent = {line["reply"] for line in of_message if line["kind"] == SENT}
+            spent = self._unchanged(lines, release, policy)
+            if reply in sent:
+                return spent
+            if sum(1 for _ in charges(of_message)) <= len(sent):
+                spent = self._charge(lines, release, policy)
+            self.write({**self._facts(release, SENT), "reply": reply})
+            return spent
+
+    def _charge(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
+        """Write a charge down, if the budget allows it. The ledger is held."""
+        of_cohort, new = self.of_cohort(lines, release.data), {**release.cost.facts, "data": release.data.sha256}
+        delta = delta_of([*of_cohort, new], policy)
+        before, after = epsilon_of(of_cohort, delta), epsilon_of([*of_cohort, new], delta)
+        if policy.epsilon and after > policy.epsilon:
+            raise SiteError(
+                f"its policy has {policy.says('epsilon')}, and this round would bring what is spent from {before:.3g} "
+                f"to {after:.3g} (delta {delta:.1g}): silofl budget"
+            )
+        spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
+        self.write({**self._facts(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
+        return Spent(before, after, delta)
+
+    def _unchanged(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
+        of_cohort = self.of_cohort(lines, release.data)
+        delta = delta_of(of_cohort, policy)
+        total = epsilon_of(of_cohort, delta)
+        return Spent(total, total, delta)
+
+    def of_cohort(self, lines: Sequence[Line], data: DataFile) -> list[Line]:
+        """The charges of the people that a data file is about."""
+        versions = cohort_of(self.state, data, {line["data"] for line in charges(lines)})
+        return [line for line in charges(lines) if line["data"] in versions]
+
+    def _facts(self, release: Release, kind: str) -> dict[str, Any]:
+        run = {"run-id": release.run_id, "run": release.run, "round": release.round}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {"time": now, "kind": kind, "silo": release.silo, **run, "message": release.key}
+
+
+def charges(lines: Iterable[Line]) -> Iterator[Line]:
+    return (line for line in lines if line["kind"] == CHARGE)
+
+
+def is_of_run(line: Line, release: Release) -> bool:
+    return (line["run-id"], line["silo"]) == (release.run_id, release.silo)
+
+
+def delta_of(of_cohort: Iterable[Line], policy: Policy) -> float:
+    """The delta at which a cohort's budget is counted: the policy's, or what its largest version gives."""
+    return policy.delta or default_delta(max((int(line["units"]) for line in of_cohort), default=0))

@@ -1,0 +1,97 @@
+"""`silofl budget STATE_DIR`: what differential privacy has cost the people in a site's data, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client.site.budget.accounting import epsilon_of
+from client.site.budget.cohort import cohort_of, label, noted
+from client.site.budget.ledger import Ledger, Line, charges, delta_of
+from client.site.trust.audit import settings_of, verify
+from client.site.trust.chain import read_head
+from client.site.trust.policy import Policy
+from client.site.trust.run_config import is_private
+from partitions.common.names import escaped
+
+
+def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
+    """Each cohort of a state directory with what it has spent. Raises SiteError where the ledger is not whole."""
+    ledger = Ledger(state)
+    lines = ledger.lines()
+    left = {line["data"] for line in charges(lines)}
+    found = []
+    while left:
+        versions = cohort_of(state, noted(state, min(left)), left)
+        found.append(budget_of(state, policy, lines, versions))
+        left -= versions
+    return sorted(found, key=lambda one: str(one["cohort"]))
+
+
+def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[str]) -> dict[str, Any]:
+    """One cohort: what it has spent, run by run, and what no epsilon covers."""
+    own = [line for line in charges(lines) if line["data"] in versions]
+    delta = delta_of(own, policy)
+    runs: dict[tuple[str, str], list[Line]] = {}
+    for line in own:
+        runs.setdefault((line["run-id"], line["run"]), []).append(line)
+    spent, budget = epsilon_of(own, delta), policy.epsilon or None
+    return {
+        "cohort": label(state, versions),
+        "unit": "record" if any(line["unit"] == "record" for line in own) else "patient",
+        "delta": delta,
+        "spent": spent,
+        "budget": budget,
+        "left": None if budget is None else max(budget - spent, 0.0),
+        "runs": [
+            {"run": run or run_id, "epsilon": epsilon_of(of_run, delta), "steps": sum(line["steps"] for line in of_run)}
+            for (run_id, run), of_run in runs.items()
+        ],
+        "data": sorted(versions),
+        "uncovered": uncovered(state, versions),
+    }
+
+
+def uncovered(state: Path, versions: set[str]) -> list[str]:
+    """The runs for which these data were trained on without differential privacy, as far as the audit log goes."""
+    entries = verify(state / "audit").entries
+    settings = settings_of(entries)
+    runs = (
+        entry["run"] or entry["run-id"]
+        for entry in entries
+        if entry.get("cohort") in versions
+        and entry["asked"].startswith("train")
+        and any("shape" in sent for sent in entry["sent"])
+        and not is_private(settings.get(entry["line"], {}))
+    )
+    return list(dict.fromkeys(runs))
+
+
+def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
+    """The same in words. Some of them are the server's: what could steer a terminal is shown as its escape."""
+    lines = [line for one in found for line in _of_cohort(one)]
+    if not found:
+        lines = [f"{name}: no run with differential privacy has cost anything here", ""]
+    if head := read_head(Ledger(state).folder):
+        lines += [f"ok    {head[0]} lines: none changed, missing or moved", f"last  {head[1]}  (keep it elsewhere)"]
+    return "\n".join(map(escaped, lines)).rstrip("\n")
+
+
+def run_page(found: Sequence[Mapping[str, Any]]) -> str:
+    """What a run directory's runs have cost each silo, in words."""
+    lines = [line for one in found for line in _of_cohort(one)]
+    return "\n".join(map(escaped, lines)).rstrip("\n") or "no run here had differential privacy (dp = true)"
+
+
+def _of_cohort(one: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{one['cohort']}: epsilon of a {one['unit']}, at delta {one['delta']:.2g}"
+    budget = "no budget (rule epsilon)" if one["budget"] is None else f"of {one['budget']:g}, left {one['left']:.3f}"
+    yield f"  spent  {one['spent']:.3f}  {budget}"
+    for run in one["runs"]:
+        yield f"         {run['epsilon']:.3f}  {run['run']}, {run['steps']} steps"
+    for run in one.get("uncovered", ()):
+        yield f"         none   {run}: without differential privacy, so no epsilon bounds what it shows"
+    for sha256 in one.get("data", ()):
+        yield f"  from   data file with SHA-256 {sha256[:16]}"
+    yield ""

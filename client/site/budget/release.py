@@ -1,0 +1,104 @@
+"""A training message with differential privacy, before it is answered and before its reply leaves: the ledger's gate.
+
+Messages without differential privacy, and evaluations, which train nothing, cost nothing here.
+
+Standard library only, as in trust/policy.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import SiteError
+from ..trust.policy import Policy, PolicyRefusedError
+from ..trust.run_config import is_private
+from .accounting import Cost, cost_of
+from .cohort import Reader, data_file, noted, read_by_process
+from .ledger import Ledger, Release, Spent
+
+MOST_TEXT = 100  # characters of the server's names in the ledger
+
+
+def charge(
+    message: Any, context: Any, policy: Policy, sha256: str, state: Path, *, read: Reader = read_by_process
+) -> dict[str, Any] | None:
+    """Charge a message's cost to its cohort; return what `note_reply` needs of it, None where it costs nothing.
+
+    ``sha256``: that of the silo's data file; ``state``: the folder that the ledger is in. Raises PolicyRefusedError,
+    one line, where the budget does not allow it or nothing can be charged.
+    """
+    node, run = context.node_config, context.run_config
+    if message.metadata.message_type.partition(".")[0] != "train" or not is_private(run):
+        return None
+    silo, told = str(node.get("name", "this silo")), _config(message)
+    try:
+        if not sha256:
+            raise SiteError("its data file cannot be read, so no cost can be charged")
+        data = data_file(state, sha256, silo, Path(str(node["data"])), read)
+        cost = cost_of(run, data)
+        if not cost.steps:
+            return None
+        release = Release(
+            key_of(message, sha256),
+            silo,
+            str(told.get("run_id") or int(context.run_id))[:MOST_TEXT],
+            str(told.get("run", ""))[:MOST_TEXT],
+            whole(told.get("round")),
+            data,
+            cost,
+        )
+        Ledger(state).charge(release, policy, whole(told.get("attended")))
+    except SiteError as error:
+        raise PolicyRefusedError(f"{silo} refuses: {error}") from None
+    except OSError as error:
+        raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
+    facts = {key: value for key, value in vars(release).items() if key not in ("data", "cost")}
+    rules = {"epsilon": policy.epsilon, "delta": policy.delta}
+    return {**facts, "data": sha256, "cost": asdict(release.cost), "rules": rules}
+
+
+def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
+    """Note a reply before it leaves. Raises SiteError where it is another one than left before, and costs too much."""
+    release = Release(
+        **{key: charged[key] for key in ("key", "silo", "run_id", "run", "round")},
+        data=noted(state, charged["data"]),
+        cost=Cost(**charged["cost"]),
+    )
+    return Ledger(state).note_reply(release, content_of(reply), Policy(**charged["rules"]))
+
+
+def key_of(message: Any, sha256: str) -> str:
+    """Return what is equal for a message that is repeated: run, round, data, the models and numbers that it brings."""
+    told = _config(message)
+    text = f"{told.get('run_id')}\n{told.get('round')}\n{sha256}\n{content_of(message)}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def content_of(message: Any) -> str:
+    """The SHA-256 of a message's arrays and of the method's numbers in it."""
+    found = hashlib.sha256()
+    if message.has_content():
+        for name, arrays in sorted(message.content.array_records.items()):
+            for key, array in sorted(arrays.items()):
+                data = bytes(array.data)
+                found.update(f"{name}/{key} {array.dtype} {tuple(array.shape)} {len(data)}\n".encode())
+                found.update(data)
+    for key, value in sorted(_config(message).items()):
+        if key.startswith("number."):
+            found.update(f"{key} {value!r}\n".encode())
+    return found.hexdigest()
+
+
+def whole(value: object) -> int:
+    """A whole number of a message; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _config(message: Any) -> dict[str, Any]:
+    if not message.has_content():
+        return {}
+    return dict(message.content.config_records.get("config", {}))

@@ -1,0 +1,53 @@
+"""``budget``: what differential privacy has cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser(
+        "budget",
+        help="what differential privacy has cost a site's cohorts, and what is left",
+        description="At a hospital: what all runs together have spent of each cohort's privacy budget (epsilon), run "
+        "by run, what is left, and whether the ledger is whole. Of a run directory: what the run has cost each silo.",
+    )
+    p.add_argument(
+        "where",
+        metavar="STATE_DIR|RUN",
+        nargs="?",
+        type=Path,
+        help="a silo's state directory, or a run directory (default: the only silo here)",
+    )
+    p.add_argument(
+        "--policy", metavar="FILE", type=Path, help="this hospital's policy.toml (default: the silo's, as far as known)"
+    )
+    p.add_argument("--json", action="store_true", help="as JSON")
+    p.set_defaults(run=budget)
+
+
+def budget(args: argparse.Namespace) -> None:
+    from client.site.budget.page import budget_page, budgets, run_page
+    from client.studies import place_of
+
+    if args.where is not None and (args.where / "config.toml").is_file():
+        from server.results.history import History
+        from server.results.run_directory import read_toml
+        from server.results.spent import budgets_of
+
+        if args.policy is not None:
+            raise UserError("--policy: a run directory has no budget; name a silo's state directory")
+        unit = str(read_toml(args.where / "config.toml").get("dp.unit", "record"))
+        found = budgets_of(History(args.where / "history.csv"), unit)
+        text = run_page(found)
+    else:
+        place = place_of(args.where, args.policy)
+        found = budgets(place.state, place.policy)
+        text = budget_page(found, place.name, place.state)
+    print(json.dumps(found, indent=1) if args.json else text)

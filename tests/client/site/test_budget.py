@@ -1,0 +1,356 @@
+"""The ledger of a privacy budget: what is charged, what is refused, what is free, and every way to a fresh budget."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.site.budget.accounting import Cost, epsilon_of
+from client.site.budget.cohort import DataFile, data_file, read_by_process
+from client.site.budget.ledger import Ledger, Release
+from client.site.budget.page import budgets
+from client.site.errors import SiteError
+from client.site.trust.policy import Policy, parse_policy
+from models.privacy.accountant import epsilon
+from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
+from partitions.units import describe_units
+from server.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
+NO_BUDGET = Policy()
+
+
+def write_file(path: Path, rows: Sequence[int], **arrays: Any) -> Path:
+    """A table whose row i says i, 60 % of them for training; equal rows are equal samples."""
+    x = np.array(rows, np.float32)[:, None] * np.ones(3, np.float32)
+    y = np.arange(len(rows)) % 2
+    third = len(rows) * 3 // 5
+    parts: dict[str, Any] = {"x_train": x[:third], "y_train": y[:third], "x_test": x[third:], "y_test": y[third:]}
+    np.savez(path, **parts, x_val=x[:0], y_val=y[:0], **arrays)
+    return path
+
+
+def known(state: Path, name: str = "a", rows: Sequence[int] = range(20), **arrays: Any) -> DataFile:
+    """A version of a silo's data file, as the site notes it; its name stands for its SHA-256."""
+    state.mkdir(exist_ok=True)
+    return data_file(state, name, "clinic", write_file(state / f"{name}.npz", rows, **arrays), describe_units)
+
+
+def message(data: DataFile, number: int = 1, run: str = "run-1", **changes: Any) -> Release:
+    return replace(Release(f"{run} {number}", "clinic", run, f"name of {run}", number, data, COST), **changes)
+
+
+def total(state: Path, data: DataFile) -> float:
+    """Epsilon that is spent of the people of a data file, at the delta of COST."""
+    ledger = Ledger(state)
+    return epsilon_of(ledger.of_cohort(ledger.lines(), data), 1e-5)
+
+
+def steps(count: int) -> float:
+    return epsilon(COST.noise, COST.rate, count, COST.delta)
+
+
+# --- charges ----------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_and_runs_add_up(tmp_path: Path) -> None:
+    """Three rounds of one run and one of another are 40 steps, at the delta of 200 units: 1e-5."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    before = 0.0
+    for number, release in enumerate([*(message(data, n) for n in (1, 2, 3)), message(data, run="run-2")], 1):
+        spent = ledger.charge(release, NO_BUDGET)
+        assert (spent.before, spent.delta) == (before, 1e-5)
+        before = spent.after
+        assert spent.after == pytest.approx(steps(10 * number), rel=1e-12)
+    (line, *_) = ledger.lines()
+    assert {key: line[key] for key in ("kind", "units", "noise", "rate", "steps", "data", "round", "run")} == {
+        "kind": "charge",
+        "units": 200,
+        "noise": 1.5,
+        "rate": 0.1,
+        "steps": 10,
+        "data": "a",
+        "round": 1,
+        "run": "name of run-1",
+    }
+
+
+def test_different_noise_composes_by_order(tmp_path: Path) -> None:
+    """Not the sum of both epsilons, which is more."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    ledger.charge(message(data, 1), NO_BUDGET)
+    both = ledger.charge(message(data, 2, cost=replace(COST, noise=0.8)), NO_BUDGET)
+    assert steps(10) < both.after < steps(10) + epsilon(0.8, 0.1, 10, 1e-5)
+
+
+def test_a_round_beyond_the_budget_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    data, ledger, policy = known(tmp_path), Ledger(tmp_path), Policy(epsilon=steps(25))
+    for number in (1, 2):
+        ledger.charge(message(data, number), policy)
+    with pytest.raises(SiteError, match=r"its policy has epsilon = .*, and this round would bring what is spent from"):
+        ledger.charge(message(data, 3), policy)
+    assert len(ledger.lines()) == 2 and total(tmp_path, data) == pytest.approx(steps(20))
+    ledger.charge(message(data, 3, cost=replace(COST, steps=5)), policy)  # less fits
+    ledger.charge(message(data, 2), policy)  # and what was charged may be repeated
+
+
+def test_delta_is_the_policys_or_of_the_largest_version(tmp_path: Path) -> None:
+    data = known(tmp_path)
+    few = message(data, 1, cost=replace(COST, units=50_000))
+    assert Ledger(tmp_path).charge(few, NO_BUDGET).delta == pytest.approx(1 / 500_000)
+    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).delta == pytest.approx(1 / 500_000)
+    assert Ledger(tmp_path).charge(message(data, 3), Policy(delta=1e-3)).delta == 1e-3
+
+
+# --- messages that are repeated ---------------------------------------------------------------------------------------
+
+
+def test_a_repeated_message_is_free_as_long_as_its_reply_has_the_same_bits(tmp_path: Path) -> None:
+    """Killed before the reply, resumed after it: free. Another reply for the same message is another release."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    release, policy = message(data), Policy(epsilon=steps(25))
+    ledger.charge(release, policy)
+    for _ in range(2):  # killed, then repeated
+        assert ledger.charge(release, policy).after == pytest.approx(steps(10))
+    for _ in range(2):
+        assert ledger.note_reply(release, "bits", policy).after == pytest.approx(steps(10))
+    assert ledger.note_reply(release, "other bits", policy).after == pytest.approx(steps(20))
+    ledger.note_reply(release, "other bits", policy)
+    with pytest.raises(SiteError, match="its policy has epsilon"):
+        ledger.note_reply(release, "third bits", policy)
+    assert [line["kind"] for line in ledger.lines()] == ["charge", "sent", "charge", "sent"]
+    assert total(tmp_path, data) == pytest.approx(steps(20))
+
+
+def test_a_message_with_another_model_in_the_same_round_costs_again(tmp_path: Path) -> None:
+    """Its noise is another one, so the server cannot subtract; and it is another release."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    ledger.charge(message(data), NO_BUDGET)
+    assert ledger.charge(message(data, key="other"), NO_BUDGET).after == pytest.approx(steps(20))
+
+
+# --- no fresh budget --------------------------------------------------------------------------------------------------
+
+VERSIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "other people, nothing declared": ({"rows": range(100, 120)}, True),
+    "one value edited": ({"rows": [99, *range(1, 20)]}, True),
+    "other people, another cohort": ({"rows": range(100, 120), "cohort": "2027"}, False),
+    "one patient of before, another cohort": ({"rows": [19, *range(100, 120)], "cohort": "2027"}, True),
+}
+
+
+@pytest.mark.parametrize("case", VERSIONS)
+def test_an_edited_file_has_no_fresh_budget(case: str, tmp_path: Path) -> None:
+    arrays, same = VERSIONS[case]
+    before, after = known(tmp_path, "a"), known(tmp_path, "b", **arrays)
+    Ledger(tmp_path).charge(message(before), NO_BUDGET)
+    spent = Ledger(tmp_path).charge(message(after, 2), NO_BUDGET)
+    assert spent.after == pytest.approx(steps(20 if same else 10))
+
+
+def test_a_declared_cohort_goes_on_with_other_samples(tmp_path: Path) -> None:
+    before, after = (known(tmp_path, n, rows, cohort="2026") for n, rows in (("a", range(20)), ("b", range(50, 70))))
+    Ledger(tmp_path).charge(message(before), NO_BUDGET)
+    assert Ledger(tmp_path).charge(message(after, 2), NO_BUDGET).before == pytest.approx(steps(10))
+
+
+def test_a_third_version_links_two_cohorts(tmp_path: Path) -> None:
+    """Its people are in both: what it spends counts for both, and so do theirs for it."""
+    ledger = Ledger(tmp_path)
+    for number, (name, rows) in enumerate((("a", range(20)), ("b", range(50, 70)), ("c", range(10, 60))), 1):
+        spent = ledger.charge(message(known(tmp_path, name, rows, cohort=name), number), NO_BUDGET)
+    assert spent.after == pytest.approx(steps(30))
+    (one,) = budgets(tmp_path, NO_BUDGET)
+    assert one["cohort"] == "a + b + c" and one["data"] == ["a", "b", "c"]
+
+
+def test_a_ledger_that_was_changed_or_lost_lines_allows_nothing(tmp_path: Path) -> None:
+    for change in ("edited", "shortened", "no files", "no note of the data"):
+        state = tmp_path / change
+        data, ledger = known(state), Ledger(state)
+        for number in (1, 2):
+            ledger.charge(message(data, number), NO_BUDGET)
+        (file,) = ledger.folder.glob("*.jsonl")
+        first, second = file.read_text().splitlines()
+        if change == "edited":
+            file.write_text(first.replace('"steps":10', '"steps":1') + f"\n{second}\n")
+        elif change == "shortened":
+            file.write_text(f"{first}\n")
+        elif change == "no files":
+            file.unlink()
+        else:
+            (state / "budget" / "data" / "a.json").unlink()
+        with pytest.raises(SiteError, match="restore the state directory"):
+            ledger.charge(message(replace(data, sha256="b"), 3), NO_BUDGET)
+
+
+def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_path: Path) -> None:
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    ledger.charge(message(data, 1), NO_BUDGET)
+    with pytest.raises(SiteError, match=r"the server has had 2 rounds of this run, and the ledger .* has 1"):
+        ledger.charge(message(data, 3), NO_BUDGET, attended=2)
+    with pytest.raises(SiteError, match="an older copy"):  # the round itself does not count
+        ledger.charge(message(data, 1), NO_BUDGET, attended=1)
+    ledger.charge(message(data, 2), NO_BUDGET, attended=1)
+
+
+# --- crashes and other processes --------------------------------------------------------------------------------------
+
+CHILD = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from test_budget import *
+state, data = Path({state!r}), known(Path({state!r}))
+"""
+
+
+def child(state: Path, text: str) -> subprocess.Popen[str]:
+    code = CHILD.format(paths=[str(ROOT), str(ROOT / "tests/helpers"), str(Path(__file__).parent)], state=str(state))
+    return subprocess.Popen([sys.executable, "-c", code + textwrap.dedent(text)], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("where", ["before the line", "between the line and its note"])
+def test_killed_while_it_charges(where: str, tmp_path: Path) -> None:
+    """The charge is there or it is not; the repeated message costs it once."""
+    data = known(tmp_path)
+    Ledger(tmp_path).charge(message(data, 1), NO_BUDGET)
+    name = "write_whole" if where.startswith("between") else "os.fsync"
+    dies = child(
+        tmp_path,
+        f"""
+        import client.site.trust.chain as chain
+        chain.{name} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        Ledger(state).charge(message(data, 2), NO_BUDGET)
+        """,
+    )
+    dies.communicate()
+    assert dies.returncode == -signal.SIGKILL
+    assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).after == pytest.approx(steps(20))
+    assert total(tmp_path, data) == pytest.approx(steps(20))
+
+
+def test_two_processes_share_one_budget(tmp_path: Path) -> None:
+    """Each wants ten rounds of a budget of twelve."""
+    data = known(tmp_path)
+    code = """
+    for number in range(10):
+        try:
+            Ledger(state).charge(message(data, number, run={run!r}), Policy(epsilon={budget!r}))
+        except SiteError as error:
+            assert "its policy has epsilon" in str(error)
+    """
+    budget = steps(125)
+    processes = [child(tmp_path, code.format(run=run, budget=budget)) for run in ("one", "two")]
+    for process in processes:
+        _, err = process.communicate()
+        assert not process.returncode, err
+    assert len(Ledger(tmp_path).lines()) == 12 and total(tmp_path, data) == pytest.approx(steps(120))
+
+
+def test_where_nothing_can_be_written_nothing_is_charged(tmp_path: Path) -> None:
+    """A file is where the folder of the ledger would be."""
+    data = known(tmp_path / "elsewhere")
+    (tmp_path / "budget").write_text("")
+    with pytest.raises(OSError, match="budget"):
+        Ledger(tmp_path).charge(message(data), NO_BUDGET)
+
+
+# --- the data file ----------------------------------------------------------------------------------------------------
+
+
+def test_the_sites_own_process_counts_as_the_app_does(tmp_path: Path) -> None:
+    """Twelve training samples of five patients; one of the rows is there twice."""
+    rows = [0, 0, *range(2, 20)]
+    patients = {"patient_train": [0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4], "patient_val": [], "patient_test": range(9, 17)}
+    numbers = {key: np.array(list(value), np.int64) for key, value in patients.items()}
+    file = write_file(tmp_path / "own.npz", rows, cohort="2026", **numbers)
+    found = read_by_process(file)
+    assert found == describe_units(file)
+    assert (found["cohort"], found["records"], found["patients"], len(found["samples"])) == ("2026", 12, 5, 19)
+    data = data_file(tmp_path, "sum", "clinic", file)
+    assert (data.units("record"), data.units("patient"), data.name) == (12, 5, "cohort 2026")
+    assert data_file(tmp_path, "sum", "clinic", tmp_path / "gone.npz") == data  # noted
+
+
+def test_patients_that_a_file_does_not_name_are_no_unit(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match=r"names no patients: silofl import --patient"):
+        known(tmp_path).units("patient")
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "own.npz").write_bytes(b"no archive")
+    with pytest.raises(SiteError, match=r"its data file cannot be counted: .*own\.npz: is no \.npz file") as caught:
+        data_file(tmp_path, "sum", "clinic", tmp_path / "own.npz")
+    assert "\n" not in str(caught.value) and not list(tmp_path.glob("budget/data/*"))
+
+
+def test_the_cohort_of_a_file(tmp_path: Path) -> None:
+    data = read_silo_file(write_file(tmp_path / "a.npz", range(20), cohort="  heart   2026 "))
+    assert data.cohort == "heart 2026"
+    write_silo_file(tmp_path / "b.npz", data)
+    assert read_silo_file(tmp_path / "b.npz").cohort == "heart 2026"
+    for cohort in (np.array(["a", "b"]), np.array(3), np.array("a\x1b[2J"), np.array("x" * 101)):
+        (*_, last) = check_silo_file(write_file(tmp_path / "c.npz", range(20), cohort=cohort))
+        assert not last.ok and last.name == "cohort" and last.detail == "cohort is no short text"
+
+
+# --- the rules, and what is printed -----------------------------------------------------------------------------------
+
+
+def test_the_rules_of_a_policy() -> None:
+    text = 'epsilon = 3\ndelta = 1e-6\nrequire-dp = true\nprivacy-unit = "patient"\n'
+    policy = parse_policy(text, "f")
+    assert (policy.epsilon, policy.delta, policy.require_dp, policy.privacy_unit) == (3.0, 1e-6, True, "patient")
+    assert not Policy().private_only and Policy(epsilon=1.0).private_only and Policy(require_dp=True).private_only
+    for line, fault in {
+        "epsilon = -1": "epsilon = -1: a number of at least 0 is wanted here",
+        "delta = 0.5": "delta = 0.5: a number of at least 0 and at most 0.01 is wanted here",
+        'privacy-unit = "hospital"': "privacy-unit = 'hospital': one of these is wanted here: record, patient",
+    }.items():
+        with pytest.raises(SiteError, match=fault):
+            parse_policy(line, "f")
+
+
+def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    data, ledger = known(state, cohort="2026"), Ledger(state)
+    for number in (1, 2):
+        ledger.charge(message(data, number), NO_BUDGET)
+    ledger.charge(message(data, run="\x1b[2J"), NO_BUDGET)
+    (tmp_path / "policy.toml").write_text("epsilon = 4\n")
+    assert main(["budget", str(state), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["cohort"], one["delta"], one["budget"], one["unit"]) == ("2026", 1e-5, 4.0, "record")
+    assert one["spent"] == pytest.approx(steps(30)) and one["left"] == pytest.approx(4 - steps(30))
+    assert [run["steps"] for run in one["runs"]] == [20, 10]
+    assert [run["epsilon"] for run in one["runs"]] == [pytest.approx(steps(20)), pytest.approx(steps(10))]
+    assert main(["budget", str(state)]) == 0
+    text = capsys.readouterr().out
+    assert f"spent  {steps(30):.3f}  of 4, left {4 - steps(30):.3f}" in text and "name of run-1, 20 steps" in text
+    assert "\x1b" not in text and f"last  {ledger.lines()[-1]['hash']}" in text
+    (file,) = ledger.folder.glob("*.jsonl")
+    file.write_text(file.read_text().replace('"steps":10', '"steps":1', 1))
+    assert main(["budget", str(state)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("silofl budget: the ledger ") and "line 1: changed" in err and err.count("\n") == 1
+
+
+def test_silofl_budget_of_a_site_without_charges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["budget", str(tmp_path)]) == 0
+    assert "no run with differential privacy has cost anything here" in capsys.readouterr().out
+    assert main(["budget", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["budget", str(tmp_path / "none")]) == 2

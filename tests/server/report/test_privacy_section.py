@@ -1,0 +1,58 @@
+"""The report's section on differential privacy, of a history with rows of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from server.report.charts.privacy import bought, epsilon_by_round, private_methods
+from server.report.sections.privacy import privacy_section
+from server.report.study import Study
+from server.results.history import History, Row
+from server.results.spent import budgets_of, spent
+from server.simulation.simulate import simulate
+
+RUN = {"strategy": "fedavg", "dataset": "digits", "rounds": 2, "silos": 2, "threads": 1, "model": "mlp"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Two rounds of two silos, to whose history are added what these would have cost."""
+    out = simulate({**RUN, "out": str(tmp_path_factory.mktemp("runs") / "run")}, quiet=True)
+    history = History(out / "history.csv")
+    costs = {1: (1.0, 1e-5, 4.0), 2: (1.5, 1e-5, 8.0)}
+    history.add(
+        Row("fedavg", 42, number, silo, "", "", metric, value, None)
+        for number, values in costs.items()
+        for silo in ("hospital-01", "hospital-02")
+        for metric, value in zip(("epsilon", "delta", "dp_steps"), values, strict=True)
+    )
+    return Study(out)
+
+
+def test_the_table_and_the_chart(study: Study) -> None:
+    page = str(privacy_section(study))
+    assert page.count("<td>fedavg, 42</td>".replace("fedavg", "FedAvg")) == 2
+    assert page.count("<td>1.50</td><td>1e-05</td><td>8</td>") == 2
+    assert "these numbers show what a deployed run costs" in page and "epsilon spent in the run" in page
+
+
+def test_what_an_epsilon_has_bought(study: Study) -> None:
+    """FedAvg is evaluated by what a silo receives: in round 2 by the model that round 1 has paid for."""
+    assert private_methods(study) == ["fedavg"]
+    assert epsilon_by_round(study, "fedavg", "hospital-01") == {1: 1.0, 2: 1.5}
+    points = bought(study, "fedavg", "hospital-01")
+    assert [epsilon for epsilon, _ in points] == [1.0, 1.5] and not any(math.isnan(score) for _, score in points)
+
+
+def test_the_last_reply_says_what_a_run_has_cost(study: Study) -> None:
+    found = spent(study.history.of("fedavg", 42))
+    assert {silo: (cost.epsilon, cost.steps) for silo, cost in found.items()} == dict.fromkeys(study.silos, (1.5, 8))
+    assert [one["spent"] for one in budgets_of(study.history, "record")] == [1.5, 1.5]
+
+
+def test_without_differential_privacy_there_is_no_section(tmp_path: Path) -> None:
+    out = simulate({**RUN, "rounds": 1, "out": str(tmp_path / "run")}, quiet=True)
+    assert not privacy_section(Study(out))
