@@ -89,7 +89,8 @@ def watch(
 
     grid = InProcessGrid(tapped, settings.common.silos, settings.flat())  # type: ignore[arg-type]
     for context, (name, file) in zip(grid.contexts.values(), (files or {}).items(), strict=False):
-        context.node_config = {"name": name, "data": str(file)}
+        state = str(file.with_suffix(""))
+        context.node_config = {"name": name, "data": str(file), "policy": "public", "state-dir": state}
     with flower_identity():
         return RoundLoop(grid, settings).run(), seen
 
@@ -230,8 +231,10 @@ def write_silos(data: Subject, case: Case, folder: Path) -> tuple[dict[str, Path
     return files, chosen
 
 
-def invert(data: Subject, model: str, method: str, case: Case) -> list[list[str]]:
-    """Lines of the table: what each attack finds of the silos of this case."""
+def invert(
+    data: Subject, model: str, method: str, case: Case, more: Mapping[str, Any] | None = None
+) -> list[list[str]]:
+    """Lines of the table: what each attack finds of the silos of this case; ``more``: settings of the runs."""
     values = {
         "strategy": method,
         "model": model,
@@ -241,6 +244,7 @@ def invert(data: Subject, model: str, method: str, case: Case) -> list[list[str]
         "batch-size": case.batch,
         "silos": max(VICTIMS[case.samples], 2),
         **({"lg-fedavg.layers": 1} if method == "lg-fedavg" else {}),
+        **(more or {}),
     }
     with tempfile.TemporaryDirectory() as folder:
         files, chosen = write_silos(data, case, Path(folder))
@@ -310,10 +314,12 @@ def overlap(a: Tensor, b: Tensor) -> float:
     return float(torch.minimum(a, b).sum())
 
 
-def labels_of(dataset: str, model: str, epochs: int, rounds: Sequence[int]) -> list[str]:
+def labels_of(
+    dataset: str, model: str, epochs: int, rounds: Sequence[int], more: Mapping[str, Any] | None = None
+) -> list[str]:
     """Overlap of the estimated with the true histogram in these rounds, mean over silos."""
     given = {"dataset": dataset, "model": model, "local-epochs": epochs, "batch-size": 10, "silos": 12}
-    given |= {"partition": "dirichlet", "dirichlet.beta": 0.3, "rounds": max(rounds)}
+    given |= {"partition": "dirichlet", "dirichlet.beta": 0.3, "rounds": max(rounds), **(more or {})}
     settings = parse_settings({**PLAIN, **given})
     strategy, seen = watch(given)
     parts = {silo_name(i): part_of(settings.division, i) for i in range(12)}
@@ -347,11 +353,16 @@ MEASURED = {"inversion": inversion, "labels": labels}
 
 
 def main(arguments: Sequence[str]) -> None:
-    unknown = [a for a in arguments if a not in MEASURED]
-    if unknown or not arguments:
-        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both")
     use_threads(1)
     logging.disable(logging.WARNING)
+    if arguments[:1] == ["dp"]:
+        from benchmarks.dp import measure
+
+        print(measure(arguments[1:]))
+        return
+    unknown = [a for a in arguments if a not in MEASURED]
+    if unknown or not arguments:
+        raise SystemExit(f"python -m benchmarks.privacy {' '.join(MEASURED)}: one of these, or both; or dp")
     for name in arguments:
         print(MEASURED[name]())
 

@@ -107,6 +107,7 @@ def train(message: Message, session: ClientSession) -> RecordDict:
     snapshot = session.info.reports
     keep_reported(client.state, config.get("reported"), snapshot, client.untrained())
     vectors, _, metrics = client.fit(parameters, config)
+    metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)
     note_candidate(client, metrics, snapshot, client.state)
     session.save(client.state, client.round, to_disk=config["save"])

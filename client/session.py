@@ -35,6 +35,8 @@ from client.local_data import (
     weights_file,
 )
 from client.privacy.noise_key import noise_key
+from client.site.audit_gate import folder_of
+from client.site.budget.told import add_cost
 from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
@@ -333,6 +335,14 @@ class ClientSession:
             **({"recipe": data.recipe} if data.recipe else {}),
             **self._privacy_card(),
         }
+
+    def add_cost(self, client: SiloClient) -> dict[str, float]:
+        """Add what this round has cost of privacy to the silo's state; return what the run has cost so far."""
+        if client.privacy is None:
+            return {}
+        kept = is_own_file(self.context) and not self.policy.public
+        ledger = folder_of(self.context.node_config).parent if kept else None
+        return add_cost(client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name)
 
     def _privacy_card(self) -> dict[str, Any]:
         """What a model's card says of differential privacy: the personal model has it only where all of it is sent."""

@@ -150,6 +150,7 @@ class FedAPM(PartialStrategy):
         sends=("Σ_s", "Σ_s"),
         uploads=("shared",),
         dp="gradient",
+        dp_epochs=("local-epochs", "local-epochs", "each local-epochs if fedapm.accuracy"),
         whole=ALL_LAYERS_AT,
         own_model="kept",
         newcomer="layers",

@@ -104,6 +104,7 @@ class PerFedAvg(PersonalizedStrategy):
         paper="Fallah et al., NeurIPS 2020, arXiv 2002.07948",
         spelling="Per-FedAvg",
         dp="gradient",
+        dp_epochs=("local-epochs", "local-epochs if per-fedavg.step"),
         own_model="kept",
         note="the own model is one step from what the server sent",
         newcomer="copy",

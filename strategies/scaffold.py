@@ -102,6 +102,7 @@ class Scaffold(ConfirmedStrategy):
         sends=("2 Σ", "2 Σ"),
         uploads=("model", "control"),
         dp="gradient",
+        dp_epochs=("local-epochs", "1 if scaffold.option = I"),
         sends_numbers=("steps",),
         reports="received",
         newcomer="model",

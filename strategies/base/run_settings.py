@@ -349,7 +349,7 @@ def bounded_settings() -> dict[str, str]:
 
 def facts_text() -> str:
     """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
-    methods = [f"    {json.dumps(name)}: {_python(values)}," for name, values in facts().items()]
+    methods = [_entry(name, values) for name, values in facts().items()]
     bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
     all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
     return (
@@ -373,11 +373,21 @@ def _python_value(value: Value) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
+def _entry(name: str, values: Mapping[str, Any]) -> str:
+    """A method's line, as the formatter has it: broken where it is long."""
+    line = f"    {json.dumps(name)}: {_python(values)},"
+    if len(line) <= WIDTH:
+        return line
+    parts = [f"        {_python({key: value})[1:-1]}," for key, value in values.items()]
+    return "\n".join([f"    {json.dumps(name)}: {{", *parts, "    },"])
+
+
 def _python(values: Mapping[str, Any]) -> str:
     return repr(dict(values)).replace("'", '"')
 
 
 TABLE = "tool.flwr.app.config"
+WIDTH = 120  # of a line of code
 
 
 def write_down(root: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from models.privacy.accountant import Releases, noise_multiplier_for
+from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
 from partitions.common.errors import UserError
 from strategies.base.settings import Common, Privacy
 
@@ -72,5 +72,8 @@ def plan_of(s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int
     if delta > 1 / sampling.units:
         raise UserError(f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less")
     if s.target_epsilon:
-        noise = noise_multiplier_for(s.target_epsilon, sampling.rate, steps * common.rounds, delta)
+        try:
+            noise = noise_multiplier_for(s.target_epsilon, sampling.rate, steps * common.rounds, delta)
+        except OutOfRangeError as error:
+            raise UserError(f"dp.target-epsilon: {error}") from None
     return Plan(s.unit, sampling.units, sampling.rate, noise, s.clip_norm, steps, delta, digest)

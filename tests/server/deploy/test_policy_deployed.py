@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from client.site.budget.ledger import Ledger
 from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.protocol import parse_study
@@ -92,6 +93,37 @@ def through_receipts(tmp_path: Path, state: Path, entries: list[dict[str, Any]])
     assert record["used"]["messages"] == 3 and [run["run"] for run in record["runs"]] == ["within"]
 
 
+def through_a_budget(tmp_path: Path, directory: Path) -> None:
+    """Hospital-03 now keeps a budget: one round fits, a second one is refused by its own process before it trains.
+
+    The app's own account, which the server gets, is what the site has charged.
+    """
+    policy, state = tmp_path / "policy.toml", directory / "silos" / "hospital-03"
+    log = directory / "logs" / "hospital-03.log"
+    run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32, "dp": True}
+    policy.write_text("epsilon = 100\nmin-silos = 1\n")
+    submit.run({**run, "out": str(tmp_path / "private")})
+    lines = Ledger(state).lines()
+    assert [line["kind"] for line in lines] == ["charge", "sent"]
+    spent = lines[0]["epsilon-after"]
+    rows = History(tmp_path / "private" / "history.csv").rows
+    costs = {row.silo: row.value for row in rows if row.metric == "epsilon"}
+    assert len(costs) == 3 and costs["hospital-03"] == spent
+    assert not any(
+        row.metric == "accuracy" and row.value == row.value for row in rows
+    )  # no metric without noise leaves
+    budgets = [one["budget"] for one in audit.verify(state / "audit").entries if "epsilon" in one["budget"]["after"]]
+    assert [(one["before"]["epsilon"], one["after"]["epsilon"]) for one in budgets] == [(0.0, spent)]
+    before = len(log.read_text())
+    policy.write_text(f"epsilon = {spent}\nmin-silos = 1\n")
+    submit.run({**run, "out": str(tmp_path / "used-up")})
+    assert f"ERROR: hospital-03 refuses: its policy has epsilon = {spent}" in log.read_text()[before:]
+    rows = History(tmp_path / "used-up" / "history.csv").rows
+    assert {row.silo for row in rows if row.metric == "epsilon"} == {"hospital-01", "hospital-02"}
+    assert [row.silo for row in rows if row.metric == "rejected"] == ["hospital-03"]
+    assert len(Ledger(state).lines()) == 2
+
+
 def test_a_server_that_weakens_every_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +142,7 @@ def test_a_server_that_weakens_every_setting(
         (counted,) = (up.directory / "silos" / "hospital-03" / "messages").iterdir()
         logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
         logs_of_study = through_a_study(tmp_path, up.directory)
+        through_a_budget(tmp_path, up.directory)
     finally:
         processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
     assert logs_of_study[1:] == [

@@ -1,0 +1,192 @@
+"""Differential privacy, measured: `python -m benchmarks.privacy dp attacks|counts|accuracy [DATASET...]`.
+
+`attacks` and `counts` repeat the attacks of `benchmarks.privacy` on messages with differential privacy; `accuracy` is
+what it costs in accuracy.
+
+`accountant` needs dp-accounting 0.6.0 (Google's) in an environment of its own, for it wants another version of attrs:
+
+    python -m venv /tmp/dp && /tmp/dp/bin/pip install dp-accounting==0.6.0 && /tmp/dp/bin/python -m benchmarks.dp
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).resolve().parents[1] / "models" / "privacy" / "accountant.py"
+
+
+def own_accountant() -> Any:
+    """The accountant's file by itself: where dp-accounting is, PyTorch need not be."""
+    spec = spec_from_file_location("accountant", FILE)
+    assert spec is not None and spec.loader is not None
+    sys.modules["accountant"] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def settings() -> Iterator[tuple[float, float, int, float]]:
+    """Yield 50 settings: noise multiplier, sample rate, steps, delta."""
+    for noise in (0.7, 1.0, 1.5, 3.0, 8.0):
+        for rate, steps in ((0.001, 5000), (0.01, 1000), (0.064, 300), (0.16, 75), (1.0, 8)):
+            for delta in (1e-5, 1e-3):
+                yield noise, rate, steps, delta
+
+
+def accountant() -> str:
+    """Epsilon of 50 settings by both accountants, and the noise for that epsilon again.
+
+    And by dp-accounting's privacy loss distributions, which are tighter than any by way of RDP: never above ours.
+    """
+    own, theirs = own_accountant(), import_module("dp_accounting")
+    rdp, pld = import_module("dp_accounting.rdp"), import_module("dp_accounting.pld")
+    lines, worst, inverse = [], 0.0, 0.0
+    for noise, rate, steps, delta in settings():
+        event = theirs.PoissonSampledDpEvent(rate, theirs.GaussianDpEvent(noise))
+        oracle, tighter = rdp.RdpAccountant(own.ORDERS), pld.PLDAccountant()
+        oracle.compose(event, steps)
+        tighter.compose(event, steps)
+        wanted, least = oracle.get_epsilon(delta), tighter.get_epsilon(delta)
+        found = own.epsilon(noise, rate, steps, delta)
+        assert found > least, (noise, rate, steps, delta)
+        again = own.noise_multiplier_for(found, rate, steps, delta)
+        worst, inverse = max(worst, abs(found / wanted - 1)), max(inverse, abs(again / noise - 1))
+        lines.append(
+            f"| {noise:g} | {rate:g} | {steps} | {delta:g} | {found:.6g} | {wanted:.6g} | {least:.6g} | {again:.6g} |"
+        )
+    names = "noise", "rate", "steps", "delta", "epsilon", "dp-accounting, RDP", "PLD", "noise for that epsilon"
+    head = f"| {' | '.join(names)} |\n|{'---|' * len(names)}"
+    return "\n".join([head, *lines, "", f"largest difference {worst:.2%}; of the noise {inverse:.2%}"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attacks, accuracy: these need the whole checkout
+
+
+EPSILONS = (0.0, 8.0, 3.0, 1.0)  # 0: without differential privacy
+HOSPITALS, ROUNDS = 3, 20
+SIZES = (100, 1000, 5000)  # training samples of each hospital
+METHODS = ("local", "fedavg", "fedper", "apple", "ditto")
+
+
+def private(epsilon: float) -> dict[str, object]:
+    return {"dp": True, "dp.target-epsilon": epsilon} if epsilon else {}
+
+
+def named(epsilon: float) -> str:
+    return f"{epsilon:g}" if epsilon else "none"
+
+
+def attacks() -> str:
+    """The inversion attacks on silos of 1, 8 and 64 patients, one batch of all: what each finds."""
+    from benchmarks.common import table
+    from benchmarks.privacy import Case, invert, subject
+
+    lines = []
+    for data, model in (
+        (subject("breast-cancer"), "mlp"),
+        (subject("digits"), "mlp"),
+        (subject("digits"), "small-cnn"),
+    ):
+        for case in (Case(1, 1, 1), Case(8, 8, 1), Case(64, 64, 1))[: 2 if model == "small-cnn" else 3]:
+            for epsilon in EPSILONS:
+                found = invert(data, model, "fedavg", case, private(epsilon))
+                best = max(found, key=lambda line: (float(line[7]), -float(line[8])))
+                lines.append([best[0], best[2], named(epsilon), *best[7:]])
+                print(lines[-1], file=sys.stderr)
+    header = ["data, network", "patients", "epsilon", "found", "error", "average patient", "nearest other patient"]
+    return table(lines, header)
+
+
+def counts() -> str:
+    """The attack on class counts, by rounds; epsilon is of all 20 rounds."""
+    from benchmarks.common import table
+    from benchmarks.privacy import labels_of
+
+    rounds, lines = (1, 2, 5, 20), []
+    for model in ("mlp", "small-cnn"):
+        for epsilon in EPSILONS:
+            name, _, *values = labels_of("digits", model, 1, rounds, private(epsilon))
+            lines.append([name, named(epsilon), *values])
+    return table(lines, ["data, network", "epsilon", *(f"round {r}" for r in rounds), "guess: all silos' mean"])
+
+
+def accuracy(datasets: Sequence[str]) -> str:
+    """Mean test accuracy of three hospitals after 20 rounds, by their size and by epsilon."""
+    from benchmarks.common import table
+
+    lines = []
+    for dataset in datasets:
+        for size in SIZES:
+            for method in METHODS:
+                alone = method == "local"  # nothing leaves, whatever epsilon is
+                cells = [final(dataset, size, method, epsilon) for epsilon in (EPSILONS[:1] if alone else EPSILONS)]
+                lines.append([Path(dataset).stem, f"{size}", method, *cells * (len(EPSILONS) if alone else 1)])
+                print(lines[-1], file=sys.stderr)
+    header = ["data", "patients per hospital", "method", *(f"epsilon {named(e)}" for e in EPSILONS)]
+    return table(lines, header)
+
+
+def final(dataset: str, size: int, method: str, epsilon: float) -> str:
+    """The score of one run in per cent: each of 100 steps on a fifth of the patients, a small network."""
+    from client.app import app
+    from partitions.common.errors import DataError, UserError
+    from server.run.loop import RoundLoop
+    from server.simulation.engine import InProcessGrid, flower_identity
+    from strategies.base.run_settings import parse_settings
+
+    draw = "diversifed-dirichlet"
+    values = {
+        "strategy": method,
+        "dataset": dataset,
+        "partition": draw,
+        "silos": HOSPITALS,
+        "validation": 0.0,
+        f"{draw}.train-size": size,
+        f"{draw}.test-size": 300,
+        f"{draw}.alpha": 0.5,
+        "model": "mlp",
+        "mlp.hidden": "32",
+        "threads": 1,
+        "device": "cpu",
+        "seed": 42,
+        "rounds": ROUNDS,
+        "batch-size": size // 5,
+        "evaluate-every": ROUNDS,
+        "learning-rate": 0.1,
+        "dp.clip-norm": 4.0,
+        "normalization": "none",
+        **private(epsilon),
+    }
+    settings = parse_settings(values)
+    try:
+        with flower_identity():
+            loop = RoundLoop(InProcessGrid(app, HOSPITALS, settings.flat()), settings)
+            reports = loop.run().info.reports
+    except (UserError, DataError):
+        return "too few samples"
+    last = ROUNDS + 1 if reports == "received" else ROUNDS
+    found = [
+        row.value
+        for row in loop.history.rows
+        if (row.round, row.split, row.snapshot, row.metric) == (last, "test", reports, "accuracy")
+    ]
+    return f"{100 * sum(found) / len(found):.1f}"
+
+
+def measure(arguments: Sequence[str]) -> str:
+    """What the command line asks for. Raises SystemExit for anything else."""
+    what, *rest = [*arguments, ""]
+    datasets = [one for one in rest if one] or ["mnist", "fashion-mnist"]
+    made: dict[str, Callable[[], str]] = {"attacks": attacks, "counts": counts, "accuracy": lambda: accuracy(datasets)}
+    if what not in made:
+        raise SystemExit(f"python -m benchmarks.privacy dp {'|'.join(made)}: one of these")
+    return made[what]()
+
+
+if __name__ == "__main__":
+    print(accountant())

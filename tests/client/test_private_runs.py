@@ -1,0 +1,200 @@
+"""Runs with differential privacy at silos that keep a budget: what is charged, refused, recorded and told.
+
+Each silo has 40 training samples, of which a step draws a quarter; a round of one epoch is 4 steps, at delta 1e-5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from tiny import Files, TinyGrid, federate, random_silos, settings_of
+
+from client.app import app
+from client.site.budget import ledger as ledgers
+from client.site.budget.accounting import cost_of
+from client.site.budget.cohort import data_file
+from client.site.budget.ledger import Ledger
+from client.site.trust.message_rules import privacy_faults, run_faults
+from client.site.trust.methods import METHODS
+from client.site.trust.policy import Policy
+from models.privacy.accountant import epsilon
+from partitions.units import describe_units
+from server.cli.main import main
+from server.simulation.engine import flower_identity
+from strategies import strategies
+from strategies.base.privacy import training
+from strategies.base.run_settings import defaults
+from strategies.base.transport.payload import tensor_of
+
+PRIVATE: dict[str, Any] = {"dp": True, "batch_size": 10, "learning_rate": 0.1, "rounds": 4, "strategy": "fedavg"}
+
+
+def steps(count: int, noise: float = 1.0) -> float:
+    return epsilon(noise, 0.25, count, 1e-5)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return random_silos(tmp_path, {"a": 40, "b": 40, "c": 40})
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def with_policy(tmp_path: Path, text: str, silo: str = "a") -> Callable[[TinyGrid], None]:
+    """For ``prepare``: one silo has this policy; the others' data are public."""
+    (tmp_path / "policy.toml").write_text(text)
+
+    def prepare(grid: TinyGrid) -> None:
+        for context in grid.contexts.values():
+            if context.node_config["name"] == silo:
+                context.node_config["policy"] = str(tmp_path / "policy.toml")
+
+    return prepare
+
+
+def spent(run: Any, silo: str, metric: str = "epsilon") -> list[float]:
+    return [row.value for row in run.rows if (row.silo, row.metric, row.split) == (silo, metric, "")]
+
+
+def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
+    files: Files, state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = with_policy(tmp_path, f"epsilon = {steps(9)}\n")
+    out = tmp_path / "run"
+    run = federate(files, directory=out, state_dir=state, prepare=policy, **PRIVATE)
+    assert spent(run, "a") == pytest.approx([steps(4), steps(8)])
+    assert spent(run, "b") == pytest.approx([steps(4 * number) for number in (1, 2, 3, 4)])
+    assert spent(run, "a", "dp_steps") == [4, 8] and set(spent(run, "b", "delta")) == {1e-5}
+    assert [row.round for row in run.rows if (row.silo, row.metric) == ("a", "rejected")] == [3, 4]
+    events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    (reason,) = {event["rejected"]["a"] for event in events if event.get("rejected")}
+    assert reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason
+    again = federate(files, state_dir=state, prepare=policy, **PRIVATE)  # a new run has no new budget
+    assert not spent(again, "a") and len(spent(again, "b")) == 4
+    capsys.readouterr()
+    assert main(["budget", str(state), "--policy", str(tmp_path / "policy.toml"), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)  # of silos with public data nothing is kept
+    assert (one["cohort"], one["spent"]) == ("a", pytest.approx(steps(8)))
+    assert [(run["run"], run["steps"]) for run in one["runs"]] == [("run", 8)]
+    assert main(["budget", str(out), "--json"]) == 0
+    of_run = {one["cohort"]: one["spent"] for one in json.loads(capsys.readouterr().out)}
+    assert of_run == pytest.approx({"a": steps(8), "b": steps(16), "c": steps(16)})
+
+
+def test_a_run_without_differential_privacy_is_refused_where_there_is_a_budget(
+    files: Files, state: Path, tmp_path: Path
+) -> None:
+    plain = {**PRIVATE, "dp": False, "rounds": 1}
+    for text, rule in (("epsilon = 3\n", "epsilon = 3.0"), ("require-dp = true\n", "require-dp = true")):
+        seen: list[str] = []
+        policy = with_policy(tmp_path, text)
+
+        def prepare(grid: TinyGrid, policy: Any = policy, seen: list[str] = seen) -> None:
+            def after(silo: str, message: Message, reply: Message) -> Message:
+                seen.extend([reply.error.reason or ""] if reply.has_error() else [])
+                return reply
+
+            policy(grid)
+            grid.after = after
+
+        federate(files, state_dir=state, prepare=prepare, **plain)
+        assert set(seen) == {f"a refuses: its policy has {rule}, the run dp = false"}
+
+
+def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files: Files, state: Path, tmp_path: Path) -> None:
+    """As a server sends it that was killed in the round; and another model in the same round costs again."""
+    kept: dict[str, tuple[Message, Context, Message]] = {}
+
+    def prepare(grid: TinyGrid) -> None:
+        with_policy(tmp_path, "")(grid)
+
+        def after(silo: str, message: Message, reply: Message) -> Message:
+            if silo == "a" and message.metadata.message_type == "train":
+                kept["a"] = message, next(c for c in grid.contexts.values() if c.node_config["name"] == "a"), reply
+            return reply
+
+        grid.after = after
+
+    federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 2})
+    message, context, reply = kept["a"]
+    before = list(Ledger(state).lines())
+    with flower_identity():
+        again = app(message, context)
+        assert torch.equal(vector(again), vector(reply)) and list(Ledger(state).lines()) == before
+        record = ArrayRecord({"vector": torch.zeros_like(vector(message, "model.global"))})
+        message.content["model.global"] = record
+        other = app(message, context)
+    assert not torch.equal(vector(other), vector(reply))
+    new = list(Ledger(state).lines())[len(before) :]
+    assert [line["round"] for line in new] == [2] and new[0]["epsilon-after"] == pytest.approx(steps(12))
+
+
+def vector(message: Message, name: str = "model.model") -> torch.Tensor:
+    record = message.content[name]
+    assert isinstance(record, ArrayRecord)
+    return tensor_of(record["vector"])
+
+
+def test_a_ledger_that_cannot_be_read_ends_no_run(files: Files, state: Path, tmp_path: Path) -> None:
+    policy = with_policy(tmp_path, "epsilon = 50\n")
+    federate(files, state_dir=state, prepare=policy, **{**PRIVATE, "rounds": 1})
+    (file,) = (state / "budget").glob("*.jsonl")
+    file.write_text(file.read_text().replace('"steps":4', '"steps":1'))
+    run = federate(files, state_dir=state, prepare=policy, **{**PRIVATE, "rounds": 1})
+    assert not spent(run, "a") and len(spent(run, "b")) == 1
+
+
+def test_the_patient_as_unit(files: Files) -> None:
+    policy = Policy(privacy_unit="patient")
+    run = {**defaults(), "dp": True, "strategy": "fedavg"}
+    assert privacy_faults(policy, run) == ['its policy has privacy-unit = "patient", the run dp.unit = record']
+    assert not privacy_faults(policy, {**run, "dp.unit": "patient"})
+    assert privacy_faults(policy, {**run, "dp": False}) == []
+    assert (
+        "its policy knows no differential privacy of fedfomo"
+        in run_faults(Policy(peers=True), run | {"strategy": "fedfomo"})[0]
+    )
+
+
+# --- the site's account is the app's ----------------------------------------------------------------------------------
+
+METHODS_WITH_NOISE = [name for name, strategy in strategies().items() if strategy.info.dp == "gradient"]
+
+
+def test_every_method_with_noise_is_in_the_sites_table() -> None:
+    assert {name for name, facts in METHODS.items() if facts.get("dp")} == {*METHODS_WITH_NOISE, "local"}
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_NOISE)
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_what_the_site_charges_is_what_the_app_does(
+    method: str, epochs: int, files: Files, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rate, noise and steps, with a target epsilon, for each method's own number of trainings."""
+    plans: list[Any] = []
+    real = training.PrivateTraining.__init__
+
+    def noting(self: Any, plan: Any, *args: Any) -> None:
+        plans.append((plan, self))
+        real(self, plan, *args)
+
+    monkeypatch.setattr(training.PrivateTraining, "__init__", noting)
+    given = {**PRIVATE, "strategy": method, "rounds": 1, "local_epochs": epochs, "dp__target_epsilon": 3.0}
+    given |= {"batch_size": 12, "mlp__hidden": "8"}
+    federate(files, state_dir=state, **given)
+    data = data_file(tmp_path / "site", "sum", "a", files["a"], describe_units)
+    cost = cost_of(settings_of(files, **given).flat(), data)
+    for plan, own in plans:
+        assert (plan.unit, plan.units, plan.delta) == (cost.unit, cost.units, cost.delta)
+        assert (plan.sample_rate, plan.noise_multiplier) == (cost.rate, pytest.approx(cost.noise))
+        assert own.steps <= plan.steps == cost.steps
+    assert plans and ledgers  # each silo's round
