@@ -68,3 +68,29 @@ def test_values_out_of_range_are_refused() -> None:
         epsilon(1.0, 0.1, 1, 0.0)
     with pytest.raises(OutOfRangeError, match=r"epsilon = 0\.0001 at delta = 1e-09 is out of reach"):
         noise_multiplier_for(1e-4, 0.1, 10, 1e-9)
+
+
+# (σ, rate, steps, δ): ε by dp-accounting 0.6's RDP with our orders, and by its privacy loss distributions, which are
+# tighter. `python -m benchmarks.dp` has fifty.
+REFERENCE = [
+    (0.7, 0.001, 5000, 1e-05, 1.85633, 0.980175),
+    (0.7, 0.01, 1000, 0.001, 3.59177, 2.87497),
+    (0.7, 0.032, 600, 1e-05, 12.8705, 11.4325),
+    (0.7, 0.05, 400, 0.001, 12.1629, 10.4425),
+    (1, 0.01, 1000, 1e-05, 2.10137, 1.82824),
+    (1, 1, 8, 0.001, 13.2933, 12.0697),
+    (1.5, 0.032, 600, 0.001, 1.9658, 1.70143),
+    (3, 0.001, 5000, 1e-05, 0.0855976, 0.0735934),
+    (3, 1, 8, 1e-05, 4.41968, 4.08923),
+    (8, 0.05, 400, 1e-05, 0.485651, 0.440983),
+    (8, 1, 8, 0.001, 1.03023, 0.894054),
+]
+
+
+@pytest.mark.parametrize(("noise", "rate", "steps", "delta", "wanted", "tighter"), REFERENCE)
+def test_fixed_figures_of_an_independent_accountant(
+    noise: float, rate: float, steps: int, delta: float, wanted: float, tighter: float
+) -> None:
+    found = epsilon(noise, rate, steps, delta)
+    assert found == pytest.approx(wanted, rel=0.01) and found > tighter
+    assert noise_multiplier_for(found, rate, steps, delta) == pytest.approx(noise, rel=2e-4)
