@@ -26,6 +26,7 @@ from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
+from strategies.base.newcomer.settings import check_hold_out
 from strategies.base.registry import runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import (
@@ -244,23 +245,6 @@ def check_evaluation(info: MethodInfo, common: Common, own: Any) -> None:
         raise UserError(f"wire-dtype = {common.wire_dtype}: models are evaluated as they are, in float32")
     if own.method:
         choose("method", own.method, strategies())
-
-
-def check_hold_out(common: Common, info: MethodInfo) -> None:
-    """Raise UserError where the setting ``hold-out`` names no hospital, one twice or all, or is not for this method."""
-    held = common.held_out
-    if common.hold_out and not held:
-        raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are wanted here, with commas")
-    if len(set(held)) < len(held):
-        raise UserError(f"hold-out = {common.hold_out} names one of them twice")
-    if held and len(held) >= common.silos:
-        raise UserError(f"hold-out = {common.hold_out}: of {common.silos} silos none would be left to train")
-    if held and not common.evaluate_every:
-        raise UserError(f"hold-out = {common.hold_out}: evaluate-every = 0 leaves no round to choose")
-    if held and common.dp:
-        raise UserError(f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains")
-    if held and not info.newcomer:
-        raise UserError(f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
