@@ -12,6 +12,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.egress import release, release_summary
+from client.evidence.answer import answer_evidence
 from client.faults import report
 from client.progress import OwnProgress
 from client.reported import describe, keep_evaluated, keep_reported, note_candidate
@@ -34,6 +35,7 @@ from partitions.common.files import is_full, keep_private
 from partitions.units import describe_units
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.schema.evidence import ACTION
 
 app = ClientApp()  # no annotation: Flower finds the app by reading this line
 ALONE = runs_alone()  # a SuperNode of Flower's own started it: what the site's process does otherwise is done here
@@ -145,3 +147,11 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     sent = release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     progress.ends(client.round, metrics, sent, closing=closing)
     return sent
+
+
+@app.evaluate(ACTION)
+@answer
+def evidence(message: Message, session: ClientSession) -> RecordDict:
+    """The evidence of the model that the report shows; the silo's state stays as it is."""
+    session.check_floor()
+    return answer_evidence(message, session)

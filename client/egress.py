@@ -1,8 +1,9 @@
 """What leaves a silo: the data summary through :func:`release_summary`, everything else through :func:`release`.
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
-seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Everything that left is logged. What the
-rules held back goes to the site's own process alone, for its audit log (``client/site/egress_record.py``).
+seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Evidence leaves once per run, through
+:func:`release_evidence`. Everything that left is logged. What the rules held back goes to the site's own process alone,
+for its audit log (``client/site/egress_record.py``).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from torch import Tensor
 from client.site.audit_gate import runs_alone
 from client.site.egress_record import RECORD, site_takes
 from client.site.trust.policy import SCORE, Policy, PolicyRefusedError, key_of
+from models.evidence.measure import Evidence
 from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
+from strategies.base.schema.evidence import fewest, word_of
 from strategies.base.schema.reporting import CARD, PRIVACY, SCHEMA, SECONDS, SPLITS, SUMS, WITHHELD, allowed_metrics
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
 
@@ -119,4 +122,29 @@ def release(
         dict(client.replies),
         sorted(kept),
     )
+    return records
+
+
+def release_evidence(client: SiloClient, values: Evidence, *, min_samples: int, policy: Policy) -> RecordDict:
+    """The content of the reply to a question for evidence: what the silo's policy allows, over enough samples.
+
+    Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
+    """
+    least, kept = max(min_samples, policy.min_metric_samples), Evidence()
+    rule, few = key_of("metrics"), key_of("min_metric_samples")
+    withheld: dict[str, set[str]] = {}
+    for name, value in values.items():
+        if not (word := word_of(name)):
+            raise UserError(f"evidence '{name}' is not on the list of what may leave a silo")
+        if word not in policy.metrics:
+            withheld.setdefault(rule, set()).add(word)
+        elif min(len(client.silo.test), fewest(name, value)) < least:
+            withheld.setdefault(few, set()).add(word)
+        else:
+            kept[name] = value
+    log(INFO, "%s sent its evidence: %s", client.silo.name, dict(kept) or "none")
+    config: dict[str, Number] = {"round": client.round, "silo": client.silo.name}
+    records = encode(Payload(), config)
+    tell_site(records, withheld)
+    records["metrics"] = MetricRecord(dict(kept))
     return records

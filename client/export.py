@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from client.evidence.temperature import temperature_for
 from client.find_states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe, answers_csv, read_asked
@@ -79,6 +80,7 @@ def export_model(
     run_id: str = "",
     round: int | None = None,
     recipe: bool = True,
+    temperature: Path | None = None,
 ) -> dict[str, Any]:
     """Save one of a silo's models; returns its card.
 
@@ -86,8 +88,8 @@ def export_model(
     whose score the report prints (``reported``), of the ``round`` that the report names. ``source`` is a run directory
     or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
     ``run_id`` where several of them have the same name. ``recipe``: whether the card holds the recipe of the silo's
-    table, where there is one. Raises UserError where there is no such model, more than one,
-    or a state that cannot be used.
+    table, where there is one. ``temperature``: a data file whose validation part scales the probabilities. Raises
+    UserError where there is no such model, more than one, or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
         raise UserError(f"--which {which}: best, last or reported is wanted here")
@@ -99,7 +101,12 @@ def export_model(
         raise UserError(f"the personal model of {about['method']} is {about['networks']} networks here: no file of one")
     card = card_of(state, chosen, about, which)
     card |= about_recipe(about.get("recipe", "")) if recipe else {}
-    write_model(out, card, state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers"))
+    vector, buffers = state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers")
+    if temperature is not None:
+        net = trained_network(card)
+        net.load(vector, buffers)
+        card["temperature"] = temperature_for(card, net, temperature)
+    write_model(out, card, vector, buffers)
     return card
 
 
@@ -263,7 +270,7 @@ def predict_file(
         part = x[i : i + BATCH]
         part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
-        names, found = task.answers(outputs)
+        names, found = task.answers(outputs / card.get("temperature", {}).get("T", 1.0))
         rows += found
         drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task.per_pixel else []
     if masks is not None:

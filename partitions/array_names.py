@@ -9,6 +9,7 @@ from partitions.common.names import nearest
 from partitions.labels import Fault
 from partitions.patients import PATIENT_NAMES
 from partitions.splits import Array
+from partitions.subgroups import SUBGROUP_NAMES
 
 SPLITS = ("train", "val", "test")
 
@@ -28,6 +29,7 @@ EXTRA_NAMES = (
     *("task", "classes", "label_names", "feature_names", "feature_units", "feature_ranges", "vocabulary", "recipe"),
     "cohort",
     *PATIENT_NAMES,
+    *SUBGROUP_NAMES,
 )
 
 

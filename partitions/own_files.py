@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
@@ -23,7 +24,8 @@ from partitions.common.errors import DataError
 from partitions.reorder import reorder_data
 from partitions.schema import difference, majority
 from partitions.silo_file import read_silo_file
-from partitions.splits import Array, Dataset, SiloData, Split, dtype_of
+from partitions.site_split import rows_of
+from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of
 
 OPTIONS = ("recipe", "by", "subsample")
 MOST_HOSPITALS = 10_000
@@ -132,9 +134,11 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
 
 def joined(parts: list[Split]) -> Split:
     """The samples of several parts of one hospital."""
-    named = all(part.patient is not None for part in parts)
-    patient = np.concatenate([part.patient for part in parts if part.patient is not None]) if named else None
-    return Split(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), patient)
+    patient = reduce(both, [part.patient for part in parts])
+    subgroup = reduce(both, [part.subgroup for part in parts])
+    return Split(
+        np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]), patient, subgroup
+    )
 
 
 def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split]:
@@ -215,8 +219,7 @@ def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
     place = np.cumsum(keep) - 1
     groups = dataset.groups and {own: place[rows[keep[rows]]] for own, rows in dataset.groups.items()}
     train, test = (
-        Split(part.x[kept], part.y[kept], None if part.patient is None else part.patient[kept])
-        for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
+        rows_of(part, kept) for part, kept in ((dataset.train, keep[:n_train]), (dataset.test, keep[n_train:]))
     )
     return replace(dataset, train=train, test=test, groups=groups)
 

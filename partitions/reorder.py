@@ -32,7 +32,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
     if not columns and not numbers:
         return data
     parts = [
-        Split(reorder_columns(split.x, columns), relabel(split.y, numbers, data.task), split.patient)
+        Split(reorder_columns(split.x, columns), relabel(split.y, numbers, data.task), split.patient, split.subgroup)
         for split in (data.train, data.val, data.test)
     ]
     features = {feature.name: feature for feature in own.features}

@@ -11,9 +11,9 @@ and optionally ``cohort`` (text: a name for the people whose data these are, whi
 one per class or output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units``
 (text, "" where it is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may
 have, NaN where it is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal
-ones for samples of one patient (``patients.py``). Several inputs of a sample have an array each, ``x_image_train``,
-``x_notes_train`` and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample lacks is all zeros there. Texts
-are tokens, with ``vocabulary``, how many there are.
+ones for samples of one patient (``patients.py``); in the same way ``subgroup``: texts (n,) (``subgroups.py``). Several
+inputs of a sample have an array each, ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``, ``x_notes``
+beside ``y``; one that a sample lacks is all zeros there. Texts are tokens, with ``vocabulary``, how many there are.
 
 What inputs look like says ``inputs.py``: pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w), for
 example. Volumes have a depth before their height, and always channels: an array of four dimensions is of pictures. But
@@ -50,7 +50,8 @@ from partitions.reorder import count_columns, is_table
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, divide_own, rows_of, say_division
-from partitions.splits import Array, Dataset, SiloData, Split, dtype_of, inputs_of, together
+from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of, inputs_of, together
+from partitions.subgroups import describe_subgroups, read_subgroups
 
 LONGEST_COHORT = 100  # characters
 
@@ -154,10 +155,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
 
 def joined(first: Split, second: Split) -> Split:
     """The samples of both."""
-    patient = None
-    if first.patient is not None and second.patient is not None:
-        patient = np.concatenate([first.patient, second.patient])
-    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), patient)
+    facts = both(first.patient, second.patient), both(first.subgroup, second.subgroup)
+    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *facts)
 
 
 def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, Iterable[Array]] | None = None) -> None:
@@ -179,6 +178,8 @@ def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, I
         arrays |= written_labels(name, split.y, data.task)
         if split.patient is not None:
             arrays[f"patient_{name}"] = split.patient
+        if split.subgroup is not None:
+            arrays[f"subgroup_{name}"] = split.subgroup
     if data.vocabulary:
         arrays["vocabulary"] = np.array(data.vocabulary)
     if data.cohort:
@@ -253,11 +254,13 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         checks.append(Check(name, True, describe_labels(task, ys, classes)))
         name = "patients"
         patients = read_patients(arrays, ys)
-        if patients:
-            checks.append(Check(name, True, describe_patients(patients)))
+        checks += [Check(name, True, describe_patients(patients))] if patients else []
         name = "cohort"
         if cohort := read_cohort(arrays):
             checks.append(Check(name, True, cohort))
+        name = "subgroups"
+        groups = read_subgroups(arrays, ys)
+        checks += [Check(name, True, describe_subgroups(groups))] if groups else []
         name = "schema"
         schema = make_schema(features, () if task == "survival" else labels, dtype_of(first))
         recipe = read_stored_recipe(arrays, features)
@@ -265,7 +268,7 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
     except Fault as fault:
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
-    splits = {split: Split(xs[split], ys[split], patients.get(split)) for split in xs}
+    splits = {split: Split(xs[split], ys[split], patients.get(split), groups.get(split)) for split in xs}
     return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort)
 
 

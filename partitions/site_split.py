@@ -73,7 +73,8 @@ def sample_digests(x: Array) -> Array:
 
 def rows_of(split: Split, rows: Array) -> Split:
     """Copy these rows."""
-    return Split(split.x[rows], split.y[rows], None if split.patient is None else split.patient[rows])
+    facts = (None if fact is None else fact[rows] for fact in (split.patient, split.subgroup))
+    return Split(split.x[rows], split.y[rows], *facts)
 
 
 def say_division(splits: Mapping[str, Split], data: SiloData) -> str:

@@ -25,11 +25,13 @@ class Split:
     (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
     ``y``: labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
     ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
+    ``subgroup``: text (n,), or None (``subgroups.py``).
     """
 
     x: Array
     y: Array
     patient: Array | None = None
+    subgroup: Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
@@ -132,9 +134,13 @@ def take(dataset: Dataset, indices: Array) -> Split:
     for split, rows, offset in ((dataset.train, from_train, 0), (dataset.test, ~from_train, n_train)):
         x[rows] = split.x[indices[rows] - offset]
         y[rows] = split.y[indices[rows] - offset]
-    if dataset.train.patient is None or dataset.test.patient is None:
-        return Split(x, y)
-    return Split(x, y, np.concatenate([dataset.train.patient, dataset.test.patient])[indices])
+    facts = (both(getattr(dataset.train, key), getattr(dataset.test, key)) for key in ("patient", "subgroup"))
+    return Split(x, y, *(None if fact is None else fact[indices] for fact in facts))
+
+
+def both(first: Array | None, second: Array | None) -> Array | None:
+    """What two splits say of their samples, one behind the other; None where one says nothing."""
+    return None if first is None or second is None else np.concatenate([first, second])
 
 
 def split_table(

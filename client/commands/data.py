@@ -34,18 +34,18 @@ def add_import(commands: Any) -> None:
     patient.add_argument(
         "--no-patient", action="store_true", help="no column tells patients apart: each row is of another"
     )
+    p.add_argument(
+        "--subgroup",
+        metavar="COLUMN[:LIMITS]",
+        default="",
+        help="a csv: the column by which this hospital looks at its scores, such as sex, or age:40,60,80 in bands",
+    )
     p.add_argument("--time", metavar="COLUMN", help="survival: the column of times ...")
     p.add_argument("--event", metavar="COLUMN", help="... and that of events, 1 or 0 (censored)")
     p.add_argument(
         "--task", metavar="TASK", default="auto", help="what there is to learn, where the labels do not tell"
     )
     p.add_argument("--labels", metavar="A,B...", help="all classes in order, the same in every hospital")
-    p.add_argument(
-        "--labels-from",
-        metavar="FILE.csv",
-        help="DICOM: a csv with labels and a column study (StudyInstanceUID), accession (AccessionNumber) or patient "
-        "(PatientID); default: the csv in the folder",
-    )
     add_scan_options(p)
     add_table_options(p)
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
@@ -61,6 +61,12 @@ def add_import(commands: Any) -> None:
 
 def add_scan_options(p: argparse.ArgumentParser) -> None:
     """Options of ``import`` for pictures and scans."""
+    p.add_argument(
+        "--labels-from",
+        metavar="FILE.csv",
+        help="DICOM: a csv with labels and a column study (StudyInstanceUID), accession (AccessionNumber) or patient "
+        "(PatientID); default: the csv in the folder",
+    )
     p.add_argument("--size", metavar="PIXELS", type=int, help="resize pictures to PIXELS x PIXELS")
     p.add_argument(
         "--window",

@@ -60,8 +60,9 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
     if args.recipe:
         if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
             raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
+        recipe, group = load_recipe(args.recipe), args.subgroup
         return ImportOptions(
-            recipe=load_recipe(args.recipe), as_gaps=args.as_gaps, overwrite=args.overwrite, cohort=args.cohort
+            recipe=recipe, as_gaps=args.as_gaps, overwrite=args.overwrite, cohort=args.cohort, subgroup=group
         )
     if args.as_gaps:
         raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
@@ -80,6 +81,7 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         take=take_of(args),
         overwrite=args.overwrite,
         cohort=args.cohort,
+        subgroup=args.subgroup,
     )
 
 
@@ -132,7 +134,7 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
         raise UserError(f"--schema is of a csv table; {source} is none")
     with reading(source):
         recipe = shared_recipe(source, schema_at(args.schema), mapped, options)
-    return ImportOptions(recipe=recipe, overwrite=args.overwrite, cohort=args.cohort)
+    return ImportOptions(recipe=recipe, overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
 
 
 def propose(args: argparse.Namespace) -> str:

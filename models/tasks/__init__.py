@@ -14,7 +14,7 @@ are the ends of its 95 % interval, where the number of samples alone does not gi
 ``partitions/labels.py``. A method asks for none of this: it calls ``self.gradient(x, y)``.
 """
 
-from models.tasks.base import ENDS, Task
+from models.tasks.base import ENDS, Task, probabilities
 from models.tasks.multilabel import Multilabel, binary_loss
 from models.tasks.ordinal import Ordinal
 from models.tasks.registry import MULTICLASS, RANGES, TASKS, all_metrics, task_of
@@ -39,6 +39,7 @@ __all__ = [
     "concordance",
     "cox_loss",
     "pixel_losses",
+    "probabilities",
     "segmentation_loss",
     "square_loss",
     "task_of",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,6 +18,12 @@ from models.training import Loss, predict
 from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
+Array = npt.NDArray[np.float64]
+
+
+def probabilities(outputs: Tensor) -> Array:
+    """Return the softmax of logits (n, C), in double precision."""
+    return np.asarray(torch.softmax(outputs.detach().double().cpu(), dim=1).numpy())
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,17 @@ class Task:
         """:meth:`evaluate` of this model by itself."""
         return self.measure(predict(model, samples), samples.labels())
 
+    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
+        """Return probabilities (n,), and whether each event happened (n,), for calibration; None where there are none.
+
+        Of two classes the event is class 1. Of more it is that the predicted class is right, so that the calibration is
+        that of the model's confidence (Guo et al., ICML 2017).
+        """
+        p, labels = probabilities(outputs), y.detach().long().cpu().numpy()
+        if p.shape[1] == 2:
+            return p[:, 1], (labels == 1).astype(np.float64)
+        return p.max(1), (p.argmax(1) == labels).astype(np.float64)
+
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return what ``predict`` writes: the columns' names, and a row for each sample."""
         p = torch.softmax(outputs, dim=1)
@@ -80,6 +99,9 @@ class SingleLossTask(Task):
 
     def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
         return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
+
+    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
+        return None
 
     def check_outputs(self, outputs: int) -> None:
         if outputs < self.minimum_outputs:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.intervals import areas, of_area
-from models.tasks.base import ENDS, SingleLossTask
+from models.tasks.base import ENDS, Array, SingleLossTask
 
 
 def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -68,6 +68,12 @@ class Multilabel(SingleLossTask):
             "macro_f1": float((2 * hits[occur] / all_[occur]).mean()) if occur.any() else math.nan,
             **dict(zip(ENDS, ends, strict=True)),
         }
+
+    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
+        """Every known label of every sample is one event."""
+        p, labels = torch.sigmoid(outputs.detach().double()).cpu().numpy(), y.detach().cpu().numpy()
+        known = labels >= 0
+        return p[known], (labels[known] > 0).astype(np.float64)
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         return [f"p_{k}" for k in range(outputs.shape[1])], torch.sigmoid(outputs).tolist()

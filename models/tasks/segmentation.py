@@ -66,6 +66,10 @@ class Segmentation(SingleLossTask):
     def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
+    def dice_by_case(self, model: FlatModel, samples: Samples) -> Tensor:
+        """Dice (n,) of each picture; ``nan`` where neither picture nor prediction has any foreground."""
+        return torch.cat([dice for _, dice in by_batch(model, samples, self.BATCH, self._each)] or [torch.empty(0)])
+
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (n,) and Dice (n,) of each picture."""
         said = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)

@@ -44,6 +44,7 @@ from partitions.recipes.recipe import Column, Recipe
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
 from partitions.splits import Array
+from partitions.subgroups import name_of, parse_column
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,29 @@ class Found:
 
 def read_csv(path: Path, options: ImportOptions) -> Found:
     """The samples of a csv."""
+    found = rows_of_csv(path, options)
+    return with_subgroups(path, found, options) if options.subgroup else found
+
+
+def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
+    """The samples with their subgroups, each of which has a line. Raises DataError, or UserError for a wrong column."""
+    column, limits = parse_column(options.subgroup)
+    recipe, take = found.recipe, options.take
+    separator, encoding = (recipe.separator, recipe.encoding) if recipe else (take.separator, take.encoding)
+    header, lines = read_lines(path, separator, find_encoding(path, encoding))
+    if column not in header:
+        raise unknown_name(f"column of {path}", column, header)
+    gaps, comma = recipe.gaps if recipe else (), (recipe.decimal if recipe else take.decimal) == ","
+    rows = []
+    for sample, (where, row) in zip(found.rows, lines, strict=True):
+        cell = "" if row[column] in gaps else row[column]
+        cell = cell.replace(",", ".") if comma and limits else cell
+        rows.append(replace(sample, subgroup=name_of(cell, column, limits, where)))
+    return replace(found, rows=rows)
+
+
+def rows_of_csv(path: Path, options: ImportOptions) -> Found:
+    """The samples of a csv, without subgroups."""
     if options.recipe:
         return read_table(path, options.recipe, options.as_gaps)
     take, label = options.take, options.survival or options.label

@@ -38,6 +38,7 @@ class SampleSource:
     file: Path | None = None
     mask: Path | None = None
     text: str = ""
+    subgroup: str = ""  # "" = not known
     key: str = ""  # the patient as the csv has it, for predictions; no file of ours holds it
     part: int | None = None  # which slice of a volume; None: the middle one
 

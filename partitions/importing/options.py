@@ -20,8 +20,9 @@ class ImportOptions:
     classes, in order; ``labels_from``: a csv of labels by study or patient; ``seed``: of the split, where the source
     has none. ``window``, ``spacing``, ``slices`` and ``series`` are of scans (``scans.ReadOptions``). ``take``: how a
     csv is written, the column of texts, what they become, which numbers, and the column of patients. ``recipe``: how to
-    read a table, in place of all that; ``as_gaps``: cells that do not fit the recipe are gaps. ``overwrite``: whether
-    the data file may be there already; ``cohort``: a name for the people whose data these are.
+    read a table, in place of all that; ``as_gaps``: cells that do not fit the recipe are gaps. ``subgroup``: the column
+    of subgroups (``subgroups.parse_column``). ``overwrite``: whether the data file may be there already; ``cohort``: a
+    name for the people whose data these are.
     """
 
     size: int | None = None
@@ -40,6 +41,7 @@ class ImportOptions:
     as_gaps: bool = False
     overwrite: bool = False
     cohort: str = ""
+    subgroup: str = ""
 
     def __post_init__(self) -> None:
         _ = self.reading  # refused here, before anything is read

@@ -55,6 +55,7 @@ from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
 from partitions.splits import Array, SiloData, Split, inputs_of
+from partitions.subgroups import check_names
 from partitions.tokens import parse_vocabulary
 
 FEWEST_DIVIDED = 3  # patients; of fewer there is none for a part
@@ -211,9 +212,9 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     notes = (*notes, *patient_notes(samples, take.patient))
     named = any(sample.patient for sample in samples)
     if empty := next((split for split in ("train", "test") if split not in places), None):
-        of = f", of {len(np.unique(patients))} patients" if named else ""
+        people = f", of {len(np.unique(patients))} patients" if named else ""
         what = {"train": "training"}.get(empty, empty)
-        raise DataError(f"{source} gives no {what} samples; it has {len(samples)} samples in all{of}")
+        raise DataError(f"{source} gives no {what} samples; it has {len(samples)} samples in all{people}")
     vocabulary = 0
     if recipe is None or found.table is None:
         x = describe(samples, infos)
@@ -226,10 +227,12 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         notes = (*notes, *more)
     if task == "segmentation" and y.shape != x.shape[:3]:
         raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
+    check_names(sample.subgroup for sample in samples)
+    groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
     features = recipe.features if recipe else ()
     schema = make_schema(features, tuple(map(tidy, names)))
     train, val, test = (
-        Split(rows_of(x, chosen), rows_of(y, chosen), patients[chosen] if named else None)
+        Split(rows_of(x, chosen), rows_of(y, chosen), patients[chosen] if named else None, of(groups, chosen))
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
     text = recipe.json if recipe else ""
@@ -238,11 +241,18 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe)
 
 
+def of(facts: Array | None, rows: Array) -> Array | None:
+    """Return these rows of what is known of the samples."""
+    return None if facts is None else facts[rows]
+
+
 def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
     """Raise DataError for options that are not for such samples."""
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(sample.file is None or kind_of(sample.file) == "picture" for sample in samples):
         raise DataError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
+    if options.subgroup and not any(sample.subgroup for sample in samples):
+        raise DataError(f"{source}: --subgroup names a column of a csv that lists samples; none has a value there")
     if options.take.text:
         parse_vocabulary(options.take.vocabulary)  # before anything is read of the labels
     if (options.take.text or options.take.columns) and samples[0].file:

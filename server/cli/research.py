@@ -134,6 +134,13 @@ def add_export(commands: Any) -> None:
     p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
     p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
     p.add_argument("--run-id", metavar="ID", default="", help="which of several runs that had the same name")
+    p.add_argument(
+        "--temperature",
+        metavar="DATA",
+        type=Path,
+        help="the silo's data file: scale the model's probabilities by one number, fitted on its validation "
+        "part, which predict then uses; not for --which shared",
+    )
     p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
     p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's table out of the card")
     p.set_defaults(run=export)
@@ -359,15 +366,22 @@ def export(args: argparse.Namespace) -> None:
     if args.which == "shared":
         from server.results.shared_model import export_shared
 
-        if args.silo or args.run_id or args.no_recipe:
-            raise UserError("--which shared: the model of all silos takes no --silo, --run-id or --no-recipe")
+        if args.silo or args.run_id or args.no_recipe or args.temperature:
+            raise UserError(
+                "--which shared: leave --silo, --run-id, --no-recipe and --temperature out: it is of all silos"
+            )
         card = export_shared(source, out, args.strategy, args.seed, args.round)
     elif not args.silo:
         raise UserError(f"--which {args.which}: --silo NAME is wanted here")
     else:
         which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
-        card = export_model(source, *which, recipe=not args.no_recipe)
+        card = export_model(source, *which, recipe=not args.no_recipe, temperature=args.temperature)
     whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
+    if scaled := card.get("temperature"):
+        print(
+            f"temperature {scaled['T']:.3f} from {scaled['samples']} validation samples: their loss was "
+            f"{scaled['loss_before']:.4f} and is {scaled['loss_after']:.4f}"
+        )
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
     if card.get("recipe"):
         print(f"note: {disclosed(parse_recipe(card['recipe']))}")

@@ -67,22 +67,22 @@ def draft(
         "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
         "[settings]",
         *(f"{json.dumps(key) if '.' in key else key} = {_toml(value)}" for key, value in sorted(settings.items())),
-        *_limits(len(runs), runs[0].common.rounds, bytes_),
+        *_limits(len(runs), runs[0].common.rounds, bytes_, 2 + 2 * (runs[0].common.evidence == "on")),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _limits(runs: int, rounds: int, bytes_: int) -> list[str]:
-    """The lines of a draft's limits, for so many runs of so many rounds."""
+def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:
+    """The lines of a draft's limits, for so many runs of so many rounds, with so many evaluations each."""
     return [
         "",
         "# What one hospital answers at most, in all runs together.",
         "[limits]",
         f"runs = {runs}",
         f"rounds = {runs * rounds}",
-        f"evaluations = {2 * runs}",
+        f"evaluations = {evaluations * runs}",
         f"queries = {QUERIES * runs}",
-        f"messages = {runs * (rounds + 2 + QUERIES)}",
+        f"messages = {runs * (rounds + evaluations + QUERIES)}",
         f"bytes = {bytes_}",
         f"days = {DAYS}",
     ]

@@ -31,6 +31,8 @@ p { margin: 0 0 12px; max-width: 46em; }
 p.lead { font-size: 17px; color: var(--muted); max-width: 44em; }
 .nb { white-space: nowrap; }
 p.note, figcaption, .note { color: var(--muted); font-size: 14px; line-height: 1.5; }
+.answer { border-left: 4px solid var(--blue); background: var(--card); padding: 14px 18px; margin: 18px 0; border-radius: 0 8px 8px 0; }
+.answer h2 { font-size: 16px; } .answer p { margin: 0 0 6px; max-width: 56em; overflow-wrap: anywhere; } .answer p:last-child { margin: 0; }
 .fault { border-left: 4px solid var(--vermillion); background: var(--card); padding: 12px 16px; margin: 18px 0; border-radius: 0 8px 8px 0; }
 .fault p { margin: 0; overflow-wrap: anywhere; }
 .fault p + p { margin-top: 6px; }

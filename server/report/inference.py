@@ -19,6 +19,7 @@ A bootstrap of few units is too narrow. The deviations of ``n`` units from their
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,3 +124,48 @@ def _expansion(n: int) -> float:
 def _percentile(values: Array) -> Interval:
     low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Paired tests
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Tests of no difference between two methods over ``n`` units: p of Student's t, and of sign flips (Fisher)."""
+
+    n: int
+    t: float
+    flips: float
+
+
+MOST_FLIPS = 16  # units of which all 2^n flips are counted; of more, this many are drawn:
+FLIPS_DRAWN = 100_000
+
+
+def over_hospitals(silos: Mapping[str, Seeds]) -> PairedTest | None:
+    """Test the hospitals' differences, each a mean over its seeds; None with fewer than ``HOSPITALS_NEEDED``."""
+    return paired_test([float(np.mean([d.value for d in s.values()])) for s in silos.values() if s], HOSPITALS_NEEDED)
+
+
+def over_seeds(silos: Mapping[str, Seeds]) -> PairedTest | None:
+    """Test the seeds' differences, each a mean over the hospitals that have every seed; None with too few seeds."""
+    seeds = sorted({seed for found in silos.values() for seed in found})
+    whole = [found for found in silos.values() if len(found) == len(seeds)]
+    means = [float(np.mean([found[s].value for found in whole])) for s in seeds] if whole else []
+    return paired_test(means, SEEDS_NEEDED)
+
+
+def paired_test(differences: Sequence[float] | Array, needed: int) -> PairedTest | None:
+    """Return two-sided p values of a zero mean; None with fewer than ``needed`` differences, or where all are equal."""
+    d = np.asarray(differences)
+    if len(d) < needed or np.ptp(d) < 1e-12:
+        return None
+    t = float(d.mean() / (d.std(ddof=1) / math.sqrt(len(d))))
+    if len(d) <= MOST_FLIPS:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(d))))
+        share = float((np.abs(signs @ d) >= abs(d.sum()) - 1e-12).mean())
+    else:
+        signs = np.random.default_rng(0).choice((-1.0, 1.0), (FLIPS_DRAWN, len(d)))
+        share = float(((np.abs(signs @ d) >= abs(d.sum()) - 1e-12).sum() + 1) / (FLIPS_DRAWN + 1))
+    return PairedTest(len(d), float(2 * stats.t.sf(abs(t), len(d) - 1)), share)

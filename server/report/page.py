@@ -7,11 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 import matplotlib
 from markupsafe import Markup
 
+from server.report.answer import answer
 from server.report.charts.canvas import SETTINGS
 from server.report.css import CSS
 from server.report.head import faults, headline, tiles, title, where
 from server.report.methods import exchanges, paper, spelled
 from server.report.sections.cost import cost_section, left_section
+from server.report.sections.evidence import evidence_section
 from server.report.sections.methods import methods_section
 from server.report.sections.privacy import privacy_section
 from server.report.sections.repeat import repeat_section
@@ -24,6 +26,7 @@ from strategies import strategies
 SECTIONS = (
     ("silos", "Silos", silos_section),
     ("methods", "Methods", methods_section),
+    ("evidence", "Evidence", evidence_section),
     ("rounds", "Rounds", rounds_section),
     ("data", "Data", data_section),
     ("relationships", "Relationships", relationships_section),
@@ -46,6 +49,7 @@ def page(study: Study) -> str:
         where=where(study),
         sentence=sentence,
         lead=lead,
+        answer=answer(study),
         faults=faults(study),
         tiles=tiles(study),
         sections=sections,

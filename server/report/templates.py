@@ -27,6 +27,7 @@ TEMPLATES = {
 <p class="where">{{ where }}</p>
 <h1>{{ sentence }}</h1>
 <p class="lead">{{ lead }}</p>
+{% if answer %}<div class="answer"><h2>Should we federate?</h2><p>{{ answer.sentence }}</p>{% if answer.condition %}<p class="note">{{ answer.condition }}</p>{% endif %}</div>{% endif %}
 {{ faults }}
 {{ tiles }}
 <nav>{% for key, name, _ in sections %}<a href="#{{ key }}">{{ name }}</a>{% endfor %}</nav>
@@ -74,8 +75,27 @@ TEMPLATES = {
 {% call explained() %}<dl class='terms'>{% for term, meaning in terms %}<dt>{{ term }}</dt><dd>{{ meaning }}</dd>{% endfor %}</dl>{% endcall %}
 {{ rare(rare_text, mark) }}
 {% if compared %}<figure>{{ widths(compared) }}<figcaption>Gain over {{ base }}: mean over silos with its 95&#8239;% interval (two-level bootstrap over silos and test samples, from {{ needed }} silos on; no correction for the number of methods); each tick below is one silo.</figcaption></figure>{% endif %}
+{% if tests %}<h3>Paired tests against {{ base }}</h3>
+{% call table(head_tests) %}<tbody>{% for name, values in tests %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% call explained() %}<p>Two-sided p values of no difference in {{ word }}: Student's t, and all flips of the differences' signs. <b>Over silos</b>, each the mean over its seeds (from {{ needed }} on): silos count as drawn independently from silos like these; t also takes their differences as normal, flips as symmetric. <b>Over seeds</b>, each the mean over silos (from {{ seeds_needed }} on): only split, initial models and batches vary, so a small p says nothing about other patients or silos, and seeds that share patients are not independent. No p value is corrected for the number of methods. The headline is decided by the bootstrap alone.</p>{% endcall %}{% endif %}
 {% if every %}<h3>All methods per silo</h3><p class='note'>Test {{ word }} in per cent{% if base %}, and the paired difference to {{ base }}{% endif %}; the best of each silo in bold.</p>
 {% call table(every_head) %}<tbody>{% for silo, found in every %}<tr><th scope="row">{{ silo }}</th>{% for kind, text in found %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}""",
+    "evidence": """{% from "macros" import table, cells, explained with context %}
+<h2>Evidence per silo</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each silo measures its reported model once, on its own test samples.{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; charts and sets are of the first.{% endif %}</p>
+{% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+{% if not segmentation %}{% call explained() %}<dl class='terms'>
+<dt>Probability</dt><dd>{{ event }}.</dd>
+<dt>Brier</dt><dd>Mean squared distance of probability and event; lower is better.</dd>
+<dt>Slope</dt><dd>Ideal 1. Below 1 the model is too sure, above 1 not sure enough.</dd>
+<dt>In the large</dt><dd>Ideal 0. Above 0 there are more events than predicted.</dd>
+<dt>ECE</dt><dd>Mean distance of predicted and observed share over bins. It is too large where test parts are small: never read it alone.</dd>
+<dt>Sets</dt><dd>Classes that hold the true one with a probability of 90&#8239;%: the share of test samples where they did, and their mean number. The threshold is the silo's own, shrunk towards the silos' common one; half of the test samples make it, the others count.</dd>
+<dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}
+{% if groups %}<h3>Subgroups</h3><p class='note'>Test {{ score }} in per cent with its 95&#8239;% interval, by a column that the silo chose. Small subgroups are suppressed in the silo, and with them others, where they would follow by subtraction.</p>
+{% call table(group_head) %}<tbody>{% for silo, values in groups %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
+{% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
+<p class='note'>Predicted against observed share; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more silos are in summary.json.{% endif %}</p>
+<div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}{% endif %}""",
     "rounds": """{% from "macros" import widths %}
 <h2>{{ capital }} by round</h2><p class='lead'>How fast the silos' mean test {{ word }} rises.</p>
 <figure>{{ widths(by_round) }}</figure>
@@ -103,7 +123,8 @@ TEMPLATES = {
 <li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all silos agree on one standardisation (<code>normalization = "agreed"</code>).</li>
 <li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
 <li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of samples; seconds; sample counts.</li>
-<li><b>Never</b>: samples, labels, label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>
+{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of samples. Of two classes it tells how many test samples are of each.</li>
+{% endif %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>
 {% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per silo</h3>
 {% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}""",

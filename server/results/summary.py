@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
 from server.results.history import History, Row
@@ -35,7 +36,8 @@ class FinishedRun:
 
     ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
     ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why; ``hold_out``: how the
-    held-out hospitals do (server/run/hold_out.py).
+    held-out hospitals do (server/run/hold_out.py); ``evidence``: of each silo's reported model
+    (``models/evidence/measure.py``).
     """
 
     strategy: str
@@ -49,6 +51,7 @@ class FinishedRun:
     left_out: Mapping[str, str] = field(default_factory=dict)
     stopped: Mapping[str, float] | None = None  # by early stopping: ``since``, ``planned``, ``patience``, ``min_delta``
     hold_out: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 
 def write_summary(directory: RunDirectory, history: History, run: FinishedRun) -> dict[str, Any]:
@@ -116,6 +119,9 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
                 "n_test": run.cards[n]["n_test"],
                 task.score: _number(score.get(n, math.nan)),
                 **{metric: _number(values.get(n, math.nan)) for metric, values in others.items()},
+                **dict.fromkeys(CALIBRATION),
+                **{k: v for k, v in run.evidence.get(n, {}).items() if k in CALIBRATION},
+                "evidence": {k: v for k, v in run.evidence.get(n, {}).items() if k not in CALIBRATION},
                 "round": evaluated.get(n),  # that these are of
                 **({"epsilon": cost.epsilon, "delta": cost.delta} if (cost := costs.get(n)) else {}),
                 "gain_over_local": None,
@@ -143,6 +149,15 @@ def _over_silos(
         **{f"{metric}_mean": _number(_mean(others[metric])) for metric in run.task.secondary_metrics},
         "fairness_variance": _number(fairness_variance(list(score.values()))) if score else None,
     }
+
+
+def evidence_in(entry: Mapping[str, Any]) -> dict[str, Evidence]:
+    """Return by silo the evidence that a run's entry holds; nothing of a run made before there was any."""
+    found = {}
+    for name, values in entry["per_silo"].items():
+        numbers = {key: values[key] for key in CALIBRATION if values.get(key) is not None}
+        found[name] = {**numbers, **values.get("evidence", {})}
+    return found
 
 
 def round_name(number: int, rounds: int) -> str:

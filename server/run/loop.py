@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from models.evidence.measure import Evidence
 from models.threads import use_threads
 from partitions.common.errors import UserError
+from server.results.evidence import collect_evidence, wants_evidence
 from server.results.history import History
 from server.results.reported_round import shared_arrays
 from server.results.run_directory import RunDirectory
@@ -59,6 +62,7 @@ class RoundLoop:
         self.until = 0  # the round after which the run pauses; 0: none
         self.done = 0  # the last round that is done; the closing exchange comes after the last of all
         self.lost_now: dict[str, int] = {}  # silos that lost their state in this round, and the round that it was of
+        self.evidence: dict[str, Evidence] = {}  # of the reported models, by silo
         self.repaired: set[str] = set()  # silos for which the run has gone back
 
     @property
@@ -100,9 +104,9 @@ class RoundLoop:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
         totals = self.state.total_bytes, self.state.seconds
-        held = self.hold_out.results
         which = c.strategy, c.seed, self.last, r.cards
-        return FinishedRun(*which, *totals, c.weight_cap, r.task, r.left_out, self._stopped(), held)
+        found = self.hold_out.results, self.evidence
+        return FinishedRun(*which, *totals, c.weight_cap, r.task, r.left_out, self._stopped(), *found)
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""
@@ -165,9 +169,13 @@ class RoundLoop:
             seconds = time.perf_counter() - started
             self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
             self.recorder.chosen.add(rows)
-            self.state.seconds["total"] += seconds
             self.reporter.closed(strategy, rows, self.registration.task)
+            if wants_evidence(strategy, self.registration.simulated):
+                strategy.shown = self.recorder.chosen.of(strategy.silos)
+                exchange = partial(self.collector.exchange, strategy=strategy, lost=self.state.lost)
+                self.evidence = collect_evidence(strategy, exchange, self.reporter.note)
             self.evaluate_newcomers(strategy)
+            self.state.seconds["total"] += time.perf_counter() - started
         self.done = rounds + 1
 
     def evaluate_newcomers(self, strategy: PersonalizedStrategy) -> None:

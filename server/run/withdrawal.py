@@ -25,7 +25,7 @@ from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
-from server.results.summary import FinishedRun, compare, run_summary
+from server.results.summary import FinishedRun, compare, evidence_in, run_summary
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
 from server.run.hold_out import ARRAYS as NEWCOMER
@@ -160,7 +160,8 @@ def _clean_summary(run: Path, name: str) -> bool:
         which = entry["strategy"], entry["seed"], entry["rounds"]
         totals = {direction: entry[f"bytes_{direction}"] for direction in ("down", "up")}
         task = task_of(entry.get("task", "multiclass"))
-        new = run_summary(history, FinishedRun(*which, cards, totals, entry["seconds"], cap, task))
+        known = evidence_in({"per_silo": cards})
+        new = run_summary(history, FinishedRun(*which, cards, totals, entry["seconds"], cap, task, evidence=known))
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
         own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}

@@ -27,19 +27,10 @@ from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
 from strategies.base.newcomer.settings import check_hold_out
+from strategies.base.privacy.settings import Privacy
 from strategies.base.registry import runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
-from strategies.base.settings import (
-    Common,
-    Privacy,
-    Value,
-    build_settings,
-    choose,
-    defaults_of,
-    keys_of,
-    limits_of,
-    values_of,
-)
+from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import check_wire
 

@@ -231,6 +231,15 @@ class Common:
     dp: bool = setting(
         False, "differential privacy: silos clip the gradient of each record or patient and add noise (settings: dp.*)"
     )
+    evidence: str = setting(
+        "auto",
+        "ask the silos once, at the end, for the evidence of the reported model (calibration, net benefit, conformal "
+        "sets): auto asks where all data are simulated, and on also hospitals, whose policies decide",
+        choices=("auto", "on", "off"),
+    )
+    evidence_horizon: float = setting(
+        0.0, "survival: the time at which calibration is measured, in the unit of the data; 0: none", minimum=0
+    )
     study: str = setting("", "the study that the run belongs to, by the name under which hospitals approved it")
     checkpoint_every: int = setting(
         1, "save the state of server and silos every so many rounds", minimum=1, maximum=MOST_ROUNDS
@@ -246,42 +255,6 @@ class Common:
     def decayed(self, rate: float, server_round: int) -> float:
         """A learning rate of the first round, in this one: times lr-decay per round since."""
         return rate * self.lr_decay ** (server_round - 1)
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """The settings of ``dp = true``."""
-
-    clip_norm: float = setting(1.0, "longest gradient of one unit; a longer one is shortened", symbol="C", above=0)
-    noise_multiplier: float = setting(
-        1.0,
-        "standard deviation of the noise on a batch's sum of gradients, in clip norms",
-        symbol="σ",
-        minimum=0.1,
-        maximum=1e5,
-    )
-    target_epsilon: float = setting(
-        0.0,
-        "each silo computes the noise with which all rounds together cost it this much, 0: dp.noise-multiplier holds",
-        symbol="ε",
-        minimum=0,
-    )
-    delta: float = setting(
-        0.0,
-        "probability with which epsilon need not hold, 0: 1e-5, and with n units at most 1 / (10 n)",
-        symbol="δ",
-        minimum=0,
-        below=1,
-    )
-    unit: str = setting(
-        "record",
-        "what is protected: a record, or a patient with all of their records, where the data file names patients",
-        choices=("record", "patient"),
-    )
-
-    def delta_for(self, units: int) -> float:
-        """δ of a silo with so many units."""
-        return self.delta or min(1e-5, 1 / (10 * max(units, 1)))
 
 
 def key_of(f: Field[Any], owner: str = "") -> str:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..errors import SiteError
 from ..trust.methods import DEFAULTS, METHODS
-from ..trust.policy import METRICS, SCORE, Policy, shown
+from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
 from ..trust.run_config import number, of_method, owner, plain
 
 KIND = "silofl study 1"
@@ -183,7 +183,7 @@ def _silos(path: str, value: Any) -> tuple[str, ...]:
 
 
 def _metrics(path: str, value: Any) -> tuple[str, ...]:
-    known = (*METRICS, SCORE)
+    known = (*METRICS, SCORE, *EVIDENCE)
     if not isinstance(value, list) or any(word not in known for word in value):
         raise SiteError(f"{path}: metrics = {shown(value)}: a list of these is wanted here: {', '.join(known)}")
     return tuple(value)

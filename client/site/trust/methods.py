@@ -167,6 +167,8 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "robust-attackers": 1,
     "min-metric-samples": 0,
     "dp": False,
+    "evidence": "auto",
+    "evidence-horizon": 0.0,
     "study": "",
     "checkpoint-every": 1,
     "resume": False,

@@ -34,6 +34,10 @@ METRICS = (  # of all tasks; models/tasks/ has the same
 )
 WANTED = ("required", "optional")  # what a rule of words may say
 UNITS = ("record", "patient")
+EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
+    *("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability", "net_benefit", "conformal"),
+    *("dice_worst_decile", "subgroups"),
+)
 SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
 MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -77,7 +81,7 @@ class Policy:
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
     min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)
     metrics: tuple[str, ...] = rule(
-        ("loss", SCORE), METRICS, "metrics that may leave; score: the task's own, with its interval"
+        ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )
     min_metric_samples: int = rule(10, 1, "fewest samples behind a metric; those over fewer stay", 1)
     min_batch_size: int = rule(
@@ -193,7 +197,7 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
             if isinstance(value, list) and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value):
                 return tuple(value)
             raise SiteError(f'{path}: {key} = {shown(value)}: a list of modules, "app" or "all" is wanted here')
-        allowed = (*METRICS, SCORE) if key == "metrics" else ("all", *METHODS)
+        allowed = (*METRICS, SCORE, *EVIDENCE) if key == "metrics" else ("all", *METHODS)
         if not isinstance(value, list) or any(word not in allowed for word in value):
             raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
         return tuple(value)

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from server.report.charts.counts import bytes_per_round
 from server.report.charts.rounds import seconds_per_round
+from server.report.evidence import evidence_that_left
 from server.report.html import duration, lines, markup, size_text, typical
 from server.report.methods import keeps, sends_numbers, spelled, uploads
 from server.report.study import Study
@@ -78,6 +79,7 @@ def left_section(study: Study) -> Markup:
         "left",
         metrics=", ".join(study.metrics_that_left) or "none",
         allowed=", ".join(study.task.metrics),
+        evidence=", ".join(evidence_that_left(study)),
         kept=[(spelled(m), what) for m in study.methods for what in keeps(m)],
         head=["Method", "Vectors", lines("per silo|and round"), "Other numbers"],
         rows=rows,

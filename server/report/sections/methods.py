@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from server.report.charts.scores import compared
 from server.report.html import lines, markup, mean_of, number, percent, points, with_spread
-from server.report.inference import HOSPITALS_NEEDED
+from server.report.inference import HOSPITALS_NEEDED, SEEDS_NEEDED, PairedTest, over_hospitals, over_seeds
 from server.report.methods import baseline_name, baselines, reports, spelled
 from server.report.participation import MARK, rounds_missed, seldom, without, worst_silos
 from server.report.study import Study
@@ -47,6 +47,12 @@ def methods_section(study: Study) -> Markup:
         base=spelled(study.base) if study.base else "",
         needed=HOSPITALS_NEEDED,
         word=study.task.score_label,
+        tests=paired_tests(study),
+        head_tests=[
+            "Method",
+            *(lines(f"{over}|{what}") for over in ("silos", "seeds") for what in ("n", "p of t", "p of flips")),
+        ],
+        seeds_needed=SEEDS_NEEDED,
         every=every_method(study),
         every_head=["Silo", *map(spelled, study.methods)],
     )
@@ -84,6 +90,26 @@ def method_row(study: Study, method: str) -> dict[str, Any]:
             with_spread(*study.final(method, "bmcta"), "%") + rounds_text(study, method, "bmcta"),
         ],
     }
+
+
+def paired_tests(study: Study) -> list[tuple[str, list[str]]]:
+    """Return a row of p values for each method against the baseline, where there are enough hospitals or seeds."""
+    rows = []
+    for method in study.methods if study.base else ():
+        differences = study.differences(method, study.base or "") if method != study.base else {}
+        found = over_hospitals(differences), over_seeds(differences)
+        if any(found):
+            rows.append((spelled(method), [text for test in found for text in cells_of(test)]))
+    return rows
+
+
+def cells_of(test: PairedTest | None) -> list[str]:
+    """Return n and the two p values."""
+    return ["–"] * 3 if test is None else [str(test.n), p_value(test.t), p_value(test.flips)]
+
+
+def p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def terms(study: Study) -> list[tuple[str, str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from models.privacy.accountant import OutOfRangeError, Releases, noise_multiplier_for
 from partitions.common.errors import UserError
-from strategies.base.settings import Common, Privacy
+from strategies.base.privacy.settings import Privacy
+from strategies.base.settings import Common
 
 
 @dataclass(frozen=True)

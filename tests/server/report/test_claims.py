@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import permutation_test
 from studies import checked, make_run
 
 from benchmarks.coverage import study
 from server.report.charts.canvas import drawn, percent_axis
 from server.report.head import headline, tiles
-from server.report.inference import mean_interval
+from server.report.inference import mean_interval, paired_test
 from server.report.study import Study
 from server.report.write import silo_table, write_report
 
@@ -207,3 +208,34 @@ def test_tables_fit_or_show_that_they_scroll(width: int, tmp_path: Path) -> None
         assert not (width == 1280 and overflows)
         assert left == pytest.approx(0, abs=1)
         assert hint or not overflows or width == 1280
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Paired tests
+
+
+def test_paired_tests_are_statsmodels_and_scipys() -> None:
+    """``DescrStatsW(d).ttest_mean(0)[1]`` of statsmodels 0.15.0; all 64 flips of the signs by scipy."""
+    d = np.array([0.1, 0.2, 0.05, 0.15, 0.3, -0.1])
+    found = paired_test(d, 6)
+    assert found is not None and found.t == pytest.approx(0.09070960218611414, abs=1e-9)
+    flips = permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert found.flips == pytest.approx(flips.pvalue, abs=1e-9) and found.n == 6
+    assert paired_test(d[:5], 6) is None and paired_test(np.full(6, 0.1), 6) is None
+
+
+def test_drawn_flips_are_near_all_of_them() -> None:
+    d = np.random.default_rng(1).normal(0.1, 0.3, 17)
+    found = paired_test(d, 6)
+    assert found is not None and found.flips == pytest.approx(found.t, abs=0.02)
+
+
+def test_the_report_has_paired_tests_with_their_assumptions(tmp_path: Path) -> None:
+    """Six hospitals and three seeds; below either number there is a dash, and below both no table."""
+    local = [(0.5, 0.52, 0.51, 0.53, 0.5, 0.49)] * 3
+    apple = [tuple(v + 0.1 + 0.01 * k * i for i, v in enumerate(row)) for k, row in enumerate(local)]
+    text = checked(compared(tmp_path / "run", local, apple, seeds=(1, 2, 3), counts=SIX)).text
+    assert "Paired tests against Local" in text and "a small p says nothing about other patients" in text
+    one = checked(compared(tmp_path / "one", local[0], apple[1], counts=SIX)).text
+    assert "0.031–––" in one.replace(" ", "")  # all six gain: 2 of 64 flips are as far from zero
+    assert "Paired tests" not in checked(compared(tmp_path / "few", (0.5, 0.5), (0.6, 0.7))).text

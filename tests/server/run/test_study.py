@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tiny import history_without_seconds
 
+from models.evidence.measure import CALIBRATION
 from models.metrics import METRICS
 from server.results import run_directory
 from server.results.history import HEADER, History, Row, metric_rows
@@ -27,6 +28,10 @@ from server.simulation.simulate import simulate
 from strategies.base.run_settings import defaults, parse_settings
 
 SPLITS, SNAPSHOTS = ("test", "train", "val"), ("personal", "received")
+
+
+# Of a run that measured none.
+EVIDENCE: dict[str, Any] = {**dict.fromkeys(CALIBRATION), "evidence": {}}
 
 
 def values(table: Path, out: Path, **changes: Any) -> dict[str, object]:
@@ -283,6 +288,7 @@ def test_summary_has_the_stated_form(study: Path) -> None:
                 "accuracy",
                 "macro_f1",
                 "auc",
+                *EVIDENCE,
                 "gain_over_local",
                 "gain_over_fedavg",
                 "round",
@@ -314,6 +320,7 @@ def test_what_is_not_known_is_null(table: Path, tmp_path: Path) -> None:
         "gain_over_local": None,
         "gain_over_fedavg": None,
         "round": None,
+        **EVIDENCE,
     }
     assert [p["accuracy"] for p in progress(run) if p["event"] == "round"] == [None]
 
@@ -368,7 +375,7 @@ def test_summary_by_hand() -> None:
     assert one["silos"] == ["a", "b"]
     a = {"n_train": 60, "n_test": 30, "accuracy": 0.6, "macro_f1": 0.2, "auc": 0.75}
     b = {"n_train": 20, "n_test": 10, "accuracy": 0.8, "macro_f1": 0.4, "auc": None}
-    unknown = {"round": 3, "gain_over_local": None, "gain_over_fedavg": None}
+    unknown = {"round": 3, "gain_over_local": None, "gain_over_fedavg": None} | EVIDENCE
     assert one["per_silo"] == {"a": a | unknown, "b": b | unknown}
     assert (one["bytes_down"], one["bytes_up"], one["incentivized_rate"]) == (5, 7, None)
 

@@ -1,0 +1,91 @@
+"""The evidence of the model that the report shows, measured once per run and released as the hospital's policy allows.
+
+The message brings no model: the silo kept the reported one (``client/reported.py``), whose score the server has. So a
+server cannot ask for the evidence of a model that it made for one patient without a round of its own for it. It asks
+once: a hospital notes on its disk which model a run's evidence was of, and refuses that of another one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Message, RecordDict
+
+from client.egress import release_evidence
+from client.local_data import is_own_file
+from client.reported import CANDIDATE, REPORTED, array_of
+from client.session import ClientSession
+from client.site.trust.counters import noted
+from client.site.trust.policy import PolicyRefusedError
+from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_sets, evidence_of
+from models.evidence.subgroups import subgroup_scores
+from partitions.common.errors import UserError
+from strategies.base.client import SiloClient
+from strategies.base.transport.payload import Number
+
+COMMON = "common_threshold"  # in the second message: the hospitals' common conformal threshold
+
+
+def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
+    """Return the reply to a message that asks for evidence. Raises UserError where the silo keeps no such model."""
+    client, _, config = session.open_client(message)
+    client.round = int(config["round"])
+    allowed = set(session.policy.metrics) & set(EVIDENCE)
+    least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
+    values: Evidence = {}  # with differential privacy nothing: evidence has no mechanism of its own
+    if allowed and not client.common.dp and len(client.silo.test) >= least and client.networks == 1:
+        claim(session, config)
+        load_reported(client, config.get("reported"), session.info.reports)
+        values = measured(client, session, config, least)
+    return release_evidence(client, values, min_samples=least, policy=session.policy)
+
+
+def measured(client: SiloClient, session: ClientSession, config: Any, least: int) -> Evidence:
+    """Return the evidence that the message asks for, of the model that the client holds."""
+    patients, test = session.used_data.test.patient, client.silo.test
+    common = config["numbers"].get(COMMON)
+    if common is not None:
+        if not isinstance(common, float) or not 0 <= common <= 1 or not client.silo.task.single_label:
+            raise UserError(f"the server sends {common!r:.80} as the common threshold: a number in 0..1 is wanted here")
+        return conformal_sets(client.model, test, patients, common)
+    task, groups = client.silo.task, session.used_data.test.subgroup
+    ask = Ask(least, client.common.evidence_horizon)
+    values = evidence_of(task, client.model, test, client.silo.train, patients, ask)
+    if groups is not None:
+        values |= subgroup_scores(task, client.model, test, groups, patients, least)
+    return values
+
+
+def load_reported(client: SiloClient, wanted: object, snapshot: str) -> None:
+    """Load the model of round ``wanted`` that the silo kept. Raises UserError where it kept none."""
+    arrays, numbers = client.state.arrays, client.state.numbers
+    for entry in (REPORTED, CANDIDATE):
+        if entry in numbers and numbers[entry]["round"] == wanted:
+            name = array_of(entry, snapshot)
+            client.model.reset_buffers()
+            client.model.load(arrays[name], arrays.get(f"{name}.buffers"))
+            return
+    raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
+
+
+def claim(session: ClientSession, config: Any) -> None:
+    """Note at the hospital what is asked for. Raises PolicyRefusedError where this run asked for something else before.
+
+    The same message may come twice, and gets the same answer.
+    """
+    context = session.context
+    if not is_own_file(context) or session.policy.public:
+        return
+    common: Number | None = config["numbers"].get(COMMON)
+    kind, wanted = "first" if common is None else "sets", f"{config.get('reported')!r},{common!r}".replace(" ", "")[:80]
+
+    def entry(lines: list[list[str]]) -> tuple[str, str]:
+        before = next((words[1] for words in lines if words[:1] == [kind] and words[2:] == session.name.split()), "")
+        if before and before != wanted:
+            return "", "evidence leaves once per run, and this run has had that of another model"
+        return ("" if before else f"{kind} {wanted} {session.name}"), ""
+
+    says = session.policy.says("metrics")
+    fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", says, entry)
+    if fault:
+        raise PolicyRefusedError(f"{session.name} refuses: {fault}")

@@ -1,0 +1,114 @@
+"""Calibration of predicted probabilities: Brier score, slope, in-the-large, expected calibration error, bins.
+
+``p`` (n,) are probabilities and ``event`` (n,) 0 or 1. Slope and in-the-large are those of logistic recalibration
+(Cox, Biometrika 1958; Van Calster et al., J. Clin. Epidemiol. 2016): logit P(event) = a + b logit p. The slope is b,
+ideal 1; in-the-large is a where b = 1, ideal 0: above 0 there are more events than predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+BINS = 10
+FEWEST = 5  # samples in a bin, however few are asked for: a bin of one says nothing
+NEAREST = 1e-12  # to 0 and 1: a probability is not nearer, for its logit would be infinite
+STEPS = 50  # of Newton's method
+LARGEST = 1e3  # a coefficient beyond has no finite estimate: the events are separated
+
+
+@dataclass(frozen=True)
+class Bins:
+    """A reliability diagram: of each bin its samples, their mean probability and their share of events."""
+
+    counts: Array
+    predicted: Array
+    observed: Array
+
+
+def brier_score(p: Array, event: Array) -> float:
+    """Return the mean of (p - event)^2; ``nan`` without samples (Brier, Monthly Weather Review 1950)."""
+    return float(np.mean((p - event) ** 2)) if len(p) else math.nan
+
+
+def calibration_slope(p: Array, event: Array) -> float:
+    """Return b of logit P(event) = a + b logit p; ``nan`` where it has no finite estimate."""
+    x = logit(p)
+    if not len(x) or np.ptp(x) < 1e-9:
+        return math.nan
+    found = _newton(np.column_stack([np.ones_like(x), x]), np.zeros_like(x), event)
+    return math.nan if found is None else float(found[1])
+
+
+def calibration_in_the_large(p: Array, event: Array) -> float:
+    """Return a of logit P(event) = a + logit p; ``nan`` where it has no finite estimate."""
+    found = _newton(np.ones((len(p), 1)), logit(p), event)
+    return math.nan if found is None else float(found[0])
+
+
+def logit(p: Array) -> Array:
+    near = np.clip(p, NEAREST, 1 - NEAREST)
+    return np.asarray(np.log(near) - np.log1p(-near))
+
+
+def reliability(p: Array, event: Array, least: int = 1) -> Bins:
+    """Return bins of about equally many samples, at most ``BINS``, none with fewer than ``least`` samples.
+
+    The edges are quantiles of ``p``, so that equal probabilities share a bin (scikit-learn's strategy "quantile"). A
+    bin with too few samples joins the one before, the first one joins the next.
+    """
+    if not len(p):
+        return Bins(*(np.empty(0),) * 3)
+    most = max(1, min(BINS, len(p) // max(least, FEWEST)))
+    edges = np.percentile(p, np.linspace(0, 100, most + 1))
+    own = np.searchsorted(edges[1:-1], p)
+    counts = np.bincount(own, minlength=most)
+    groups = _joined(counts, least)
+    own = groups[own]
+    counts = np.bincount(own)
+    return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
+
+
+def expected_calibration_error(bins: Bins) -> float:
+    """Return sum_b n_b / n |observed_b - predicted_b|: biased upwards where bins are small."""
+    n = bins.counts.sum()
+    return float((bins.counts * np.abs(bins.observed - bins.predicted)).sum() / n) if n else math.nan
+
+
+def _joined(counts: npt.NDArray[np.intp], least: int) -> npt.NDArray[np.intp]:
+    """Return for each bin the number of the bin that it becomes a part of; none of these is empty or too small."""
+    groups, open_ = np.zeros(len(counts), np.intp), 0
+    current, last = 0, counts[::-1].cumsum()[::-1]  # samples in this bin and those after it
+    for i, count in enumerate(counts):
+        groups[i] = current
+        open_ += count
+        rest = last[i + 1] if i + 1 < len(counts) else 0
+        if open_ >= max(least, 1) and rest >= max(least, 1):
+            current, open_ = current + 1, 0
+    return groups
+
+
+def _newton(x: Array, offset: Array, event: Array) -> Array | None:
+    """Return the coefficients (k,) of a logistic regression with an offset; None where there is no finite estimate."""
+    if not len(event) or not 0 < event.sum() < len(event):
+        return None
+    beta = np.zeros(x.shape[1])
+    for _ in range(STEPS):
+        share = 1 / (1 + np.exp(-np.clip(x @ beta + offset, -500, 500)))
+        information = (x * (share * (1 - share))[:, None]).T @ x
+        try:
+            step = np.linalg.solve(information, x.T @ (event - share))
+        except np.linalg.LinAlgError:
+            return None
+        # A step that leads far away is halved: Newton's method alone may go back and forth.
+        beta = beta + step * min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-300))
+        if not np.isfinite(beta).all() or np.abs(beta).max() > LARGEST:
+            return None
+        if np.abs(step).max() < 1e-12 * max(1.0, float(np.abs(beta).max())):
+            return beta
+    return beta if np.abs(step).max() < 1e-9 else None

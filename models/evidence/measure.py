@@ -1,0 +1,148 @@
+"""Measure one model's evidence on one hospital's test samples, as named numbers and lists of numbers.
+
+| name | value |
+|---|---|
+| ``brier``, ``calibration_slope``, ``calibration_in_the_large``, ``ece`` | one number each |
+| ``reliability`` | samples, mean probability, share of events of each bin, one bin after the other |
+| ``net_benefit`` | of the model at each of ``THRESHOLDS``, then of treating everybody; of two classes only |
+| ``conformal`` | calibration samples, and the threshold that they make; of classes only |
+| ``conformal_sets`` | test samples, then coverage and mean size of sets: own, common and shrunk threshold |
+| ``dice_worst_decile`` | mean Dice of the tenth of the cases with the lowest |
+| ``subgroup.NAME`` | samples, score and its 95 % interval's ends (``subgroups.py``) |
+
+What needs more samples than there are, or has no finite value, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from models.evidence.calibration import (
+    Array,
+    Bins,
+    brier_score,
+    calibration_in_the_large,
+    calibration_slope,
+    expected_calibration_error,
+    reliability,
+)
+from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
+from models.evidence.decisions import net_benefit, treat_all
+from models.evidence.survival import baseline_hazard, cox_slope, observed_risk, predicted_risk, risk_bins
+from models.flat import FlatModel
+from models.samples import Samples
+from models.tasks import Segmentation, Survival, Task, probabilities
+from models.training import predict
+
+CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
+# The words by which a hospital's policy allows each (client/site/trust/policy.py has the same).
+EVIDENCE = (*CALIBRATION, "reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups")
+PREFIX = "subgroup."  # begins the name of a subgroup's value, which `subgroups` allows
+Evidence = dict[str, float | list[float]]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What bounds the evidence: the fewest samples behind a number; the time of survival's, 0 for none."""
+
+    least: int = 1
+    horizon: float = 0.0
+
+
+def evidence_of(
+    task: Task, model: FlatModel, test: Samples, train: Samples, patients: Array | None, ask: Ask
+) -> Evidence:
+    """Return the evidence of the model as it stands. ``patients`` (n,): of which patient each test sample is."""
+    if not len(test):
+        return {}
+    found: Mapping[str, float | list[float]]
+    if isinstance(task, Segmentation):
+        found = _of_cases(task.dice_by_case(model, test), ask)
+    elif isinstance(task, Survival):
+        found = _of_survival(model, test, train, ask) if ask.horizon else {}
+    else:
+        outputs = predict(model, test)
+        found = _of_outputs(task, outputs, test.labels(), patients, ask)
+    return {name: value for name, value in found.items() if _finite(value)}
+
+
+def conformal_sets(model: FlatModel, test: Samples, patients: Array | None, common: float) -> Evidence:
+    """Return coverage and size of the sets with the hospital's own threshold, the common one, and the shrunk one."""
+    p, y = probabilities(predict(model, test)), test.labels().cpu().numpy()
+    fits, held = halves(len(y), patients)
+    own = threshold_of(true_scores(p[fits], y[fits]))
+    values = [float(len(y[held]))]
+    for threshold in (own, common, shrunk(own, len(y[fits]), common)):
+        sets = sets_of(p[held], y[held], threshold)
+        values += [sets.coverage, sets.size]
+    return {"conformal_sets": values} if _finite(values) else {}
+
+
+def _of_outputs(task: Task, outputs: Tensor, y: Tensor, patients: Array | None, ask: Ask) -> Evidence:
+    chances = task.chances(outputs, y)
+    if chances is None or not np.isfinite(chances[0]).all():
+        return {}
+    p, event = chances
+    bins = reliability(p, event, ask.least)
+    values: Evidence = {
+        "brier": brier_score(p, event),
+        "calibration_slope": calibration_slope(p, event),
+        "calibration_in_the_large": calibration_in_the_large(p, event),
+        "ece": expected_calibration_error(bins),
+        "reliability": flat(bins),
+    }
+    if not task.single_label:
+        return values
+    if outputs.shape[1] == 2:
+        values["net_benefit"] = [*net_benefit(p, event).tolist(), *treat_all(event).tolist()]
+    of_classes, labels = probabilities(outputs), y.cpu().numpy()
+    fits, held = halves(len(labels), patients)
+    if min(len(labels[fits]), len(labels[held])) >= ask.least:
+        scores = true_scores(of_classes[fits], labels[fits])
+        values["conformal"] = [float(len(scores)), threshold_of(scores)]
+    return values
+
+
+def _of_survival(model: FlatModel, test: Samples, train: Samples, ask: Ask) -> Evidence:
+    def columns(samples: Samples) -> tuple[Array, Array, Array]:
+        y = samples.labels().double().cpu().numpy()
+        return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]
+
+    (s, time, event), risks = columns(test), columns(train)
+    if not np.isfinite(s).all():
+        return {}
+    risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
+    observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
+    bins = risk_bins(risk, time, event, ask.horizon, ask.least)
+    return {
+        "calibration_slope": cox_slope(s, time, event),
+        "calibration_in_the_large": math.log(observed / expected) if observed > 0 and expected > 0 else math.nan,
+        "ece": expected_calibration_error(bins),
+        "reliability": flat(bins),
+    }
+
+
+def _of_cases(dice: Tensor, ask: Ask) -> Evidence:
+    known = np.sort(dice[~dice.isnan()].double().numpy())
+    worst = known[: max(1, len(known) // 10)]
+    return {"dice_worst_decile": float(worst.mean())} if len(known) and len(worst) >= ask.least else {}
+
+
+def flat(bins: Bins) -> list[float]:
+    """Return bins as one list: samples, mean probability, share of events of the first, of the second, and so on."""
+    return [float(v) for row in zip(bins.counts, bins.predicted, bins.observed, strict=True) for v in row]
+
+
+def unflat(values: list[float]) -> npt.NDArray[np.float64]:
+    """Return :func:`flat`'s list as rows (bins, 3)."""
+    return np.asarray(values, dtype=np.float64).reshape(-1, 3)
+
+
+def _finite(value: float | list[float]) -> bool:
+    return bool(np.isfinite(value).all())

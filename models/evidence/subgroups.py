@@ -1,0 +1,73 @@
+"""A model's score in each subgroup of a hospital's test samples, with small subgroups suppressed.
+
+A subgroup of fewer than ``least`` patients stays in the hospital (primary suppression). The score of all samples, less
+those of all subgroups but one, gives that one by subtraction. So what is suppressed must itself be of at least
+``least`` patients together: otherwise the smallest subgroups left are suppressed too (secondary suppression; Willenborg
+and de Waal, Elements of Statistical Disclosure Control, 2001). Samples of an unknown subgroup count as suppressed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.evidence.measure import PREFIX, Evidence
+from models.flat import FlatModel
+from models.intervals import of_share
+from models.metrics import wilson_interval
+from models.samples import Samples
+from models.tasks import ENDS, Segmentation, Task
+from models.training import predict
+
+Texts = npt.NDArray[np.str_]
+
+
+def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:
+    """Return the subgroups whose numbers may leave, by name. ``groups``, ``patients``: of each sample (n,)."""
+    units = np.arange(len(groups)) if patients is None else patients
+    counts = {str(name): len(np.unique(units[groups == name])) for name in np.unique(groups)}
+    kept = {name: n for name, n in counts.items() if name and n >= least}
+    suppressed = sum(n for name, n in counts.items() if name not in kept)
+    for name in sorted(kept, key=lambda name: (kept[name], name)):
+        if not 0 < suppressed < least:
+            break
+        suppressed += kept.pop(name)
+    return sorted(kept) if len(kept) > 1 or not suppressed else []
+
+
+def subgroup_scores(
+    task: Task, model: FlatModel, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
+) -> Evidence:
+    """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave."""
+    names = released(groups, patients, least)
+    if not names:
+        return {}
+    if isinstance(task, Segmentation):
+        dice = task.dice_by_case(model, test)
+        each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
+    else:
+        outputs, labels = predict(model, test), test.labels()
+        each = {name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name)) for name in names}
+    if not all(math.isfinite(v) for values in each.values() for v in values):
+        return {}  # one that is missing would be the difference to the whole
+    return {f"{PREFIX}{name}": values for name, values in each.items()}
+
+
+def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[float]:
+    rows = rows.to(labels.device)
+    found, n = task.measure(outputs[rows], labels[rows]), int(rows.sum())
+    score = found[task.score]
+    if ENDS[0] in found:
+        return [float(n), score, found[ENDS[0]], found[ENDS[1]]]
+    return [float(n), score, *wilson_interval(round(score * n), n)]
+
+
+def _of_cases(dice: Tensor) -> list[float]:
+    known = dice[~dice.isnan()].double()
+    n = len(known)
+    mean, variance = (float(known.mean()), float(known.var()) / n) if n > 1 else (math.nan, 0.0)
+    return [float(len(dice)), mean, *of_share(mean, variance, n)]

@@ -1,0 +1,75 @@
+"""Calibration of a Cox model at one time: predicted and observed risk, and the slope of its log risk.
+
+The risk until time t is 1 - exp(-H0(t) exp(s)), with Breslow's estimate of the baseline hazard H0 from the training
+samples (Breslow, JRSS B 1972). The observed risk is 1 - S(t), S by Kaplan and Meier (JASA 1958). The slope b is that of
+a Cox regression on s alone: 1 where differences in risk are as large as predicted (Royston and Altman, BMC Med. Res.
+Methodol. 2013).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from models.evidence.calibration import BINS, LARGEST, STEPS, Bins
+
+Array = npt.NDArray[np.float64]
+
+FEWEST_EVENTS = 2
+
+
+def baseline_hazard(s: Array, time: Array, event: Array, at: float) -> float:
+    """Return H0(at) = sum over events until ``at`` of 1 / sum of exp(s) over those at risk."""
+    total = 0.0
+    for t in np.unique(time[(event > 0) & (time <= at)]):
+        total += float((event[time == t] > 0).sum()) / float(np.exp(s[time >= t]).sum())
+    return total
+
+
+def predicted_risk(s: Array, hazard: float) -> Array:
+    return np.asarray(-np.expm1(-hazard * np.exp(s)))
+
+
+def observed_risk(time: Array, event: Array, at: float) -> float:
+    """Return 1 - S(at); ``nan`` where the last sample is censored before ``at``: then S(at) is not known."""
+    if not len(time) or (time.max() < at and not event[time == time.max()].all()):
+        return math.nan
+    alive = 1.0
+    for t in np.unique(time[(event > 0) & (time <= at)]):
+        alive *= 1 - float((event[time == t] > 0).sum()) / float((time >= t).sum())
+    return 1 - alive
+
+
+def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int) -> Bins:
+    """Return groups of equally many samples by predicted risk, with the observed risk of each until ``at``."""
+    groups = max(1, min(BINS, len(risk) // max(least, 20)))
+    parts = np.array_split(np.argsort(risk, kind="stable"), groups) if len(risk) else []
+    return Bins(
+        np.array([float(len(rows)) for rows in parts]),
+        np.array([float(risk[rows].mean()) for rows in parts]),
+        np.array([observed_risk(time[rows], event[rows], at) for rows in parts]),
+    )
+
+
+def cox_slope(s: Array, time: Array, event: Array) -> float:
+    """Return b that maximises Cox's partial likelihood of b s (Breslow's ties); ``nan`` without a finite estimate."""
+    if event.sum() < FEWEST_EVENTS or np.ptp(s) < 1e-9:
+        return math.nan
+    centred, b, step = s - s.mean(), 0.0, math.inf
+    at_risk = time[None, :] >= time[event > 0][:, None]
+    for _ in range(STEPS):
+        weights = at_risk * np.exp(np.clip(b * centred, -500, 500))[None, :]
+        total = weights.sum(1)
+        mean = (weights * centred).sum(1) / total
+        variance = (weights * centred**2).sum(1) / total - mean**2
+        if variance.sum() <= 0:
+            return math.nan
+        step = float((centred[event > 0] - mean).sum() / variance.sum())
+        b += step * min(1.0, 5.0 / max(abs(step), 1e-300))
+        if abs(b) > LARGEST:
+            return math.nan
+        if abs(step) < 1e-12 * max(1.0, abs(b)):
+            return b
+    return b if abs(step) < 1e-9 else math.nan

@@ -1,0 +1,188 @@
+"""Answer "Should we federate?" in one sentence, with the condition under which it was drawn.
+
+The mean gain is decided once, by :func:`server.report.verdict.verdict`, as in the headline. What the data do not carry
+is "not shown":
+
+* A hospital is harmed where its own gain's interval lies below zero, widened for the number of hospitals (Bonferroni),
+  for among twelve hospitals without any gain one in four reports would name one.
+* An unseen hospital and calibration are compared over hospitals by Student's t, from ``HOSPITALS_NEEDED`` on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from scipy import stats
+
+from server.report.events import read_json
+from server.report.evidence import over_silos
+from server.report.html import between, markup, number, percent, points, silos_of, size_text, spoken
+from server.report.inference import HOSPITALS_NEEDED, Z
+from server.report.methods import alone, spelled
+from server.report.scores import Gain
+from server.report.study import Study
+from server.report.uncertainty import UNKNOWN, Interval
+from server.report.verdict import Verdict, verdict
+
+MOST_NAMES = 4  # of harmed hospitals in the sentence
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The sentence, and the condition: on what it rests."""
+
+    sentence: Markup
+    condition: str
+
+
+def answer(study: Study) -> Answer | None:
+    """Return the answer; None where no method that exchanges anything has a result."""
+    best, base = study.best, alone()
+    if best is None or not any(not math.isnan(study.score(best, s).mean) for s in study.silos):
+        return None
+    if base not in study.methods:
+        return Answer(markup("Not shown: training alone (<code>{}</code>) was not run beside it.", base), "")
+    if not any(study.counts(best, base)):
+        return Answer(markup("Not shown: no silo has sent a score of both."), condition(study))
+    found = verdict(study, best, base)
+    parts = [
+        gain_part(study, best, base, found),
+        worst_part(study, best, base),
+        unseen_part(study, best),
+        calibration_part(study, best, base),
+        cost_part(study, best),
+    ]
+    return Answer(Markup("; ").join(parts) + ".", condition(study))
+
+
+def harmed(study: Study, best: str, base: str) -> dict[str, Gain]:
+    """Return the silos that are shown to lose, whatever the others do."""
+    gains = {silo: study.gain(best, base, silo) for silo in study.silos}
+    gains = {silo: gain for silo, gain in gains.items() if not math.isnan(gain.interval[1])}
+    wider = float(stats.norm.ppf(1 - 0.025 / max(len(gains), 1))) / Z
+    return {silo: g for silo, g in gains.items() if g.mean + wider * (g.interval[1] - g.mean) < 0}
+
+
+def gain_part(study: Study, best: str, base: str, found: Verdict) -> Markup:
+    """Return yes, no or not shown, with the gain over training alone and its interval."""
+    lose, name = harmed(study, best, base), spelled(best)
+    interval = between(found.gain)
+    gain = markup("{} points of {} on average over training alone", points(found.gain.mean), study.task.score_label)
+    gain += markup(" (95&#8239;% interval {})", interval) if interval else Markup()
+    gain += markup(" in {}", silos_of(sum(study.counts(best, base))))
+    losers = markup("{} {} shown to lose", named(lose), "is" if len(lose) == 1 else "are")
+    if found.shown > 0:
+        first = markup("Yes on average, and not for everybody: {}, while", losers) if lose else Markup("Yes:")
+        end = Markup() if lose else Markup(", and no silo is shown to lose")
+        return markup("{} {} gains {}{}", first, name, gain, end)
+    if found.shown < 0:
+        return markup("No: {} loses {}{}", name, gain, markup(", and {}", losers) if lose else "")
+    if lose:
+        return markup("No gain is shown, and harm is: {}; {} has {}, {}", losers, name, gain, found.why)
+    return markup("Not shown: {} has {}, {}", name, gain, found.why)
+
+
+def named(lose: Mapping[str, Gain]) -> Markup:
+    """Return silos with their losses."""
+    each = [markup("{} ({})", silo, points(gain.mean)) for silo, gain in lose.items()]
+    more = [markup("{} others", len(each) - MOST_NAMES)] if len(each) > MOST_NAMES else []
+    return Markup(", ").join([*each[:MOST_NAMES], *more])
+
+
+def worst_part(study: Study, best: str, base: str) -> Markup:
+    """Return the lowest score of a silo, with its score alone."""
+    scores = {silo: study.score(best, silo).mean for silo in study.silos}
+    known = {silo: score for silo, score in scores.items() if not math.isnan(score)}
+    silo = min(known, key=lambda s: known[s])
+    own = study.score(base, silo).mean
+    beside = "" if math.isnan(own) else markup(" ({}&#8239;% alone)", percent(own))
+    return markup("the worst silo, {}, reaches {}&#8239;%{}", silo, percent(known[silo]), beside)
+
+
+def unseen_part(study: Study, best: str) -> Markup:
+    """Return how a silo does that took no part in the training, against training alone."""
+    held = (read_json(study.path / "summary.json") or {}).get("hold_out") or {}
+    pairs = [
+        (float(values[best]["zero_shot"]), float(values[best]["local"]))
+        for values in held.values()
+        if is_number(values.get(best, {}).get("zero_shot")) and is_number(values.get(best, {}).get("local"))
+    ]
+    if not pairs:
+        return Markup("an unseen silo: not shown, none was held out")
+    mine, other = (statistics.fmean(side) for side in zip(*pairs, strict=True))
+    what = markup("{}&#8239;% as it comes, {}&#8239;% alone", percent(mine), percent(other))
+    sign = compared([a - b for a, b in pairs])
+    word = {1: "a gain is shown", -1: "a loss is shown", 0: "no difference is shown"}[sign]
+    few = f", {silos_of(len(pairs))} held out, at least {HOSPITALS_NEEDED} needed" if few_of(pairs) else ""
+    return markup("an unseen silo: {} ({}{})", word, what, few)
+
+
+def calibration_part(study: Study, best: str, base: str) -> Markup:
+    """Return whether the probabilities are better or worse, by the Brier score."""
+    mine, other = over_silos(study, best, "brier"), over_silos(study, base, "brier")
+    both = sorted(mine.keys() & other.keys())
+    if not both:
+        return Markup("calibration: not shown, it was not measured")
+    means = [number(statistics.fmean(found[s] for s in both), 3) for found in (mine, other)]
+    sign = compared([other[s] - mine[s] for s in both])
+    word = {1: "better", -1: "worse", 0: "no difference is shown"}[sign]
+    few = f", {silos_of(len(both))}, at least {HOSPITALS_NEEDED} needed" if few_of(both) else ""
+    return markup("calibration: {} (Brier score {}, {} alone{})", word, *means, few)
+
+
+def cost_part(study: Study, best: str) -> Markup:
+    """Return bytes, seconds and epsilon."""
+    size, seconds = study.cost(best)
+    price = markup("cost: {} and {}", size_text(size), spoken(seconds))
+    if not study.config.get("dp"):
+        return price + ", without differential privacy"
+    spent = [v.get("epsilon") for r in study.of(best) for v in r["per_silo"].values()]
+    known = [float(e) for e in spent if is_number(e)]
+    if len(known) < len(spent):
+        return price + ", with differential privacy, whose epsilon not every silo has sent"
+    return price + markup(", with epsilon at most {:.3g}", max(known))
+
+
+def condition(study: Study) -> str:
+    """Return on what the answer rests."""
+    c, seeds = study.config, len(study.seeds)
+    data = "the silos' own data"
+    if study.manifest or study.simulated:
+        about = study.manifest or c
+        data = f"{Path(str(about.get('dataset', ''))).name}, split by {about.get('partition', '')}"
+    count = sum(1 for m in study.methods if m != alone())
+    chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
+    rounds = max(r["rounds"] for r in study.runs)
+    return (
+        f"Drawn from {silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds; "
+        f"{'1 seed' if seeds == 1 else f'{seeds} seeds'}" + (f"; the method was {chosen}." if count > 1 else ".")
+    )
+
+
+def compared(differences: Sequence[float]) -> int:
+    """Return the sign of the mean over hospitals where its 95 % interval excludes zero; else 0."""
+    low, high = t_interval(differences)
+    return 1 if low > 0 else -1 if high < 0 else 0
+
+
+def t_interval(differences: Sequence[float]) -> Interval:
+    """Return Student's 95 % interval of the mean; ``nan`` twice below ``HOSPITALS_NEEDED`` hospitals."""
+    n = len(differences)
+    if n < HOSPITALS_NEEDED:
+        return UNKNOWN
+    mean, half = statistics.fmean(differences), float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences)
+    return mean - half / math.sqrt(n), mean + half / math.sqrt(n)
+
+
+def few_of(found: Sequence[Any]) -> bool:
+    return len(found) < HOSPITALS_NEEDED
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

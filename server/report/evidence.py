@@ -1,0 +1,43 @@
+"""The evidence in a study's summary: each silo's numbers with a method, and their means over silos."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from models.evidence.measure import CALIBRATION, PREFIX
+from server.report.scores import NAN, known
+from server.report.study import Study
+
+
+def value(study: Study, method: str, silo: str, key: str) -> float:
+    """Return a number of a silo's calibration, mean over seeds; ``nan`` where no seed has it."""
+    found = [known(r["per_silo"].get(silo, {}).get(key)) for r in study.of(method)]
+    found = [v for v in found if not math.isnan(v)]
+    return statistics.fmean(found) if found else NAN
+
+
+def lists(study: Study, method: str, silo: str) -> Mapping[str, Any]:
+    """Return a silo's lists (bins, net benefit, sets) with the first seed that has any."""
+    each = (r["per_silo"].get(silo, {}).get("evidence") for r in study.of(method))
+    return next((found for found in each if found), {})
+
+
+def over_silos(study: Study, method: str, key: str) -> dict[str, float]:
+    """Return by silo a number of the calibration, of the silos that have it."""
+    found = {silo: value(study, method, silo, key) for silo in study.silos}
+    return {silo: v for silo, v in found.items() if not math.isnan(v)}
+
+
+def evidence_that_left(study: Study) -> list[str]:
+    """Return the names of the evidence that silos have sent; of a subgroup's the name is the silo's."""
+    names = {key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})}
+    names |= {key for key in CALIBRATION for m in study.methods if over_silos(study, m, key)}
+    return sorted({"subgroups" if name.startswith(PREFIX) else name for name in names})
+
+
+def has_evidence(study: Study) -> bool:
+    """Return whether any silo has sent evidence."""
+    return bool(evidence_that_left(study))

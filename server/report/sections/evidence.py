@@ -1,0 +1,120 @@
+"""The section on evidence per hospital: calibration, reliability, net benefit, conformal sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from models.evidence.measure import PREFIX
+from server.report.charts.evidence import net_benefit_chart, reliability_diagram
+from server.report.evidence import has_evidence, lists, value
+from server.report.html import markup, number, percent
+from server.report.methods import spelled
+from server.report.study import Study
+from server.report.templates import render
+
+PANELS = 6  # silos whose diagrams are drawn
+COLUMNS = (
+    ("brier", "Brier", 3),
+    ("calibration_slope", "Slope", 2),
+    ("calibration_in_the_large", "In the large", 2),
+    ("ece", "ECE", 3),
+)
+
+
+def evidence_section(study: Study) -> Markup:
+    """Render the section; empty where no silo has sent evidence."""
+    if not study.runs or not has_evidence(study):
+        return Markup()
+    methods = compared(study)
+    head = ["Silo", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
+    if study.task.name == "segmentation":
+        head = ["Silo", "Dice of the worst tenth"]
+    rows = [(silo, cells(study, methods, silo)) for silo in study.silos]
+    drawn = [silo for silo in study.silos if any("reliability" in lists(study, m, silo) for m in methods)]
+    return render(
+        "evidence",
+        head=head,
+        rows=rows,
+        first=spelled(methods[0]),
+        second=spelled(methods[1]) if len(methods) > 1 else "",
+        panels=[(silo, diagrams(study, methods, silo)) for silo in drawn[:PANELS]],
+        left=max(len(drawn) - PANELS, 0),
+        event=event_of(study),
+        segmentation=study.task.name == "segmentation",
+        seeds=len(study.seeds),
+        groups=group_rows(study, methods),
+        group_head=["Silo", "Subgroup", "Test", *map(spelled, methods)],
+        score=study.task.score_label,
+    )
+
+
+def group_rows(study: Study, methods: Sequence[str]) -> list[tuple[str, list[str | Markup]]]:
+    """Return a row for each silo's subgroup: its name, its samples, and the methods' scores with their intervals."""
+    rows: list[tuple[str, list[str | Markup]]] = []
+    for silo in study.silos:
+        each = [lists(study, m, silo) for m in methods]
+        for key in sorted({key for found in each for key in found if key.startswith(PREFIX)}):
+            n = next(f"{found[key][0]:.0f}" for found in each if key in found)
+            rows.append((silo, [key.removeprefix(PREFIX), n, *(scored(found.get(key)) for found in each)]))
+    return rows
+
+
+def scored(values: Sequence[float] | None) -> Markup:
+    """Return a score in per cent with its interval below."""
+    if values is None:
+        return Markup("–")
+    return markup("{}<small>{}–{}</small>", percent(values[1]), percent(values[2], 0), percent(values[3], 0))
+
+
+def compared(study: Study) -> list[str]:
+    """Return the headline's method and the baseline that it is compared with, as far as there are both."""
+    wanted = [study.best or study.methods[0], study.base]
+    return [m for m in dict.fromkeys(wanted) if m is not None]
+
+
+def event_of(study: Study) -> str:
+    """Return what the probabilities are of."""
+    return {"multilabel": "that a finding is present", "survival": "of the event until the chosen time"}.get(
+        study.task.name, "of class 1 of two classes; of more classes, that the predicted class is right"
+    )
+
+
+def cells(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
+    """Return a silo's row: the first method's numbers, the second one's below."""
+    if study.task.name == "segmentation":
+        return [both([percent(known(lists(study, m, silo).get("dice_worst_decile"))) for m in methods])]
+    found = [both([signed(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
+    return [*found, both([sets_of(study, m, silo) for m in methods])]
+
+
+def known(found: Any) -> float:
+    return math.nan if found is None else float(found)
+
+
+def signed(found: float, digits: int) -> str:
+    return number(found, digits).replace("-", "−")
+
+
+def both(texts: Sequence[str]) -> Markup:
+    """Return the first text, and the second one small below it."""
+    below = markup("<small>{}</small>", texts[1]) if len(texts) > 1 else Markup()
+    return markup("{}", texts[0]) + below
+
+
+def sets_of(study: Study, method: str, silo: str) -> str:
+    """Return coverage and size of the sets with the shrunk threshold."""
+    found = lists(study, method, silo).get("conformal_sets")
+    return "–" if found is None else f"{percent(found[5], 0)} %, {found[6]:.2f}"
+
+
+def diagrams(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
+    """Return the charts of one silo."""
+    each = {m: lists(study, m, silo) for m in methods}
+    bins = {m: found["reliability"] for m, found in each.items() if "reliability" in found}
+    benefits = {m: found["net_benefit"] for m, found in each.items() if "net_benefit" in found}
+    charts = [Markup(reliability_diagram(study, silo, bins))] if bins else []
+    return charts + ([Markup(net_benefit_chart(study, silo, benefits))] if benefits else [])

@@ -1,0 +1,70 @@
+"""Ask every silo, once after the closing exchange, for the evidence of the model that the report shows.
+
+A second message gives the silos their common conformal threshold: the mean of their own ones, weighted by calibration
+samples. (The quantile of the pooled scores would need the scores, which stay in the hospitals.) A silo that refuses, or
+sends nothing, has no evidence in the summary; the run's results are as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import Message, MessageType
+
+from client.evidence.answer import COMMON
+from models.evidence.measure import Evidence
+from partitions.common.errors import DataError
+from strategies.base.schema.evidence import ACTION, read_evidence
+from strategies.base.schema.reporting import reason_of
+from strategies.base.strategy import AWAY, PersonalizedStrategy
+from strategies.base.transport.payload import Number, Payload, encode
+
+Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
+HOSPITALS = 2  # with thresholds of their own, before there is a common one
+
+
+def wants_evidence(strategy: PersonalizedStrategy, simulated: bool) -> bool:
+    """Return whether the run asks for evidence: by itself where all data are simulated.
+
+    Not with differential privacy: evidence has no mechanism, and no share of the budget.
+    """
+    asked = "off" if strategy.common.dp else strategy.common.evidence
+    return strategy.common.evaluate_every > 0 and (asked == "on" or (asked == "auto" and simulated))
+
+
+def collect_evidence(
+    strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object]
+) -> dict[str, Evidence]:
+    """Return by silo the evidence of its reported model, of the rounds in ``strategy.shown``."""
+    found = _asked(strategy, exchange, note, {})
+    own = [v["conformal"] for v in found.values() if "conformal" in v]
+    pairs = [(n[0], n[1]) for n in own if isinstance(n, list)]
+    if len(pairs) >= HOSPITALS:
+        common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
+        for silo, values in _asked(strategy, exchange, note, {COMMON: min(common, 1.0)}).items():
+            found.setdefault(silo, {}).update(values)
+    return found
+
+
+def _asked(
+    strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object], numbers: Mapping[str, Number]
+) -> dict[str, Evidence]:
+    messages = [_message(strategy, silo, numbers) for silo in strategy.shown]
+    names = {strategy.silos[silo].node_id: silo for silo in strategy.shown}
+    found: dict[str, Evidence] = {}
+    for reply in exchange([m for m in messages if m.metadata.dst_node_id != AWAY]):
+        silo = names[reply.metadata.src_node_id]
+        try:
+            if reply.has_error():
+                raise DataError(reason_of(reply.error.reason))
+            found[silo] = read_evidence(reply.content.get("metrics"))
+        except DataError as error:
+            note(f"no evidence of {silo}: {error}")
+    return dict(sorted(found.items()))
+
+
+def _message(strategy: PersonalizedStrategy, silo: str, numbers: Mapping[str, Number]) -> Message:
+    config = {**strategy.extra, "round": strategy.round, "reported": strategy.shown[silo]}
+    content = encode(Payload({}, numbers), config)
+    node, ttl = strategy.silos[silo].node_id, strategy.common.round_timeout
+    return Message(content, dst_node_id=node, message_type=f"{MessageType.EVALUATE}.{ACTION}", ttl=ttl)

@@ -1,0 +1,109 @@
+"""The evidence that a silo may report at the end of a run, and how the server reads it (``models/evidence/``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import MetricRecord
+
+from models.evidence.calibration import BINS, LARGEST
+from models.evidence.decisions import THRESHOLDS
+from models.evidence.measure import EVIDENCE, PREFIX, Evidence
+from partitions.common.errors import DataError
+from partitions.subgroups import LONGEST, MOST_GROUPS
+from strategies.base.schema.reporting import MOST
+
+SETS = "conformal_sets"  # what a common threshold makes of `conformal`
+ACTION = "evidence"  # of the message that asks for it: "evaluate.evidence"
+
+
+def word_of(name: str) -> str:
+    """Return the word by which a policy allows this value; empty for a name that is not known."""
+    if name.startswith(PREFIX):
+        return "subgroups"
+    return "conformal" if name == SETS else name if name in EVIDENCE and name != "subgroups" else ""
+
+
+def fewest(name: str, value: float | list[float]) -> float:
+    """Return the fewest samples behind any number of this value; infinite where all test samples are."""
+    if not isinstance(value, list):
+        return math.inf
+    if name == "reliability":
+        return min(value[::3], default=0.0)
+    return value[0] if name in ("conformal", SETS) or name.startswith(PREFIX) else math.inf
+
+
+def read_evidence(record: object) -> Evidence:
+    """The evidence of a reply. Raises DataError, with one line, for a value that is unknown or out of range."""
+    if not isinstance(record, MetricRecord):
+        raise DataError("the reply carries no evidence")
+    values: Evidence = {}
+    for name, given in record.items():
+        value: Any = given
+        if not word_of(name):
+            raise DataError(f"'{name[:80]}' is no evidence that is known here")
+        numbers = value if isinstance(value, list) else [value]
+        if isinstance(value, list) == (name in RANGES) or not all(math.isfinite(v) for v in numbers):
+            raise DataError(f"the evidence '{name}' is {value!r:.80}")
+        if not _fits(name, [float(v) for v in numbers]):
+            raise DataError(f"the evidence '{name}' is out of range: {value!r:.80}")
+        values[name] = [float(v) for v in value] if isinstance(value, list) else float(value)
+    if (groups := sum(name.startswith(PREFIX) for name in values)) > MOST_GROUPS:
+        raise DataError(f"the evidence is of {groups} subgroups; at most {MOST_GROUPS} are read")
+    return values
+
+
+RANGES = {
+    "brier": (0.0, 1.0),
+    "calibration_slope": (-LARGEST, LARGEST),
+    "calibration_in_the_large": (-LARGEST, LARGEST),
+    "ece": (0.0, 1.0),
+    "dice_worst_decile": (0.0, 1.0),
+}
+
+
+def _fits(name: str, values: Sequence[float]) -> bool:
+    if name in RANGES:
+        return RANGES[name][0] <= values[0] <= RANGES[name][1]
+    return _group(name, values) if name.startswith(PREFIX) else LISTS[name](values)
+
+
+def _bins(v: Sequence[float]) -> bool:
+    rows = [v[i : i + 3] for i in range(0, len(v), 3)]
+    return 0 < len(v) <= 3 * BINS and len(v) % 3 == 0 and all(_count(r[0]) and _shares(r[1:]) for r in rows)
+
+
+def _benefits(v: Sequence[float]) -> bool:
+    return len(v) == 2 * len(THRESHOLDS) and all(-LARGEST <= value <= 1 for value in v)
+
+
+def _threshold(v: Sequence[float]) -> bool:
+    return len(v) == 2 and _count(v[0]) and _shares(v[1:])
+
+
+def _sets(v: Sequence[float]) -> bool:
+    return len(v) == 7 and _count(v[0]) and _shares(v[1::2]) and all(0 <= size <= MOST for size in v[2::2])
+
+
+def _group(name: str, v: Sequence[float]) -> bool:
+    group = name.removeprefix(PREFIX)
+    named = group.isprintable() and 0 < len(group) <= LONGEST
+    return named and len(v) == 4 and _count(v[0]) and all(-LARGEST <= value <= 1 for value in v[1:])
+
+
+def _count(value: float) -> bool:
+    return 1 <= value <= MOST and value == int(value)
+
+
+def _shares(values: Sequence[float]) -> bool:
+    return all(0 <= value <= 1 for value in values)
+
+
+LISTS: dict[str, Callable[[Sequence[float]], bool]] = {
+    "reliability": _bins,
+    "net_benefit": _benefits,
+    "conformal": _threshold,
+    SETS: _sets,
+}

@@ -1,0 +1,221 @@
+"""The evidence of the reported model: what it says, what a policy lets leave, and what a server cannot ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord
+from predictions import read_csv
+from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
+
+import client.site.trust.policy as site_policy
+from client.app import app
+from client.export import export_model, predict_file
+from models.evidence.measure import CALIBRATION, EVIDENCE, unflat
+from partitions.common.errors import DataError
+from server.results.history import History
+from server.results.run_directory import RunDirectory
+from server.results.summary import write_summary
+from server.run.withdrawal import withdraw
+from server.simulation.engine import flower_identity
+from server.simulation.simulate import simulate
+from strategies import strategies
+from strategies.base.schema.evidence import read_evidence
+
+SIZES = {"a": 40, "b": 30, "c": 22}
+JUMPY: dict[str, Any] = {"rounds": 4, "learning_rate": 20.0, "evidence": "on"}
+CALM: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8}
+ALL = 'metrics = ["loss", "score", ' + ", ".join(f'"{word}"' for word in EVIDENCE) + "]\n"
+
+
+def finished(folder: Path, strategy: str, classes: int = 2, **changes: Any) -> tuple[Run, Files, Any]:
+    """A run with its summary's entry, of silos with files of their own."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    files = random_silos(folder / "data", SIZES, classes=classes)
+    run = federate(files, directory=folder / "run", strategy=strategy, **{**JUMPY, **changes})
+    directory = RunDirectory(folder / "run")
+    (entry,) = write_summary(directory, History(directory.history), run.federation.finished())["runs"]
+    return run, files, entry
+
+
+def config_of(message: Message) -> Any:
+    return message.content["config"]
+
+
+def brier_of(model: Path, file: Path) -> float:
+    """Of an exported model of two classes, by what ``predict`` writes (six digits)."""
+    _, _, p = read_csv(predict_file(model, file))
+    return float(np.mean((np.array(p)[:, 1] - rows_of(file)[1]) ** 2))
+
+
+def of_one_network() -> list[str]:
+    return [name for name, s in strategies().items() if not s.info.pooled and name not in ("fedbn", "lp-proj")]
+
+
+@pytest.mark.parametrize("method", of_one_network())
+def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
+    """Of every method for small networks: the Brier score of the model that ``export`` writes, by another way."""
+    changes: dict[str, Any] = {"learning_rate": 1.0, "rounds": 2} if method not in ("fedavg", "ditto") else {}
+    _, files, entry = finished(tmp_path, method, **changes)
+    for silo, file in files.items():
+        export_model(tmp_path / "run", silo, "reported", tmp_path / "m")
+        assert entry["per_silo"][silo]["brier"] == pytest.approx(brier_of(tmp_path / "m", file), abs=1e-4)
+
+
+def test_the_closing_exchange_may_have_the_reported_model(tmp_path: Path) -> None:
+    """FedAvg's last aggregate is the best on validation data here: round 3 of a run of 2 rounds."""
+    _, files, entry = finished(tmp_path, "fedavg", rounds=2, learning_rate=0.5)
+    assert entry["final"]["round"] == 3
+    export_model(tmp_path / "run", "a", "reported", tmp_path / "m")
+    assert entry["per_silo"]["a"]["brier"] == pytest.approx(brier_of(tmp_path / "m", files["a"]), abs=1e-4)
+
+
+def test_a_run_asks_once_and_its_rounds_are_as_before(tmp_path: Path) -> None:
+    run, _, entry = finished(tmp_path / "with", "fedavg")
+    plain, _, without = finished(tmp_path / "without", "fedavg", evidence="off")
+    kinds = [m.metadata.message_type for m, _ in run.grid.traffic]
+    before = [m.metadata.message_type for m, _ in plain.grid.traffic]
+    assert kinds == before + ["evaluate.evidence"] * 6  # three silos, twice: the second for the common threshold
+    assert [r.cells() for r in run.rows if r.metric != "round_seconds"] == [
+        r.cells() for r in plain.rows if r.metric != "round_seconds"
+    ]
+    assert entry["final"] == without["final"]
+    assert all(without["per_silo"]["a"][key] is None for key in CALIBRATION)
+    assert without["per_silo"]["a"]["evidence"] == {}
+
+
+def test_the_common_threshold_is_the_weighted_mean(tmp_path: Path) -> None:
+    run, _, entry = finished(tmp_path, "fedavg", classes=3)
+    each = [v["evidence"]["conformal"] for v in entry["per_silo"].values()]
+    sent = {config_of(m).get("number.common_threshold") for m, _ in run.grid.traffic[-3:]}
+    assert list(sent) == pytest.approx([sum(n * q for n, q in each) / sum(n for n, _ in each)])
+    for values in entry["per_silo"].values():
+        n, *sets = values["evidence"]["conformal_sets"]
+        assert n + values["evidence"]["conformal"][0] == values["n_test"] and len(sets) == 6
+
+
+def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> None:
+    """By default a run does not ask hospitals; a policy's default lets nothing of it leave; then what it lists."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text("")
+    rules: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
+    _, _, entry = finished(tmp_path / "1", "fedavg", **{**rules, "evidence": "auto"})
+    assert entry["per_silo"]["a"]["brier"] is None
+    _, _, entry = finished(tmp_path / "2", "fedavg", **rules | {"state_dir": tmp_path / "state2"})
+    assert all(v["brier"] is None and v["evidence"] == {} for v in entry["per_silo"].values())
+    policy.write_text('metrics = ["loss", "score", "brier", "reliability"]\nmin-metric-samples = 25\n')
+    _, _, entry = finished(tmp_path / "3", "fedavg", **rules | {"state_dir": tmp_path / "state3"})
+    silo = entry["per_silo"]
+    assert silo["a"]["brier"] is not None and silo["a"]["ece"] is None and set(silo["a"]["evidence"]) == {"reliability"}
+    assert unflat(silo["a"]["evidence"]["reliability"])[:, 0].tolist() == [40.0]  # no two bins of 25
+    assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
+
+
+def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
+    """The same message again has the same answer; another round, another threshold or a deleted state has none."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(ALL)
+    changes: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
+    run, _, _ = finished(tmp_path, "fedavg", **changes)
+    asked = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
+    context = run.grid.contexts[1]
+
+    def ask(message: Message, **changed: Any) -> Message:
+        content: Any = message.content
+        content["config"].update(changed)
+        with flower_identity():
+            return app(Message(content, 1, "evaluate.evidence"), context)
+
+    (first, reply), (sets, _) = asked[0], asked[3]
+    assert dict(ask(first).content["metrics"]) == dict(reply.content["metrics"])
+    refusal = "a refuses: evidence leaves once per run, and this run has had that of another model"
+    assert ask(first, reported=1).error.reason == refusal
+    assert ask(sets, **{"number.common_threshold": 0.123}).error.reason == refusal
+
+
+def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Any) -> None:
+            if message.metadata.message_type == "evaluate.evidence" and silo == "a":
+                content: Any = message.content
+                content["config"]["reported"] = 99
+
+        grid.before = before
+
+    _, _, entry = finished(tmp_path, "fedavg", prepare=prepare)
+    assert entry["per_silo"]["a"]["brier"] is None and entry["per_silo"]["b"]["brier"] is not None
+    notes = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
+    assert "no evidence of a: a kept no model of round 99, whose evidence is asked for" in [
+        note.get("message") for note in notes
+    ]
+
+
+def test_a_withdrawn_hospital_takes_its_evidence_along(tmp_path: Path) -> None:
+    _, _, before = finished(tmp_path, "fedavg")
+    withdraw("a", [tmp_path / "run"])
+    (entry,) = json.loads((tmp_path / "run" / "summary.json").read_text())["runs"]
+    assert set(entry["per_silo"]) == {"b", "c"}
+    assert entry["per_silo"]["b"]["evidence"] == before["per_silo"]["b"]["evidence"]
+    assert entry["per_silo"]["b"]["brier"] == before["per_silo"]["b"]["brier"]
+
+
+def test_simulations_have_it_by_default_the_same_when_silos_train_together(tmp_path: Path) -> None:
+    given = {"dataset": "breast-cancer", "silos": 4, "partition": "iid", "rounds": 1, "threads": 1, "model": "linear"}
+    found = []
+    for vectorize in (False, True):
+        out = simulate({**given, "vectorize": vectorize, "out": str(tmp_path / str(vectorize))}, quiet=True)
+        (entry,) = json.loads((out / "summary.json").read_text())["runs"]
+        found.append({silo: [v[key] for key in CALIBRATION] for silo, v in entry["per_silo"].items()})
+        assert "net_benefit" in entry["per_silo"]["hospital-01"]["evidence"]
+    for silo, values in found[0].items():
+        assert None not in values and found[1][silo] == pytest.approx(values, rel=1e-4)
+
+
+SPOILT: dict[str, dict[str, Any]] = {
+    "is no evidence that is known here": {"accuracy": 0.5},
+    "'brier' is out of range": {"brier": 1.5},
+    "'ece' is nan": {"ece": float("nan")},
+    r"'brier' is \[0.5\]": {"brier": [0.5]},
+    "'reliability' is 0.5": {"reliability": 0.5},
+    "'reliability' is out of range": {"reliability": [10.0, 0.5]},
+    "'net_benefit' is out of range": {"net_benefit": [0.0] * 3},
+    "'conformal' is out of range": {"conformal": [0.5, 0.5]},
+    "'conformal_sets' is out of range": {"conformal_sets": [10.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0]},
+}
+
+
+@pytest.mark.parametrize("reason", SPOILT)
+def test_the_server_takes_no_nonsense(reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        read_evidence(MetricRecord(SPOILT[reason]))
+    with pytest.raises(DataError, match="carries no evidence"):
+        read_evidence(None)
+
+
+def test_the_policys_words_are_those_that_are_measured() -> None:
+    assert site_policy.EVIDENCE == EVIDENCE
+
+
+def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> None:
+    """a: 25 and 15 of 40; b: 27 and 3 of 30, so that neither may leave; without the word nothing leaves."""
+    rng = np.random.default_rng(0)
+    files = {}
+    for name, sizes in {"a": (25, 15), "b": (27, 3)}.items():
+        groups = np.repeat(["sex f", "sex m"], sizes)
+        x = rng.normal(size=(len(groups), 3)).astype(np.float32)
+        of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
+        arrays: dict[str, Any] = {f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()}
+        np.savez(tmp_path / f"{name}.npz", classes=np.array(2), **arrays)
+        files[name] = tmp_path / f"{name}.npz"
+    policy = tmp_path / "policy.toml"
+    for words, expected in (('"score"', set()), ('"score", "subgroups"', {"subgroup.sex f", "subgroup.sex m"})):
+        policy.write_text(f"metrics = [{words}]\nmin-silos = 2\n")
+        folder = tmp_path / str(len(words))
+        changes: dict[str, Any] = {"state_dir": folder / "state", "policy": str(policy), **CALM}
+        run = federate(files, strategy="fedavg", rounds=1, evidence="on", **changes)
+        assert set(run.federation.evidence["a"]) == expected and run.federation.evidence["b"] == {}
+    assert run.federation.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]

@@ -1,0 +1,83 @@
+"""``silofl export --temperature``: T against statsmodels, and the probabilities that ``predict`` then writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from predictions import read_csv
+from tiny import federate, random_silos, rows_of, write_silo
+
+from client.evidence.temperature import RANGE, fitted
+from client.export import export_model, predict_file
+from partitions.common.errors import UserError
+from server.cli.main import main
+
+
+def test_it_is_statsmodels() -> None:
+    """``1 / Logit(event, log(p/(1-p))).fit(method="newton", tol=1e-14).params[0]`` of statsmodels 0.15.0."""
+    rng = np.random.default_rng(31)
+    z = rng.normal(0, 1.5, 80)
+    event = rng.random(80) < 1 / (1 + np.exp(-(0.4 + 0.7 * z)))
+    x = torch.tensor(np.log((p := 1 / (1 + np.exp(-z))) / (1 - p)))
+    labels = torch.tensor(event).long()
+    two = torch.stack([torch.zeros(80, dtype=torch.float64), x], 1)
+    assert fitted("multiclass", two, labels) == pytest.approx(3.7572759060378447, abs=1e-9)
+    assert fitted("multilabel", x[:, None], labels[:, None].float()) == pytest.approx(3.7572759060378447, abs=1e-9)
+    assert fitted("multiclass", 1e3 * two, labels) == pytest.approx(RANGE[1])  # what it would be is beyond
+    assert fitted("multiclass", two * 0 + torch.eye(2)[labels].double(), labels) == pytest.approx(RANGE[0])  # all right
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: Any) -> tuple[Path, Path]:
+    """A run with steps so long that its models are far too sure, and a hospital's file."""
+    folder = tmp_path_factory.mktemp("temperature")
+    files = random_silos(folder, {"a": 90, "b": 60}, classes=3)
+    federate(files, directory=folder / "run", strategy="ditto", rounds=2, learning_rate=20.0)
+    return folder / "run", files["a"]
+
+
+def test_the_model_predicts_with_it(tmp_path: Path, finished: tuple[Path, Path], capsys: Any) -> None:
+    """The order of the classes stays; the loss on the validation part falls to what the card says."""
+    run, file = finished
+    plain, scaled = tmp_path / "plain.safetensors", tmp_path / "scaled.safetensors"
+    export_model(run, "a", "best", plain)
+    arguments = ["export", str(run), "--silo", "a", "--temperature", str(file), "--out", str(scaled)]
+    assert main(arguments) == 0
+    card = json.loads(scaled.with_name("scaled.safetensors.json").read_text())["temperature"]
+    assert card["T"] > 1 and card["samples"] == 90
+    assert f"temperature {card['T']:.3f} from 90 validation samples" in capsys.readouterr().out
+    assert scaled.read_bytes()[200:] != b"" and card["loss_after"] < card["loss_before"]
+    (_, labels, p), (_, same, q) = (read_csv(predict_file(model, file)) for model in (plain, scaled))
+    y = torch.tensor(rows_of(file)[1])  # its test part is its validation part
+    assert labels == same
+    losses = [float(F.nll_loss(torch.tensor(each).clamp(min=1e-12).log(), y)) for each in (p, q)]
+    assert losses[1] == pytest.approx(card["loss_after"], rel=1e-3) and losses[1] < losses[0]
+
+
+def test_what_it_refuses(tmp_path: Path, finished: tuple[Path, Path]) -> None:
+    """Nothing is written: too few samples, other columns, more classes, no file."""
+    run, file = finished
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)), np.arange(40) % 3
+    few, wide = write_silo(tmp_path / "few.npz", x[:20], y[:20].tolist(), 3), tmp_path / "wide.npz"
+    write_silo(wide, rng.normal(size=(40, 4)), y.tolist(), 3)
+    more = write_silo(tmp_path / "more.npz", x, (np.arange(40) % 4).tolist(), 4)
+    faults = {
+        few: "has 20 validation samples, at least 30 are needed",
+        wide: r"holds float32 samples of shape \(4,\); the model takes float32 of shape \(3,\)",
+        more: "is for multiclass with 4 outputs",
+        tmp_path / "none.npz": "there is no such file",
+    }
+    for data, reason in faults.items():
+        with pytest.raises(UserError, match=reason):
+            export_model(run, "a", "best", tmp_path / "m", temperature=data)
+    assert not (tmp_path / "m").exists()
+    assert (
+        main(["export", str(run), "--which", "shared", "--temperature", str(file), "--out", str(tmp_path / "m")]) == 2
+    )

@@ -1,0 +1,262 @@
+"""Evidence against independent implementations, to 1e-9.
+
+scikit-learn runs here. statsmodels 0.15.0, dcurves 1.1.7 and MAPIE 1.6.0 do not fit the project's frozen set: their
+numbers stand below, from the same data, each with the call that gave it (``pip install statsmodels dcurves mapie``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss
+from torch import nn
+
+from models.evidence.calibration import (
+    brier_score,
+    calibration_in_the_large,
+    calibration_slope,
+    expected_calibration_error,
+    reliability,
+)
+from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
+from models.evidence.decisions import net_benefit, treat_all
+from models.evidence.measure import Ask, conformal_sets, evidence_of, unflat
+from models.evidence.survival import baseline_hazard, cox_slope, observed_risk, predicted_risk
+from models.flat import FlatModel
+from models.samples import Samples
+from models.tasks import task_of
+
+TINY = 1e-9
+
+
+def binary() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(31)
+    z = rng.normal(0, 1.5, 80)
+    event = (rng.random(80) < 1 / (1 + np.exp(-(0.4 + 0.7 * z)))).astype(float)
+    return 1 / (1 + np.exp(-z)), event
+
+
+def classes() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(32)
+    logits = rng.normal(0, 1, (60, 3))
+    y = (logits + rng.normal(0, 1, (60, 3))).argmax(1)
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True), y
+
+
+def survival() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(33)
+    s = rng.normal(0, 1, 70)
+    t = np.round(rng.exponential(np.exp(-0.8 * s)) * 10) + 1
+    c = np.round(rng.exponential(12, 70)) + 1
+    return s, np.minimum(t, c), (t <= c).astype(float)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Calibration
+
+
+def test_brier_is_scikit_learns() -> None:
+    p, event = binary()
+    assert brier_score(p, event) == pytest.approx(brier_score_loss(event, p), abs=TINY)
+
+
+def test_slope_and_in_the_large_are_statsmodels() -> None:
+    """``x = log(p/(1-p))``; ``Logit(event, add_constant(x)).fit(method="newton", tol=1e-14).params[1]``;
+    ``GLM(event, ones((80, 1)), family=Binomial(), offset=x).fit(tol=1e-14).params[0]``.
+    """
+    p, event = binary()
+    assert calibration_slope(p, event) == pytest.approx(0.28199799558051397, abs=TINY)
+    assert calibration_in_the_large(p, event) == pytest.approx(0.37387241860912157, abs=TINY)
+
+
+def test_recalibrated_probabilities_have_slope_1_and_0_in_the_large() -> None:
+    p, event = binary()
+    x, slope = np.log(p / (1 - p)), calibration_slope(p, event)
+    steep = 1 / (1 + np.exp(-slope * x))
+    better = 1 / (1 + np.exp(-slope * x - calibration_in_the_large(steep, event)))
+    assert calibration_slope(better, event) == pytest.approx(1, abs=TINY)
+    assert calibration_in_the_large(better, event) == pytest.approx(0, abs=TINY)
+
+
+@pytest.mark.parametrize(
+    ("p", "event"),
+    [([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]), ([0.1, 0.2, 0.8, 0.9], [1, 1, 1, 1]), ([0.5] * 4, [0, 1, 0, 1]), ([], [])],
+    ids=["separated", "one kind", "one probability", "nothing"],
+)
+def test_what_has_no_slope(p: list[float], event: list[float]) -> None:
+    assert math.isnan(calibration_slope(np.array(p), np.array(event)))
+
+
+def test_certain_and_wrong_has_finite_values() -> None:
+    """p = 0 and 1 have no logit: they count as 1e-12 from there."""
+    p, event = np.array([0.0, 1.0, 0.3, 0.6, 1.0]), np.array([1.0, 0.0, 0.0, 1.0, 1.0])
+    assert math.isfinite(calibration_in_the_large(p, event))
+    assert brier_score(p, event) == pytest.approx((1 + 1 + 0.09 + 0.16) / 5)
+
+
+def test_bins_are_scikit_learns_quantiles() -> None:
+    p, event = binary()
+    bins = reliability(p, event)
+    observed, predicted = calibration_curve(event, p, n_bins=10, strategy="quantile")
+    assert bins.observed == pytest.approx(observed, abs=TINY) and bins.predicted == pytest.approx(predicted, abs=TINY)
+    weights = bins.counts / 80
+    assert expected_calibration_error(bins) == pytest.approx((weights * abs(observed - predicted)).sum(), abs=TINY)
+
+
+@pytest.mark.parametrize("least", [1, 7, 20, 41, 200])
+def test_no_bin_has_fewer_samples_than_asked(least: int) -> None:
+    """Also with ties, which stay in one bin; with fewer samples than asked for, one bin is left, which egress keeps."""
+    p, event = binary()
+    tied = np.where(p > 0.6, 0.75, p)
+    for values in (p, tied):
+        bins = reliability(values, event, least)
+        assert bins.counts.sum() == 80 and bins.counts.min() >= min(least, 80)
+        assert (bins.counts * bins.observed).sum() == pytest.approx(event.sum())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decisions, sets
+
+
+def test_net_benefit_is_that_of_dcurves() -> None:
+    """``dca(frame, "e", ["p"], thresholds=[.05, .25, .5, .75, .95])``."""
+    p, event = binary()
+    at = (0.05, 0.25, 0.5, 0.75, 0.95)
+    model = [0.5144736842105264, 0.35833333333333345, 0.11249999999999999, -0.012499999999999956, 0.0125]
+    everybody = [0.5263157894736843, 0.4, 0.1, -0.8, -8.0]
+    assert net_benefit(p, event, at) == pytest.approx(model, abs=TINY)
+    assert treat_all(event, at) == pytest.approx(everybody, abs=TINY)
+
+
+def test_sets_are_those_of_mapie() -> None:
+    """``SplitConformalClassifier(confidence_level=.9, conformity_score="lac", prefit=True)``, conformalised with every
+    second sample, ``predict_set`` of the others.
+    """
+    p, y = classes()
+    fits, held = halves(60)
+    threshold = threshold_of(true_scores(p[fits], y[fits]))
+    assert threshold == pytest.approx(0.7911307675294623, abs=TINY)
+    sets = sets_of(p[held], y[held], threshold)
+    assert (sets.coverage, sets.size) == pytest.approx((0.8333333333333334, 1.9), abs=TINY)
+
+
+def test_too_few_calibration_samples_make_the_full_set() -> None:
+    """alpha = .1 needs n >= 9: ceil(9 * .9) = 9 > 8, ceil(10 * .9) = 9."""
+    assert threshold_of(np.linspace(0, 0.5, 8)) == 1.0
+    assert threshold_of(np.linspace(0, 0.5, 9)) == 0.5
+
+
+def test_shrinkage_of_a_threshold() -> None:
+    """19 own samples count as much as the common one; none leave the common one."""
+    assert shrunk(0.4, 19, 0.8) == pytest.approx(0.6) and shrunk(1.0, 0, 0.8) == 0.8
+
+
+def test_a_patients_samples_are_in_one_half() -> None:
+    fits, held = halves(6, np.array([7.0, 7.0, 3.0, 3.0, 9.0, 9.0]))
+    assert fits.tolist() == [False, False, True, True, True, True] and held.tolist() == [not v for v in fits]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Survival
+
+
+def test_survival_is_statsmodels() -> None:
+    """``PHReg(t, s, status=event, ties="breslow").fit().params[0]``; ``1 - SurvfuncRight(t, event)`` at 8;
+    ``PHReg(...).baseline_cumulative_hazard([1.0])`` at 9, the next event's time, whose own event it leaves out
+    (``cumsum(h0) - h0``).
+    """
+    s, time, event = survival()
+    assert cox_slope(s, time, event) == pytest.approx(0.5224760572676023, abs=TINY)
+    assert observed_risk(time, event, 8.0) == pytest.approx(0.6456690664070506, abs=TINY)
+    assert baseline_hazard(s, time, event, 8.0) == pytest.approx(0.7322725916657231, abs=TINY)
+    risk = predicted_risk(np.array([0.0]), 0.7322725916657231)
+    assert risk == pytest.approx(1 - math.exp(-0.7322725916657231))
+
+
+def test_a_time_after_the_last_censored_sample_has_no_observed_risk() -> None:
+    time, event = np.array([1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0])
+    assert math.isnan(observed_risk(time, event, 4.0))
+    assert observed_risk(time, event, 2.5) == pytest.approx(1 / 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All of it, of a network
+
+
+def linear(weight: list[list[float]]) -> FlatModel:
+    """A network whose outputs are its inputs times this (outputs, inputs)."""
+    layer = nn.Linear(len(weight[0]), len(weight), bias=False)
+    layer.weight.data = torch.tensor(weight)
+    return FlatModel(nn.Sequential(layer))
+
+
+def test_evidence_of_two_classes() -> None:
+    """The outputs are (0, x): P(class 1) is the logistic function of x."""
+    p, event = binary()
+    x = np.log(p / (1 - p)).astype(np.float32)[:, None]
+    samples = Samples(x, event.astype(np.int64))
+    found = evidence_of(task_of("multiclass"), linear([[0.0], [1.0]]), samples, samples, None, Ask())
+    assert found["brier"] == pytest.approx(brier_score_loss(event, p), abs=1e-6)
+    assert found["calibration_slope"] == pytest.approx(0.28199799558051397, abs=1e-5)
+    assert set(found) == {*("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability")} | {
+        *("net_benefit", "conformal")
+    }
+    assert unflat(found["reliability"]).shape == (10, 3)  # type: ignore[arg-type]
+
+
+def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
+    """Brier: mean of (max p - right)^2. Net benefit needs one event to treat."""
+    p, y = classes()
+    samples = Samples(np.log(p).astype(np.float32), y)
+    found = evidence_of(task_of("multiclass"), linear(np.eye(3).tolist()), samples, samples, None, Ask())
+    right = (p.argmax(1) == y).astype(float)
+    assert found["brier"] == pytest.approx(((p.max(1) - right) ** 2).mean(), abs=1e-6)
+    assert "net_benefit" not in found and found["conformal"] == pytest.approx([30, 0.7911307675294623], abs=1e-6)
+    sets = conformal_sets(linear(np.eye(3).tolist()), samples, None, 1.0)["conformal_sets"]
+    own, common = 0.8333333333333334, (1.0, 3.0)  # of threshold 1 every class is in the set
+    assert sets[:5] == pytest.approx([30, own, 1.9, *common], abs=1e-6)  # type: ignore[index]
+
+
+def test_evidence_of_findings_counts_known_labels() -> None:
+    """Three labels are known: sigmoid(0) = .5 each, so Brier = .25."""
+    samples = Samples(np.zeros((2, 1), np.float32), np.array([[1, -1], [0, 1]], np.float32))
+    found = evidence_of(task_of("multilabel"), linear([[1.0], [1.0]]), samples, samples, None, Ask())
+    assert found["brier"] == pytest.approx(0.25) and unflat(found["reliability"])[:, 0].sum() == 3  # type: ignore[arg-type]
+
+
+def test_evidence_of_survival_needs_a_time() -> None:
+    s, time, event = survival()
+    samples = Samples(s.astype(np.float32)[:, None], np.stack([time, event], 1).astype(np.float32))
+    task, model = task_of("survival"), linear([[1.0]])
+    assert evidence_of(task, model, samples, samples, None, Ask()) == {}
+    found = evidence_of(task, model, samples, samples, None, Ask(horizon=8.0))
+    assert found["calibration_slope"] == pytest.approx(0.5224760572676023, abs=1e-5)
+    expected = predicted_risk(s, 0.7322725916657231).mean()
+    assert found["calibration_in_the_large"] == pytest.approx(math.log(0.6456690664070506 / expected), abs=1e-5)
+    assert "brier" not in found
+
+
+def test_the_worst_decile_of_cases() -> None:
+    """Twenty pictures of one pixel row; the network draws the left pixel, which two do not have: their Dice is 0."""
+    masks = np.zeros((20, 1, 2), np.uint8)
+    masks[:18, 0, 0] = 1
+    masks[18:, 0, 1] = 1
+    pictures = np.zeros((20, 1, 2, 1), np.float32)
+    pictures[:, 0, 0, 0] = 1
+    conv = nn.Conv2d(1, 2, 1, bias=False)
+    conv.weight.data = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1)
+    model, samples = FlatModel(nn.Sequential(conv)), Samples(pictures, masks)
+    task = task_of("segmentation")
+    assert evidence_of(task, model, samples, samples, None, Ask()) == {"dice_worst_decile": 0.0}
+    assert evidence_of(task, model, samples, samples, None, Ask(least=3)) == {}  # the tenth is two cases
+
+
+def test_nothing_of_a_diverged_model() -> None:
+    samples = Samples(np.ones((20, 1), np.float32), np.arange(20) % 2)
+    task, model = task_of("multiclass"), linear([[0.0], [math.nan]])
+    assert evidence_of(task, model, samples, samples, None, Ask()) == {}

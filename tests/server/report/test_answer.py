@@ -1,0 +1,220 @@
+"""The answer to "should we federate?" on planted studies: a real gain, none, one harmed hospital, too few of both.
+
+The answer must say what the headline says: both come from one decision.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from studies import checked, make_run
+
+from server.report.answer import answer, compared, condition, harmed, t_interval
+from server.report.head import headline
+from server.report.study import Study
+
+SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
+BETTER = tuple(v + 0.2 for v in SIX)
+
+
+def planted(path: Path, local: Sequence[Any], apple: Sequence[Any], n: int = 200, **options: Any) -> Study:
+    counts = {f"h{k}": n for k in range(1, 1 + len(local if not isinstance(local[0], tuple) else local[0]))}
+    test = {"local": local, "apple": apple}
+    return Study(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}, **options))
+
+
+def said(study: Study) -> str:
+    found = answer(study)
+    assert found is not None
+    return re.sub(r"<[^>]+>", "", found.sentence).replace("\u202f", " ").replace("&#8239;", " ")
+
+
+def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
+    """The study with its summary changed."""
+    file = study.path / "summary.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return Study(study.path)
+
+
+def test_a_real_gain(tmp_path: Path) -> None:
+    study = planted(tmp_path / "run", SIX, BETTER)
+    text = said(study)
+    assert text.startswith("Yes: APPLE gains +20.0 points of accuracy on average over training alone (95 % interval +")
+    assert "in 6 silos, and no silo is shown to lose" in text and not harmed(study, "apple", "local")
+    assert "the worst silo, h3, reaches 78.0 % (58.0 % alone)" in text
+    assert "an unseen silo: not shown, none was held out" in text
+    assert "calibration: not shown, it was not measured" in text
+    assert "cost: 8.4 MB and 2.5 minutes, without differential privacy." in text
+    assert text in checked(study.path).text.replace("\u202f", " ")
+
+
+def test_no_gain(tmp_path: Path) -> None:
+    text = said(planted(tmp_path / "run", SIX, SIX))
+    assert text.startswith("Not shown: APPLE has 0.0 points") and "the interval contains zero" in text
+
+
+def test_a_loss(tmp_path: Path) -> None:
+    text = said(planted(tmp_path / "run", BETTER, SIX))
+    assert text.startswith("No: APPLE loses −20.0 points") and "are shown to lose" in text
+
+
+def test_one_harmed_hospital(tmp_path: Path) -> None:
+    """h1 falls from 60 to 30 %, the others rise by 20 points: of eight the mean is unclear, of fourteen it rises."""
+    local, apple = (0.60, *SIX, 0.6), (0.30, *BETTER, 0.8)
+    study = planted(tmp_path / "run", local, apple)
+    assert set(harmed(study, "apple", "local")) == {"h1"}
+    text = said(study)
+    assert "h1 (−30.0) is shown to lose" in text and "no silo is shown" not in text
+    many = said(planted(tmp_path / "many", (*local, *SIX), (*apple, *BETTER)))
+    assert many.startswith(
+        "Yes on average, and not for everybody: h1 (−30.0) is shown to lose, while APPLE gains +16.4"
+    )
+    few = said(planted(tmp_path / "few", local, apple, n=10))  # three patients of ten are no evidence of harm
+    assert "shown to lose" not in few or "no silo is shown to lose" in few
+
+
+def test_harm_without_a_mean_gain(tmp_path: Path) -> None:
+    study = planted(tmp_path / "run", (0.9, *SIX[:5]), (0.5, *SIX[:5]))
+    assert said(study).startswith("No gain is shown, and harm is: h1 (−40.0) is shown to lose; APPLE has")
+
+
+def test_chance_harms_no_hospital(tmp_path: Path) -> None:
+    """Twelve hospitals, equal models, 100 patients: of 40 studies few name one; without the correction many would."""
+    rng = np.random.default_rng(4)
+    named = plain = 0
+    for k in range(40):
+        local, apple = (rng.binomial(100, 0.7, 12) / 100 for _ in range(2))
+        study = planted(tmp_path / str(k), tuple(local), tuple(apple), n=100)
+        named += bool(harmed(study, "apple", "local"))
+        plain += any(study.gain("apple", "local", s).interval[1] < 0 for s in study.silos)
+    assert named <= 3 < plain
+
+
+@pytest.mark.parametrize(("silos", "n"), [(6, 8), (3, 200)], ids=["patients", "hospitals"])
+def test_too_few(tmp_path: Path, silos: int, n: int) -> None:
+    text = said(planted(tmp_path / "run", (0.5,) * silos, (0.625,) * silos, n=n))
+    assert text.startswith("Not shown: APPLE has +12.5 points")
+    assert ("3 silos, at least 6 needed" in text) == (silos == 3)
+
+
+def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:
+    study = Study(make_run(tmp_path / "run", {"fedavg": (0.6,) * 3, "apple": (0.7,) * 3}))
+    assert said(study).startswith("Not shown: training alone (local) was not run beside it")
+    assert answer(Study(make_run(tmp_path / "alone", {"local": (0.6,) * 3}, validation=None))) is None
+
+
+def test_withheld_scores_show_nothing(tmp_path: Path) -> None:
+    nan = float("nan")
+    study = Study(make_run(tmp_path / "run", {"local": (nan,) * 3, "apple": (0.7,) * 3}))
+    assert said(study) == "Not shown: no silo has sent a score of both."
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_never_contradicts_the_headline(tmp_path: Path, seed: int) -> None:
+    """Random studies: of few or many hospitals and patients, one seed or three, with gains of any size."""
+    rng = np.random.default_rng(seed)
+    silos, n, shift = int(rng.integers(2, 10)), int(rng.integers(10, 300)), rng.normal(0, 0.1)
+    seeds = (1, 2, 3) if seed % 2 else (1,)
+    each = [
+        [tuple(np.clip(rng.normal(0.6 + move, 0.1, silos), 0.05, 0.95).tolist()) for _ in seeds] for move in (0, shift)
+    ]
+    local, apple = (side if len(seeds) > 1 else side[0] for side in each)
+    study = planted(tmp_path / "run", local, apple, n=n, seeds=seeds)
+    word, text = re.sub(r"<[^>]+>", "", headline(study)[0]), said(study)
+    if word.startswith("No gain"):
+        assert text.startswith(("Not shown", "No gain is shown"))
+    elif " gains " in word:
+        assert text.startswith("Yes")
+    else:
+        assert " loses " in word and text.startswith("No:")
+
+
+def test_an_unseen_hospital(tmp_path: Path) -> None:
+    def hold_out(gains: Sequence[float]) -> Callable[[dict[str, Any]], object]:
+        values = {
+            f"h{k}": {"apple": {"zero_shot": 0.6 + g, "personalised": 0.7, "local": 0.6, "all_in": None}}
+            for k, g in enumerate(gains)
+        }
+        return lambda content: content.update({"hold_out": values})
+
+    study = planted(tmp_path / "run", SIX, BETTER)
+    text = said(changed(study, hold_out([0.1, 0.12, 0.09, 0.11, 0.1, 0.1])))
+    assert "an unseen silo: a gain is shown (70.3 % as it comes, 60.0 % alone)" in text
+    assert "a loss is shown (49.8 %" in said(changed(study, hold_out([-0.1, -0.12, -0.09, -0.11, -0.1, -0.09])))
+    few = said(changed(study, hold_out([0.1, 0.1])))
+    assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 silos held out, at least 6 needed)" in few
+    missing = changed(study, lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}))
+    assert "none was held out" in said(missing)
+
+
+def test_calibration(tmp_path: Path) -> None:
+    def scores(gains: Sequence[float]) -> Callable[[dict[str, Any]], object]:
+        def change(content: dict[str, Any]) -> None:
+            for run in content["runs"]:
+                for silo, gain in zip(run["per_silo"].values(), gains, strict=False):
+                    silo["brier"] = 0.2 - (gain if run["strategy"] == "apple" else 0)
+
+        return change
+
+    study = planted(tmp_path / "run", SIX, BETTER)
+    better = said(changed(study, scores([0.05, 0.06, 0.04, 0.05, 0.05, 0.05])))
+    assert "calibration: better (Brier score 0.150, 0.200 alone)" in better
+    assert "calibration: worse" in said(changed(study, scores([-0.05, -0.06, -0.04, -0.05, -0.05, -0.05])))
+    assert "calibration: no difference is shown" in said(changed(study, scores([0.3, -0.3, 0.1, -0.1, 0.05, -0.05])))
+
+
+def test_epsilon(tmp_path: Path) -> None:
+    def spent(*values: Any) -> Callable[[dict[str, Any]], object]:
+        def change(content: dict[str, Any]) -> None:
+            for run in content["runs"]:
+                for silo, epsilon in zip(run["per_silo"].values(), values * 6, strict=False):
+                    silo["epsilon"] = epsilon
+
+        return change
+
+    study = planted(tmp_path / "run", SIX, BETTER, config={"dp": True})
+    assert "with differential privacy, whose epsilon not every silo has sent." in said(study)
+    assert "with epsilon at most 3.5." in said(changed(study, spent(2.0, 3.5)))
+
+
+def test_the_condition(tmp_path: Path) -> None:
+    study = planted(tmp_path / "run", SIX, BETTER)
+    assert condition(study) == (
+        "Drawn from 6 silos, each tested on its own samples; the silos' own data; 2 rounds; 1 seed."
+    )
+
+
+def test_intervals_of_hospitals_are_statsmodels() -> None:
+    """``DescrStatsW([.1, .2, .05, .15, .3, -.1]).tconfint_mean()`` of statsmodels 0.15.0."""
+    values = [0.1, 0.2, 0.05, 0.15, 0.3, -0.1]
+    assert t_interval(values) == pytest.approx((-0.026713537787432726, 0.2600468711207661), abs=1e-9)
+    assert compared(values) == 0 and compared(values[:5]) == 0 and compared([0.1, 0.2, 0.1, 0.2, 0.1, 0.2]) == 1
+
+
+def test_evidence_stands_in_its_section_and_under_what_left(tmp_path: Path) -> None:
+    """Brier of the method and, below it, of training alone; sets; subgroups; what a silo has not sent is a dash."""
+
+    def change(content: dict[str, Any]) -> None:
+        for run in content["runs"]:
+            first = run["per_silo"]["h1"]
+            first |= {"brier": 0.125, "calibration_slope": -0.5, "calibration_in_the_large": 0.1, "ece": 0.05}
+            first["evidence"] = {
+                "reliability": [50.0, 0.2, 0.25, 50.0, 0.8, 0.7],
+                "conformal": [100.0, 0.8],
+                "conformal_sets": [100.0, 0.9, 1.2, 0.9, 1.2, 0.91, 1.25],
+                "subgroup.sex <f>": [120.0, 0.8, 0.7, 0.9],
+            }
+
+    document = checked(changed(planted(tmp_path / "run", SIX, BETTER), change).path)
+    assert "h10.1250.125−0.50−0.500.100.100.0500.05091 %, 1.2591 %, 1.25" in document.text
+    assert "sex <f>" in document.text and "12080.070–90" in document.text
+    assert "Once, at the end, evidence: brier, calibration_in_the_large, calibration_slope, conformal" in document.text
+    assert "Evidence per silo" not in checked(planted(tmp_path / "none", SIX, BETTER).path).text
