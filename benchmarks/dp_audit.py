@@ -32,8 +32,9 @@ from models.samples import Samples
 from strategies import strategies
 from strategies.base.client import GLOBAL, Silo, SiloClient
 from strategies.base.privacy import training as private
+from strategies.base.privacy.settings import Privacy
 from strategies.base.privacy.training import PrivateTraining, Units
-from strategies.base.settings import Common, Privacy
+from strategies.base.settings import Common
 from strategies.base.state import State
 from strategies.base.strategy import NoSettings
 from strategies.base.transport.payload import Model

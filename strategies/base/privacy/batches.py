@@ -15,8 +15,8 @@ from models.training import Loss, batches, generator, loss_gradient, seed_dropou
 from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo
 from strategies.base.privacy.plan import Sampling, plan_of
-from strategies.base.privacy.training import PrivateTraining, Units, private_batches, round_digest
 from strategies.base.privacy.settings import Privacy
+from strategies.base.privacy.training import PrivateTraining, Units, private_batches, round_digest
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
 from strategies.base.transport.payload import Model, Number
