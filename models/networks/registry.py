@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -44,6 +45,7 @@ from models.networks.vit import VisionTransformer, VitSettings
 from models.shapes import Shape, inputs_of, kind_of
 from models.weights import renamed
 from partitions.common.errors import UserError
+from partitions.common.plugins import NETWORKS, plugins
 
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")
@@ -258,13 +260,25 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 
+@cache
+def add_plugins() -> None:
+    """Add other packages' networks: entry points of the group ``silofl.networks``, each a ModelSpec. UserError."""
+    for name, package, found in plugins(NETWORKS):
+        if name in MODELS or name == "auto" or not isinstance(found, ModelSpec):
+            what = "is no ModelSpec" if not isinstance(found, ModelSpec) else "has the name of a network of silofl"
+            raise UserError(f"{name} of {package} ({NETWORKS}) {what}; update {package}, or uninstall it")
+        MODELS[name] = found
+
+
 def model_settings() -> dict[str, type]:
     """The settings dataclass of each architecture that has settings of its own."""
+    add_plugins()
     return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
 
 
 def spec_of(name: str) -> ModelSpec:
     """The architecture of that name, which may be a network of one's own (models/networks/custom.py)."""
+    add_plugins()
     if not is_custom(name):
         return MODELS[name]
 
@@ -284,6 +298,7 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
 
     Raises UserError where no architecture has that name, or for "auto" where the shape is none of an input.
     """
+    add_plugins()
     names = ("auto", *MODELS)
     if name not in names and not is_custom(name):
         raise UserError(f"unknown model {name!r}; there are: {', '.join(names)}; or package.module:factory")

@@ -1,4 +1,7 @@
-"""The methods by name: importing a file of the folder ``strategies`` registers the methods in it."""
+"""The methods by name: importing a file of the folder ``strategies`` registers the methods in it.
+
+Other packages' methods come as entry points of the group ``silofl.strategies``, each a class with an ``info``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+from partitions.common.errors import UserError
+from partitions.common.plugins import STRATEGIES, plugins
 from strategies.base import evaluation
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 
@@ -16,6 +21,13 @@ def _import_all() -> None:
     folder = Path(__file__).resolve().parents[1]
     for module in pkgutil.iter_modules([str(folder)]):
         importlib.import_module(f"{folder.name}.{module.name}")
+    own = dict(_REGISTRY)
+    for name, package, found in plugins(STRATEGIES):
+        changed = [key for key, method in own.items() if _REGISTRY[key] is not method]
+        if changed or _REGISTRY.get(name) is not found:
+            _REGISTRY.update(own)
+            what = f"takes the name {changed[0]!r} of a method of silofl" if changed else "is no method of that name"
+            raise UserError(f"{name} of {package} ({STRATEGIES}) {what}; update {package}, or uninstall it")
 
 
 def strategies() -> dict[str, type[PersonalizedStrategy]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class Sites:
         self.policy.write_text(rule)
         self.values = run_values(read_models(self.made))
 
-    def grid(self, values: dict[str, object]) -> TinyGrid:
+    def grid(self, values: Mapping[str, object]) -> TinyGrid:
         settings = parse_settings({"silos": 3, "threads": 1, **values})
         return TinyGrid(self.files, settings, state_dir=self.folder / "states", policy=str(self.policy))
 
@@ -260,7 +260,7 @@ def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
 def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, ONLY)
     settings = parse_settings({"silos": 3, "threads": 1, **sites.values, "evaluate.models": f"shared={'0' * 64}"})
-    grid = sites.grid(settings.flat() | {})
+    grid = sites.grid(settings.flat())
     with flower_identity(), pytest.raises(UserError, match=r"are not the models that evaluate\.models names"):
         EvaluationLoop(grid, settings).run(models_in(tmp_path, settings.method))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inline_workers import inline, left
 from resuming import assert_equal, crash_after, interrupted
-from test_workers import inline, left
 from tiny import Files, TinyGrid, comparable, federate, random_silos, simulated, write_silo
 
 import server.simulation.workers

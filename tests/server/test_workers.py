@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import history_without_seconds
+from inline_workers import inline, left, read_json
 
 import server.simulation.simulate
 import server.simulation.workers
@@ -24,7 +24,7 @@ from server.results.worker_directories import WorkerDirectories
 from server.run.loop import RoundLoop
 from server.run.withdrawal import withdraw
 from server.simulation.simulate import simulate
-from server.simulation.workers import Ends, Job, executor_of, in_processes, side_by_side, start, work
+from server.simulation.workers import Job, executor_of, in_processes, side_by_side, start, work
 from strategies.base.run_settings import RunSettings
 
 
@@ -38,33 +38,11 @@ def in_turns(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulate(values(table, tmp_path_factory.mktemp("runs") / "study"), quiet=True)
 
 
-def left(run: Path) -> dict[str, Any]:
-    """All that a study leaves but seconds: rows, summary, settings, and which files there are."""
-    history = history_without_seconds(run)
-    summary = [{k: v for k, v in r.items() if k != "seconds"} for r in read_json(run / "summary.json")["runs"]]
-    files = {str(f.relative_to(run)) for f in run.rglob("*") if f.is_file()}
-    same = {name: (run / name).read_text() for name in ("config.toml", "manifest.json")}
-    return {"history": history, "summary": summary, "files": files, **same}
-
-
 def events(run: Path, strategy: str, seed: int) -> list[Any]:
     """What happened to one of the runs, rounds by their number."""
     known = (json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines())
     ours = [event for event in known if (event["strategy"], event["seed"]) == (strategy, seed)]
     return [event.get("round") or event["event"] for event in ours if event["event"] not in ("begin", "closed")]
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def inline(jobs: Mapping[str, Job], *, stop: Callable[[str], object] = lambda key: None) -> Generator[Ends, None, None]:
-    """An engine without processes: the study backwards, each run as a worker does it, with a look in between."""
-    for key, job in reversed(list(jobs.items())):
-        stop(key)
-        code = work(str(job.directory.path), job.run.run_key, job.run.common.resume)
-        yield {}
-        yield {key: code}
 
 
 def study(given: Mapping[str, object], engine: Any = inline, log: Sequence[str] = ()) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deployed import run_under_ray
+from ray_runs import run_under_ray
 from trio import RUN, rows
 
 from server.cli.main import main

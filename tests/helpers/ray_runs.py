@@ -1,0 +1,53 @@
+"""A run under Flower's own simulation, which runs on Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from client.site.runtime.launch import free_ports, program
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_under_ray(settings: dict[str, Any], out: Path, made: str = "summary.json") -> None:
+    """`flwr run . local` of three silos, whose local SuperLink, at ports of its own, ends with it."""
+    port, control = map(str, free_ports(2))
+    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
+    values = {**settings, "out": str(out)}
+    text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
+    try:
+        done = subprocess.run(
+            [
+                *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
+                *("--run-config", text),
+            ],
+            env=os.environ | ports,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+    finally:
+        for pid in superlinks(port):
+            os.kill(pid, signal.SIGTERM)
+    assert (out / made).exists(), done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def superlinks(port: str) -> list[int]:
+    """Processes of the simulation SuperLink at a port."""
+    every = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    commands = {pid: command_of(pid) for pid in every}
+    wanted = ("flower-superlink", "--simulation", f"--port {port} ")
+    return [pid for pid, command in commands.items() if all(word in command for word in wanted)]
+
+
+def command_of(pid: int) -> str:
+    """How a process was started; empty where it has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""

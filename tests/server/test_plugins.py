@@ -1,0 +1,74 @@
+"""Methods and networks of a package that is installed, by its entry points: a real one, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+METHOD = """
+from strategies.base.info import MethodInfo
+from strategies.base.strategy import PersonalizedStrategy
+from models.networks.mlp import Mlp
+from models.networks.registry import ModelSpec
+
+
+class Twin(PersonalizedStrategy):
+    info = MethodInfo(name="twin", title="FedAvg again", paper="A. Nobody, 2026", spelling="Twin")
+
+
+narrow = ModelSpec("one hidden layer of 4", "A. Nobody, 2026", "tables", lambda s, n, _: Mlp(s, n, (4,)), ("table",))
+"""
+ENTRIES = """[silofl.strategies]
+twin = twins:Twin
+[silofl.networks]
+narrow = twins:narrow
+"""
+
+
+def install(folder: Path, entries: str = ENTRIES, method: str = METHOD) -> Path:
+    """A package as pip leaves it behind."""
+    about = folder / "twins-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "twins.py").write_text(method)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: twins\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entries)
+    return folder
+
+
+def silofl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), str(Path(__file__).resolve().parents[2])])
+    command = [sys.executable, "-m", "server.cli.main", *words]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def test_an_installed_method_and_network_run(tmp_path):
+    folder = install(tmp_path / "site")
+    small = ["--silos", "2", "--partition", "iid", "--rounds", "1", "--dataset", "breast-cancer"]
+    done = silofl(folder, "simulate", "--strategy", "twin", *small, "--set", "model=narrow", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads((folder / "run" / "summary.json").read_text())["runs"]
+    assert run["strategy"] == "twin"
+    assert "narrow" in (folder / "run" / "config.toml").read_text()
+
+
+def test_a_plugin_that_cannot_be_used_is_named(tmp_path):
+    other = "[silofl.strategies]\nfedavg = twins:Twin\n"
+    for i, (entries, method, words) in enumerate(
+        (
+            (other, METHOD.replace('"twin"', '"fedavg"'), "takes the name 'fedavg' of a method of silofl"),
+            (ENTRIES, "import nothing_of_that_name", "twin of twins (silofl.strategies) cannot be loaded: ModuleNot"),
+            (
+                "[silofl.networks]\nmlp = twins:narrow\n",
+                METHOD,
+                "mlp of twins (silofl.networks) has the name of a network",
+            ),
+        )
+    ):
+        folder = install(tmp_path / f"{i}", entries, method)
+        done = silofl(folder, "partition", "--dataset", "digits", "--partition", "iid", "--out", "x")
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
