@@ -112,7 +112,8 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     assert not any(
         row.metric == "accuracy" and row.value == row.value for row in rows
     )  # no metric without noise leaves
-    budgets = [one["budget"] for one in audit.verify(state / "audit").entries if "epsilon" in one["budget"]["after"]]
+    entries = audit.verify(state / "audit").entries
+    budgets = [one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})]
     assert [(one["before"]["epsilon"], one["after"]["epsilon"]) for one in budgets] == [(0.0, spent)]
     before = len(log.read_text())
     policy.write_text(f"epsilon = {spent}\nmin-silos = 1\n")
