@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,24 +51,28 @@ def charge(
             data,
             cost,
         )
-        Ledger(state).charge(release, policy, whole(told.get("attended")))
+        spent = Ledger(state).charge(release, policy, whole(told.get("attended")))
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:
         raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
     facts = {key: value for key, value in vars(release).items() if key not in ("data", "cost")}
     rules = {"epsilon": policy.epsilon, "delta": policy.delta}
-    return {**facts, "data": sha256, "cost": asdict(release.cost), "rules": rules}
+    return {**facts, "data": sha256, "cost": asdict(release.cost), "rules": rules, "before": spent.before}
 
 
 def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
-    """Note a reply before it leaves. Raises SiteError where it is another one than left before, and costs too much."""
+    """Note a reply before it leaves; return what was spent before its message was charged, and what is after it.
+
+    Raises SiteError where it is another one than left before, and costs too much.
+    """
     release = Release(
         **{key: charged[key] for key in ("key", "silo", "run_id", "run", "round")},
         data=noted(state, charged["data"]),
         cost=Cost(**charged["cost"]),
     )
-    return Ledger(state).note_reply(release, content_of(reply), Policy(**charged["rules"]))
+    spent = Ledger(state).note_reply(release, content_of(reply), Policy(**charged["rules"]))
+    return replace(spent, before=charged["before"])
 
 
 def key_of(message: Any, sha256: str) -> str:
