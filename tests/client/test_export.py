@@ -200,6 +200,7 @@ def test_several_runs_of_the_same_name(tmp_path: Path) -> None:
         export_model(state / "run", "a", "last", out, run_id="xyz")
     own = state / "run" / "local-7" / "a" / f"run-{ids[0]}"
     assert export_model(own, "a", "last", out)["round"] == 1
+    (own / "progress.jsonl").unlink()
     for file in (own / "round-000001.safetensors", own):  # as the version before had it
         file.rename(own.parent / file.name) if file.is_file() else file.rmdir()
     assert export_model(own.parent, "a", "last", out, run_id=ids[1])["round"] == 2

@@ -91,14 +91,14 @@ class PrivateTraining:
         """The batch with these labels was drawn, and is now one of the plan's steps."""
         self.steps += 1
         if self.steps > self.plan.steps:
-            raise RuntimeError(f"a training of more than the planned {self.plan.steps} private steps")
+            raise AssertionError(f"a training of more than the planned {self.plan.steps} private steps")
         self.batches[y] = Batch(groups, self.uses)
 
     def gradient(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
         """Fill the model's gradient with the noised mean; returns the mean loss of the units that were drawn."""
         batch: Batch | None = self.batches.get(y)  # type: ignore[no-untyped-call]
         if batch is None or not batch.uses:
-            raise RuntimeError("a gradient of records that were not drawn for it")
+            raise AssertionError("a gradient of records that were not drawn for it")
         batch.uses -= 1
         self.gradients += 1
         total, value = self.clipping.total(x, y, loss, network, batch.groups)
