@@ -106,7 +106,11 @@ class ClientSession:
                 )
 
     def check_trains(self) -> None:
-        """Raise UserError where the run only evaluates, and a message asks this silo to train."""
+        """Raise UserError where the run only evaluates, or holds this silo out, and a message asks it to train."""
+        if self.name in (held := self.settings.common.held_out):
+            raise UserError(
+                f"{self.name} refuses: the run has hold-out = {','.join(held)}, and a message asks it to train"
+            )
         if not self.info.trains:
             raise UserError(
                 f"{self.name} refuses: the run has strategy = {self.info.name}, and a message asks it to train"

@@ -7,6 +7,7 @@ once: a hospital notes on its disk which model a run's evidence was of, and refu
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -28,14 +29,15 @@ COMMON = "common_threshold"  # in the second message: the hospitals' common conf
 
 def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     """Return the reply to a message that asks for evidence. Raises UserError where the silo keeps no such model."""
+    check_asked(session)
     client, _, config = session.open_client(message)
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
     values: Evidence = {}  # with differential privacy nothing: evidence has no mechanism of its own
     if allowed and not client.common.dp and len(client.silo.test) >= least and client.networks == 1:
-        claim(session, config)
         load_reported(client, config.get("reported"), session.info.reports)
+        claim(client, session, config)
         values = measured(client, session, config, least)
     return release_evidence(client, values, min_samples=least, policy=session.policy)
 
@@ -68,16 +70,27 @@ def load_reported(client: SiloClient, wanted: object, snapshot: str) -> None:
     raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
 
 
-def claim(session: ClientSession, config: Any) -> None:
-    """Note at the hospital what is asked for. Raises PolicyRefusedError where this run asked for something else before.
+def check_asked(session: ClientSession) -> None:
+    """Raise UserError where the run's settings ask for no evidence of this silo, and a message does."""
+    wanted = session.settings.common.evidence
+    if wanted == "off" or (wanted == "auto" and is_own_file(session.context)):
+        raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
 
-    The same message may come twice, and gets the same answer.
+
+def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
+    """Note at the hospital whose evidence is asked for: the model's SHA-256, for a round's number is the server's word.
+
+    Raises PolicyRefusedError where this run asked for that of another model before. The same message may come twice,
+    and gets the same answer.
     """
     context = session.context
     if not is_own_file(context) or session.policy.public:
         return
     common: Number | None = config["numbers"].get(COMMON)
-    kind, wanted = "first" if common is None else "sets", f"{config.get('reported')!r},{common!r}".replace(" ", "")[:80]
+    model = hashlib.sha256()
+    for part in (client.model.vector, client.model.buffers):
+        model.update(part.detach().cpu().contiguous().numpy().tobytes())
+    kind, wanted = "first" if common is None else "sets", f"{model.hexdigest()},{common!r}"
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         before = next((words[1] for words in lines if words[:1] == [kind] and words[2:] == session.name.split()), "")

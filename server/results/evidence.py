@@ -7,7 +7,7 @@ sends nothing, has no evidence in the summary; the run's results are as they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType
 
@@ -36,21 +36,25 @@ def collect_evidence(
     strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object]
 ) -> dict[str, Evidence]:
     """Return by silo the evidence of its reported model, of the rounds in ``strategy.shown``."""
-    found = _asked(strategy, exchange, note, {})
+    found = _asked(strategy, strategy.shown, exchange, note, {})
     own = [v["conformal"] for v in found.values() if "conformal" in v]
     pairs = [(n[0], n[1]) for n in own if isinstance(n, list)]
     if len(pairs) >= HOSPITALS:
         common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-        for silo, values in _asked(strategy, exchange, note, {COMMON: min(common, 1.0)}).items():
-            found.setdefault(silo, {}).update(values)
+        for silo, values in _asked(strategy, found, exchange, note, {COMMON: min(common, 1.0)}).items():
+            found[silo].update(values)
     return found
 
 
 def _asked(
-    strategy: PersonalizedStrategy, exchange: Exchanges, note: Callable[[str], object], numbers: Mapping[str, Number]
+    strategy: PersonalizedStrategy,
+    silos: Iterable[str],
+    exchange: Exchanges,
+    note: Callable[[str], object],
+    numbers: Mapping[str, Number],
 ) -> dict[str, Evidence]:
-    messages = [_message(strategy, silo, numbers) for silo in strategy.shown]
-    names = {strategy.silos[silo].node_id: silo for silo in strategy.shown}
+    names = {strategy.silos[silo].node_id: silo for silo in silos}
+    messages = [_message(strategy, silo, numbers) for silo in names.values()]
     found: dict[str, Evidence] = {}
     for reply in exchange([m for m in messages if m.metadata.dst_node_id != AWAY]):
         silo = names[reply.metadata.src_node_id]

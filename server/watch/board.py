@@ -147,7 +147,7 @@ class Board:
             silo.doing, silo.since = text(kind), run.asked
 
     def _reply(self, run: RunState, event: Event) -> None:
-        for name, seconds in self._names({event.get("silo"): event.get("seconds")}):
+        for name, seconds in self._names({text(event.get("silo")): event.get("seconds")}):
             silo = run.silo(name)
             silo.doing, silo.seconds = "", number(seconds)
             run.transfer = ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message, MetricRecord
 from predictions import read_csv
 from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
@@ -25,6 +27,7 @@ from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from strategies import strategies
 from strategies.base.schema.evidence import read_evidence
+from strategies.base.transport.payload import Payload, decode, encode
 
 SIZES = {"a": 40, "b": 30, "c": 22}
 JUMPY: dict[str, Any] = {"rounds": 4, "learning_rate": 20.0, "evidence": "on"}
@@ -116,7 +119,7 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> N
 
 
 def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
-    """The same message again has the same answer; another round, another threshold or a deleted state has none."""
+    """The same message again has the same answer; another threshold, or another model of the same round, has none."""
     policy = tmp_path / "policy.toml"
     policy.write_text(ALL)
     changes: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
@@ -133,8 +136,27 @@ def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
     (first, reply), (sets, _) = asked[0], asked[3]
     assert dict(ask(first).content["metrics"]) == dict(reply.content["metrics"])
     refusal = "a refuses: evidence leaves once per run, and this run has had that of another model"
-    assert ask(first, reported=1).error.reason == refusal
+    round_ = config_of(first)["reported"]
+    assert "kept no model of round 1" in ask(first, reported=1).error.reason
+    closing = next(m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate")
+    payload, config = decode(closing.content, torch.device("cpu"))
+    crafted = Payload({name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()}, payload.numbers)
+    with flower_identity():
+        assert not app(Message(encode(crafted, dict(config)), 1, "evaluate"), context).has_error()
+    assert ask(first, reported=round_).error.reason == refusal
     assert ask(sets, **{"number.common_threshold": 0.123}).error.reason == refusal
+
+
+@pytest.mark.parametrize("wanted", ["off", "auto"])
+def test_a_hospital_answers_no_question_that_the_run_does_not_have(tmp_path: Path, wanted: str) -> None:
+    """The policy sees the run's settings; a server that asks all the same gets nothing."""
+    given: dict[str, Any] = {"state_dir": tmp_path / "state", **CALM}
+    asking, _, _ = finished(tmp_path / "1", "fedavg", **given)
+    asked = next(m for m, _ in asking.grid.traffic if m.metadata.message_type == "evaluate.evidence")
+    silent, _, _ = finished(tmp_path / "2", "fedavg", **given | {"evidence": wanted, "state_dir": tmp_path / "2"})
+    with flower_identity():
+        reply = app(Message(asked.content, 1, "evaluate.evidence"), silent.grid.contexts[1])
+    assert reply.error.reason == f"a refuses: the run has evidence = {wanted}, and a message asks for it"
 
 
 def test_a_silo_that_kept_no_such_model_is_named(tmp_path: Path) -> None:

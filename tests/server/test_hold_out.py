@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 from inline_workers import inline, left
 from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, random_silos, simulated, write_silo
 
 import server.simulation.workers
+from client.app import app
 from partitions.common.errors import UserError
 from partitions.simulated import Division, pool_of
 from partitions.splits import SiloData
@@ -21,6 +23,7 @@ from server.cli.main import main
 from server.results.hold_out import part_of
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
+from server.simulation.engine import flower_identity
 from server.simulation.simulate import simulate
 from server.simulation.workers import side_by_side
 from strategies.base.newcomer.client import NEWCOMER
@@ -191,6 +194,16 @@ def test_a_hospital_refuses_the_other_role(two: Files) -> None:
         RuntimeError, match="a refuses: the run has hold-out = 'b', and a message takes it as a newcomer"
     ):
         federate(two, strategy="fedavg", rounds=1, hold_out="b", prepare=lie)
+
+
+def test_a_held_out_hospital_never_trains(two: Files) -> None:
+    """Its own question, sent as one to train: nothing leaves."""
+    run = federate(two, strategy="fedavg", rounds=1, hold_out="b")
+    asked = next(m for m, _ in run.grid.traffic if "config" in m.content and NEWCOMER in m.content["config"])
+    node = asked.metadata.dst_node_id
+    with flower_identity():
+        reply = app(Message(asked.content, node, "train"), run.grid.contexts[node])
+    assert reply.error.reason == "b refuses: the run has hold-out = b, and a message asks it to train"
 
 
 def test_a_hospital_that_does_not_fit_is_named(four: Files, tmp_path: Path) -> None:

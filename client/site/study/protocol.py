@@ -310,7 +310,7 @@ def message_faults(
     if sums and not {*sums} & {*study.apps}:
         faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {sums[0][:16]}... is none of them")
     faults += setting_faults(study, run)
-    faults += round_fault(study, run, kind, sent)
+    faults += round_fault(study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent)
     if kind == "train" and silo in study.held_out:
         faults.append(f"the study {study.name} has held-out = {silo}, and this would train there")
     present = number(sent.get("participants")) or 0
@@ -319,13 +319,16 @@ def message_faults(
     return faults
 
 
-def round_fault(study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
+def round_fault(
+    study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], *, newcomer: bool = False
+) -> list[str]:
     """Return what is wrong with the number of a message's round: training has 1 to `rounds`.
 
-    A run evaluates without training once, behind its last round; that may be an earlier one with `patience`.
+    A run evaluates without training once, behind its last round; that may be an earlier one with `patience`. A held-out
+    hospital is evaluated with what it would have got in the reported round (``newcomer``).
     """
     rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
-    first = 2 if number(run.get("patience")) else rounds + 1
+    first = 1 if newcomer else 2 if number(run.get("patience")) else rounds + 1
     least, most = {"train": (1, rounds), "evaluate": (first, rounds + 1)}.get(kind, (-math.inf, math.inf))
     if kind not in ("train", "evaluate") or (this is not None and least <= this <= most):
         return []

@@ -586,6 +586,9 @@ def test_a_held_out_hospital_is_evaluated_and_not_trained_on(silo: Path) -> None
     last = {**ASKED, "round": 3}
     assert message_faults(parse_study(text, "f"), RUN, "evaluate", last, (), TODAY, "a") == []
     assert message_faults(parse_study(text, "f"), RUN, "train", ASKED, (), TODAY, "south") == []
+    chosen = {**ASKED, "round": 1, "newcomer": True}  # what it would have got in the reported round
+    assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "a") == []
+    assert message_faults(parse_study(text, "f"), RUN, "evaluate", chosen, (), TODAY, "south") != []
     with pytest.raises(SiteError, match=r"held-out = 'a': a list of silos' names is wanted here"):
         parse_study(text.replace('["a", "north"]', '"a"'), "f")
     assert "Evaluated and not trained on: a, north" in studies.study_page(parse_study(text, "f"), "")

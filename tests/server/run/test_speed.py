@@ -71,7 +71,7 @@ def test_everything_is_read_and_built_once(counts: Counter[str], strategy: str, 
 
 
 def test_a_message_opens_what_it_needs_once(counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six silos: a query, four train messages and a closing one each."""
+    """Six silos: a query, four train messages, a closing one and two for evidence each."""
     names = ("open_data", "device_of", "silo_policy", "columns_in")
 
     def count(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ def test_a_message_opens_what_it_needs_once(counts: Counter[str], monkeypatch: p
     for name in names:
         monkeypatch.setattr(client.session, name, count(name, getattr(client.session, name)))
     simulated(strategy="fedavg", rounds=4)
-    assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1))
+    assert {name: counts[name] for name in names} == dict.fromkeys(names, 6 * (1 + 4 + 1 + 2))
 
 
 def test_a_silos_own_file_is_opened_once(counts: Counter[str], three: Files) -> None:

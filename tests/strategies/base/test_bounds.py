@@ -39,6 +39,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
     if "maximum" in limits:
         near = int(most) if isinstance(f.default, int) else float(most)
         others: dict[str, dict[str, Any]] = {"min-silos": {"silos": 10**6}, "min-batch-size": {"batch-size": near}}
+        others["min-delta"] = {"patience": 1}
         parse_settings({key: near, **others.get(key, {})})
 
 
