@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from tiny import Files, TinyGrid, federate, random_silos, settings_of
 
 from client.app import app
 from client.site.budget import ledger as ledgers
-from client.site.budget.accounting import cost_of
+from client.site.budget.accounting import Cost, cost_of
 from client.site.budget.cohort import data_file
 from client.site.budget.ledger import Ledger
+from client.site.budget.release import key_of
 from client.site.trust.message_rules import privacy_faults, run_faults
 from client.site.trust.methods import METHODS
 from client.site.trust.policy import Policy
@@ -136,6 +138,71 @@ def test_the_same_message_again_has_the_same_bits_and_costs_nothing(files: Files
     assert not torch.equal(vector(other), vector(reply))
     new = list(Ledger(state).lines())[len(before) :]
     assert [line["round"] for line in new] == [2] and new[0]["epsilon-after"] == pytest.approx(steps(12))
+
+
+def test_a_cheap_message_that_failed_pays_for_no_dear_one(files: Files, state: Path, tmp_path: Path) -> None:
+    """The server has much noise charged and makes the answer fail; then it asks the same of another run with little."""
+    kept: dict[str, tuple[Message, Context, dict[str, Any]]] = {}
+
+    def prepare(grid: TinyGrid) -> None:
+        with_policy(tmp_path, "epsilon = 1\n")(grid)
+
+        def before(silo: str, message: Message, context: Context) -> None:
+            if silo == "a" and message.metadata.message_type == "train":
+                config = message.content.config_records["config"]
+                kept["a"] = message, context, dict(config)
+                del config["evaluate"]
+
+        grid.before = before
+
+    run = federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 1, "dp__noise_multiplier": 1e5})
+    assert not spent(run, "a") and [line["kind"] for line in Ledger(state).lines()] == ["charge"]
+    message, context, config = kept["a"]
+    message.content.config_records["config"].update(config)
+    context.run_config = {**context.run_config, "dp.noise-multiplier": 0.1, "local-epochs": 20}
+    with flower_identity():
+        reply = app(message, context)
+    assert reply.has_error() and "its policy has epsilon = 1.0" in (reply.error.reason or "")
+    assert [line["noise"] for line in Ledger(state).lines()] == [1e5]
+
+
+def test_a_charge_is_bound_to_everything_that_is_released(files: Files, state: Path, tmp_path: Path) -> None:
+    kept: list[tuple[Message, Context]] = []
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Context) -> None:
+            if message.metadata.message_type == "train":
+                kept.append((message, context))
+
+        grid.before = before
+
+    federate(files, state_dir=state, prepare=prepare, **{**PRIVATE, "rounds": 1})
+    message, context = kept[0]
+    cost = Cost("record", 40, 0.25, 1.0, 4, 1e-5)
+
+    def key(sha256: str = "a", cost: Cost = cost) -> str:
+        return key_of(message, context, sha256, cost)
+
+    seen = [key(), key("b"), key(cost=replace(cost, noise=2.0)), key(cost=replace(cost, delta=1e-6))]
+    config, settings, run_id = message.content.config_records["config"], dict(context.run_config), context.run_id
+    for change in ({"dp.clip-norm": 9.0}, {"learning-rate": "0.1"}, {"rounds": 1.0}, {"resume": True}):
+        context.run_config = {**settings, **change}
+        seen.append(key())
+    context.run_config = dict(reversed(settings.items()))
+    assert key() == seen[0]
+    context.run_id = run_id + 1
+    seen.append(key())
+    context.run_id = run_id
+    told: dict[str, Any] = {"run_id": "another", "round": 2, "number.mu": 0.5, "mean": [1.0]}
+    for name, value in told.items():
+        before = dict(config)
+        config[name] = value
+        seen.append(key())
+        config.clear()
+        config.update(before)
+    assert key() == seen[0] and len(set(seen)) == len(seen)
+    message.content["model.global"] = ArrayRecord({"vector": torch.zeros_like(vector(message, "model.global"))})
+    assert key() not in seen
 
 
 def vector(message: Message, name: str = "model.model") -> torch.Tensor:

@@ -3,11 +3,11 @@
     STATE_DIR/budget/budget-000001.jsonl ...    a line per charge, and per reply that left
     STATE_DIR/budget/head.json                  number and hash of the last line
 
-A training message is charged before it is trained for, so also where its process is killed. One that is repeated (after
-a crash, by a resumed run) costs nothing again as long as its reply has the same bits: a reply with other bits is
-another release of the same data, and is charged before it leaves. A ledger that is damaged, or shorter than it was,
-allows nothing. What is charged is this site's own account (`accounting.py`), against the rules ``epsilon`` and
-``delta``.
+A training message is charged before it is trained for, so also where its process is killed. The same message of the
+same Flower run costs nothing again, at the same cost and as long as its reply has the same bits: a reply with other
+bits is another release of the same data, and is charged before it leaves. A resumed run is another Flower run: it pays
+again. A ledger that is damaged, or shorter than it was, allows nothing. What is charged is this site's own account
+(`accounting.py`), against the rules ``epsilon`` and ``delta``.
 
 Standard library only, as in trust/policy.py.
 """
@@ -32,7 +32,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """A training message, and what it costs. ``key``: equal for a message that is repeated."""
+    """A training message, and what it costs. ``key``: equal for a message that is repeated, see `release.key_of`."""
 
     key: str
     silo: str
@@ -72,7 +72,7 @@ class Ledger(Chain):
         return found.entries
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
-        """Charge a message, unless it is one that was charged before.
+        """Charge a message, unless it is one that was charged before at the same cost.
 
         ``attended``: the rounds of this run that the server has had of this silo; a ledger with fewer is an old copy.
         Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
@@ -85,12 +85,14 @@ class Ledger(Chain):
                     f"the server has had {attended} rounds of this run, and the ledger {self.folder} has {len(own)}: "
                     "the state directory is an older copy, or another one; restore the newest"
                 )
-            if any(line["message"] == release.key for line in charges(lines)):
+            if any(pays_for(line, release) for line in charges(lines)):
                 return self._unchanged(lines, release, policy)
             return self._charge(lines, release, policy)
 
     def note_reply(self, release: Release, reply: str, policy: Policy) -> Spent:
         """Note the digest of a reply before it leaves; charge it where another one left for the same message.
+
+        Only charges of the same cost pay for it.
 
         Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
         """
@@ -99,9 +101,10 @@ class Ledger(Chain):
             of_message = [line for line in lines if line["message"] == release.key]
             sent = {line["reply"] for line in of_message if line["kind"] == SENT}
             spent = self._unchanged(lines, release, policy)
-            if reply in sent:
+            paid = sum(pays_for(line, release) for line in charges(of_message))
+            if reply in sent and paid:
                 return spent
-            if sum(1 for _ in charges(of_message)) <= len(sent):
+            if paid <= len(sent):
                 spent = self._charge(lines, release, policy)
             self.write({**self._facts(release, SENT), "reply": reply})
             return spent
@@ -139,6 +142,12 @@ class Ledger(Chain):
 
 def charges(lines: Iterable[Line]) -> Iterator[Line]:
     return (line for line in lines if line["kind"] == CHARGE)
+
+
+def pays_for(line: Line, release: Release) -> bool:
+    """Whether a charge is of this message, these data and this cost."""
+    wanted = {**release.cost.facts, "message": release.key, "data": release.data.sha256}
+    return wanted.items() <= line.items()
 
 
 def is_of_run(line: Line, release: Release) -> bool:

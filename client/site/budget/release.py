@@ -7,13 +7,13 @@ Standard library only, as in trust/policy.py.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
+from ..trust.chain import digest
 from ..trust.policy import Policy, PolicyRefusedError
 from ..trust.run_config import is_private
 from .accounting import Cost, cost_of
@@ -43,7 +43,7 @@ def charge(
         if not cost.steps:
             return None
         release = Release(
-            key_of(message, sha256),
+            key_of(message, context, sha256, cost),
             silo,
             str(told.get("run_id") or int(context.run_id))[:MOST_TEXT],
             str(told.get("run", ""))[:MOST_TEXT],
@@ -75,26 +75,21 @@ def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
     return replace(spent, before=charged["before"])
 
 
-def key_of(message: Any, sha256: str) -> str:
-    """Return what is equal for a message that is repeated: run, round, data, the models and numbers that it brings."""
-    told = _config(message)
-    text = f"{told.get('run_id')}\n{told.get('round')}\n{sha256}\n{content_of(message)}"
-    return hashlib.sha256(text.encode()).hexdigest()
+def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:
+    """Return what is equal for a message that is repeated, and for no other.
+
+    It binds all that the cost and the released numbers depend on: Flower's own number of the run, every setting with
+    its type, the whole message (the run and round that it tells are in it), the data file, and the cost.
+    """
+    run = int(context.run_id), sorted(context.run_config.items())
+    asked = message.metadata.message_type, _arrays(message), _values(message)
+    return digest(repr((run, asked, sha256, sorted(asdict(cost).items()))).encode())
 
 
-def content_of(message: Any) -> str:
-    """The SHA-256 of a message's arrays and of the method's numbers in it."""
-    found = hashlib.sha256()
-    if message.has_content():
-        for name, arrays in sorted(message.content.array_records.items()):
-            for key, array in sorted(arrays.items()):
-                data = bytes(array.data)
-                found.update(f"{name}/{key} {array.dtype} {tuple(array.shape)} {len(data)}\n".encode())
-                found.update(data)
-    for key, value in sorted(_config(message).items()):
-        if key.startswith("number."):
-            found.update(f"{key} {value!r}\n".encode())
-    return found.hexdigest()
+def content_of(reply: Any) -> str:
+    """The SHA-256 of a reply's arrays and of the method's numbers in it."""
+    numbers = [(key, value) for key, value in sorted(_config(reply).items()) if key.startswith("number.")]
+    return digest(repr((_arrays(reply), numbers)).encode())
 
 
 def whole(value: object) -> int:
@@ -106,3 +101,26 @@ def _config(message: Any) -> dict[str, Any]:
     if not message.has_content():
         return {}
     return dict(message.content.config_records.get("config", {}))
+
+
+def _arrays(message: Any) -> list[tuple[object, ...]]:
+    """Every array of a message: its place, type, shape and SHA-256."""
+    if not message.has_content():
+        return []
+    return [
+        (name, key, str(array.dtype), tuple(array.shape), str(array.stype), digest(bytes(array.data)))
+        for name, arrays in sorted(message.content.array_records.items())
+        for key, array in sorted(arrays.items())
+    ]
+
+
+def _values(message: Any) -> list[tuple[object, ...]]:
+    """Every other value of a message, by its record."""
+    if not message.has_content():
+        return []
+    content = message.content
+    return [
+        (kind, name, sorted(record.items()))
+        for kind, records in (("config", content.config_records), ("metric", content.metric_records))
+        for name, record in sorted(records.items())
+    ]

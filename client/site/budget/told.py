@@ -1,7 +1,7 @@
 """What differential privacy has cost in a run so far, as a reply tells the server.
 
-Of a deployed silo it is what the site's ledger has of the run, with rounds that were repeated in another way. In a
-simulation, and of public data, which have no ledger, it is what the silo's state has.
+Of a deployed silo it is what the site's ledger has of the run, with rounds that were repeated. In a simulation, and of
+public data, which have no ledger, it is what the silo's state has.
 """
 
 from collections.abc import Sequence

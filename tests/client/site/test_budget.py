@@ -140,6 +140,28 @@ def test_a_message_with_another_model_in_the_same_round_costs_again(tmp_path: Pa
     assert ledger.charge(message(data, key="other"), NO_BUDGET).after == pytest.approx(steps(20))
 
 
+OTHER_COSTS = [{"noise": 0.1}, {"rate": 0.5}, {"steps": 3100}, {"units": 100}, {"unit": "patient"}]
+
+
+@pytest.mark.parametrize("change", OTHER_COSTS)
+def test_a_charge_pays_for_no_other_cost(change: dict[str, Any], tmp_path: Path) -> None:
+    """A cheap charge whose reply was an error, then the same message at another price."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    cheap = message(data, cost=replace(COST, noise=1e5))
+    dear = replace(cheap, cost=replace(COST, **change))
+    ledger.charge(cheap, NO_BUDGET)
+    with pytest.raises(SiteError, match="its policy has epsilon"):
+        ledger.charge(dear, Policy(epsilon=1e-3))
+    with pytest.raises(SiteError, match="its policy has epsilon"):
+        ledger.note_reply(dear, "bits", Policy(epsilon=1e-3))
+    assert [line["kind"] for line in ledger.lines()] == ["charge"]
+    ledger.note_reply(cheap, "bits", NO_BUDGET)
+    ledger.note_reply(dear, "bits", NO_BUDGET)  # not even where its bits are those of the cheap one
+    ledger.note_reply(dear, "bits", NO_BUDGET)
+    paid = [line["noise"] for line in ledger.lines() if line["kind"] == "charge"]
+    assert paid == [1e5, dear.cost.noise]
+
+
 # --- no fresh budget --------------------------------------------------------------------------------------------------
 
 VERSIONS: dict[str, tuple[dict[str, Any], bool]] = {
