@@ -15,6 +15,9 @@ from flwr.app import Context, RecordDict
 from tiny import TinyGrid, federate, random_silos, same, settings_of
 
 from client.export import export_model, read_model
+from client.site import audit_gate
+from client.site.trust import receipts
+from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
 from server.app import main as server_main
@@ -24,6 +27,7 @@ from server.results.run_directory import RunDirectory
 from server.results.study import study_config, study_runs
 from server.run.evaluation.loop import EvaluationLoop, models_in
 from server.run.evaluation.models import read_models, run_values
+from server.run.receipts import KEY
 from server.simulation.engine import flower_identity
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
@@ -206,6 +210,28 @@ def test_a_policy_refuses_it_like_any_run(tmp_path: Path, rule: str, line: str) 
     with pytest.raises(Exception, match=line):
         Sites(tmp_path, rule).run()
     assert not (tmp_path / "out" / "matrix.csv").exists()
+
+
+def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of any run: the server signs each line of the silos' logs, and keeps the receipts in the run directory."""
+    make_signing_key(tmp_path / "receipt.key")
+    monkeypatch.setenv(KEY, str(tmp_path / "receipt.key"))
+
+    def site(grid: TinyGrid) -> None:
+        tasks: dict[str, dict[str, Any]] = {}
+
+        def before(silo: str, message: Any, context: Context) -> None:
+            context.node_config["state-dir"] = str(tmp_path / "site" / silo)
+            tasks[silo] = audit_gate.task_of(message, context, "ab" * 32) | audit_gate.take_receipt(message, context)
+
+        def after(silo: str, message: Any, reply: Any) -> Any:
+            return audit_gate.release_reply(reply, tasks[silo], message)
+
+        grid.before, grid.after = before, after
+
+    assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
+    kept = [receipts.read(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]
+    assert sorted((one.silo, one.line) for one in kept) == [(silo, line) for silo in "abc" for line in (1, 2)]
 
 
 def test_metrics_over_few_samples_stay(tmp_path: Path) -> None:

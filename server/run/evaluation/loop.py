@@ -21,6 +21,7 @@ from server.run.collector import Collector
 from server.run.evaluation.models import EvaluatedModel, read_models
 from server.run.hold_out import metrics_of_reply
 from server.run.preparation import prepare
+from server.run.receipts import Receipts
 from server.run.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.evaluation import Evaluate, EvaluateSettings, digest_of
@@ -48,7 +49,8 @@ class EvaluationLoop:
     def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
         self.settings, self.common, self.directory = settings, settings.common, directory
         self.reporter = Reporter(settings, directory)
-        self.registration = Registration(grid, settings, self.reporter)
+        receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
+        self.registration = Registration(grid, settings, self.reporter, receipts)
         self.collector = Collector(grid, self.common, self.registration, self.reporter)
         self.left_out: dict[str, dict[str, str]] = {}  # model -> silo -> why it gave no metrics
 
