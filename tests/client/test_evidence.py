@@ -137,7 +137,7 @@ def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
     assert dict(ask(first).content["metrics"]) == dict(reply.content["metrics"])
     refusal = "a refuses: evidence leaves once per run, and this run has had that of another model"
     round_ = config_of(first)["reported"]
-    assert "kept no model of round 1" in ask(first, reported=1).error.reason
+    assert "kept no model of round 1" in str(ask(first, reported=1).error.reason)
     closing = next(m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate")
     payload, config = decode(closing.content, torch.device("cpu"))
     crafted = Payload({name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()}, payload.numbers)
