@@ -259,6 +259,8 @@ MODELS: dict[str, ModelSpec] = {
     ),
 }
 
+BUILT_IN = ("auto", *MODELS)  # names that a policy takes for silofl's own
+
 
 @cache
 def add_plugins() -> None:

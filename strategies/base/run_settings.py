@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, is_custom
-from models.networks.registry import MODELS, model_settings, resolve
+from models.networks.registry import BUILT_IN, MODELS, model_settings, resolve
 from models.tasks import task_of
 from models.trainable import Part
 from models.weights import weights_of
@@ -335,13 +336,21 @@ def facts_text() -> str:
         "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
         "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
         "leaves with it. What is not named is not so.\n\n"
+        "NETWORKS: the names of silofl's own networks.\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
         '"""\n\nfrom typing import Any\n\n'
         "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
+        "NETWORKS = (\n" + "\n".join(f"    {json.dumps(line)}" for line in _lines(BUILT_IN)) + "\n)\n"
         "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
         "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
     )
+
+
+def _lines(names: Iterable[str]) -> list[str]:
+    """Names as the lines of one text, each with a space before the next."""
+    lines = textwrap.wrap(" ".join(names), WIDTH - 10, break_on_hyphens=False)
+    return [f"{line} " for line in lines[:-1]] + lines[-1:]
 
 
 def _python_value(value: Value) -> str:

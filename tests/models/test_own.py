@@ -200,6 +200,11 @@ def test_export_and_predict(two: Files, tmp_path: Path) -> None:
     [
         (None, "models.mine:f", True),
         (None, "auto", True),
+        ("[]", "vit-s", True),
+        (None, "narrow", False),  # of an installed package
+        ('["app"]', "vit", False),
+        ('["app", "narrow"]', "narrow", True),
+        ('["all"]', "narrow", True),
         (None, "mine:f", False),
         (None, "modelsx:f", False),
         (None, "app:f", False),  # a module that is called as the word is

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .methods import METHODS, SETTINGS
+from .methods import METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, number, of_method, owner, plain
 
@@ -72,11 +72,11 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
 
 
 def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
-    """Return why the run's custom network may not be made here; empty: it may, or there is none."""
-    name = str(run.get("model", ""))
+    """Return why the run's network, of its own or of an installed package, may not be made here; empty: it may."""
+    name = str(run.get("model", "auto"))
     module, colon, _ = name.partition(":")
-    words = {"all", "app"} if module.startswith(APP_NETWORKS) else {"all"}
-    if not colon or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
+    words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
+    if name in NETWORKS.split() or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
         return ""
     return f"its policy has {policy.says('networks')}, the run model = {name[:80]}, which is not among them"
 

@@ -8,6 +8,7 @@ or counts of each class leave; ``adds``: the common setting that adds the method
 ``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data
 leaves with it. What is not named is not so.
 
+NETWORKS: the names of silofl's own networks.
 SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).
 DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.
 """
@@ -71,6 +72,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "pooled": {"uploads": True, "whole": True},
     "scaffold": {"uploads": True, "whole": True, "dp": ("local-epochs", "1 if scaffold.option = I")},
 }
+NETWORKS = (
+    "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext "
+    "fedapm-signals fedapm-image-text mlp linear small-cnn resnet8 resnet18 resnet50 densenet121 vit-s unet"
+)
 SETTINGS: dict[str, str] = {
     "rounds": "rounds",
     "hold-out-epochs": "epochs",

@@ -74,7 +74,7 @@ class Policy:
     networks: tuple[str, ...] = rule(
         ("app",),
         ("all",),
-        "modules of which a run may name a network of its own; app: those in the app's models; all: any",
+        "modules or installed packages' networks that a run may name; app: those in the app's models; all: any",
     )
     peers: bool = rule(False, True, "whether the server may hand this silo's own model on to other hospitals by name")
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
