@@ -316,7 +316,7 @@ class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        if math.isfinite(self.silo.max_step):
+        if math.isfinite(self.silo.max_step) and self.info.trains:  # a study fixes models to be evaluated itself
             last = self.first_model() if self.previous is None else self.previous
             fresh = self.previous is None and self.round <= 1
             check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)

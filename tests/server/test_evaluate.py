@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ import torch
 from flwr.app import Context, RecordDict
 from tiny import TinyGrid, federate, random_silos, same, settings_of
 
+from client import app
 from client.export import export_model, read_model
 from client.site import audit_gate
+from client.site.study.protocol import FREE, message_faults, parse_study
 from client.site.trust import receipts
+from client.site.trust.methods import DEFAULTS
+from client.site.trust.policy import PolicyRefusedError
 from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -180,6 +185,29 @@ class Sites:
         return out / "matrix.csv"
 
 
+TODAY = date(2026, 11, 24)
+STUDY = f"""kind = "silofl study 1"
+name = "given"
+purpose = "x"
+contact = "x"
+results = "x"
+retention = "x"
+start = {TODAY}
+end = {TODAY}
+apps = ["{"0" * 64}"]
+participants = 3
+step = 0.001
+metrics = ["loss", "score"]
+[settings]
+"""
+LIMITS = """[limits]
+runs = 1
+rounds = 0
+evaluations = 1
+messages = 9
+bytes = 99999
+days = 1
+"""
 ONLY = 'methods = ["evaluate"]\nmin-silos = 1\n'
 
 
@@ -232,6 +260,23 @@ def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytes
     assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
     kept = [receipts.read(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]
     assert sorted((one.silo, one.line) for one in kept) == [(silo, line) for silo in "abc" for line in (1, 2)]
+
+
+def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run as it is sent, under a study that lists its settings: no step binds a model that the study names."""
+    sites = Sites(tmp_path, ONLY)
+    run = study_runs({"silos": 3, "threads": 1, "min-silos": 1, **sites.values})[0].flat()
+    listed = {k: v for k, v in run.items() if k not in FREE and DEFAULTS[k] != v}
+    protocol = parse_study(STUDY + "".join(f'"{k}" = {json.dumps(v)}\n' for k, v in listed.items()) + LIMITS, "f")
+
+    def check(message: Any, context: Any, **more: Any) -> Any:
+        sent = dict(message.content.config_records.get("config", {}))
+        if faults := message_faults(protocol, context.run_config, message.metadata.message_type, sent, (), TODAY):
+            raise PolicyRefusedError("; ".join(faults))
+        return protocol
+
+    monkeypatch.setattr(app, "check_message", check)
+    assert {key[1] for key in read(sites.run())} == set("abc")
 
 
 def test_metrics_over_few_samples_stay(tmp_path: Path) -> None:

@@ -325,15 +325,21 @@ def round_fault(
     """Return what is wrong with the number of a message's round: training has 1 to `rounds`.
 
     A run evaluates without training once, behind its last round; that may be an earlier one with `patience`. A held-out
-    hospital is evaluated with what it would have got in the reported round (``newcomer``).
+    hospital is evaluated with what it would have got in the reported round (``newcomer``). A run of given models
+    (strategy = evaluate) trains in none of its rounds, and evaluates in each.
     """
     rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
     first = 1 if newcomer else 2 if number(run.get("patience")) else rounds + 1
-    least, most = {"train": (1, rounds), "evaluate": (first, rounds + 1)}.get(kind, (-math.inf, math.inf))
+    allowed = {"train": (1, rounds), "evaluate": (first, rounds + 1)}
+    if given := run.get("strategy") == "evaluate":
+        allowed = {"train": (1, 0), "evaluate": (1, rounds)}
+    least, most = allowed.get(kind, (-math.inf, math.inf))
     if kind not in ("train", "evaluate") or (this is not None and least <= this <= most):
         return []
     of_study = f"the study {study.name} has rounds = {words(study.settings.get('rounds', rounds))}"
-    where = f"its evaluation is number {rounds + 1:g}, this one" if kind == "evaluate" else "the round"
+    where = f"its evaluation is number {rounds + 1:g}, this one" if kind == "evaluate" and not given else "the round"
+    if given and kind == "train":
+        return [f"the study {study.name}: a run with strategy = evaluate trains nothing, and a message asks to train"]
     return [f"{of_study}, {where} {sent.get('round')!r:.20}"]
 
 

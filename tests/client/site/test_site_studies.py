@@ -612,6 +612,26 @@ def test_a_run_evaluates_behind_its_last_round(silo: Path) -> None:
     assert outside(RUN, "evaluate", sent={}) == [f"{wrong} None"]
 
 
+def test_a_study_of_given_models_evaluates_in_each_round() -> None:
+    """Rounds 1 to `rounds`, no training, and no other models than those that the study names."""
+    named = f"m={'0' * 64},n={'1' * 64}"
+    found = study(strategy='strategy = ["fedavg", "evaluate"]', mu=f'mu = 0.2\n[settings.evaluate]\nmodels = "{named}"')
+    run = {**RUN, "strategy": "evaluate", "evaluate.models": named}
+
+    def faults(kind: str, this: Any, **changes: Any) -> list[str]:
+        return message_faults(found, {**run, **changes}, kind, {**ASKED, "round": this}, (APP,), TODAY)
+
+    assert faults("evaluate", 1) == faults("evaluate", 2) == faults("query", None) == []
+    wrong = "the study heart has rounds = 2 or 3, the round"
+    for this in (0, 3, None):
+        assert faults("evaluate", this) == faults("evaluate", this, patience=0) == [f"{wrong} {this}"]
+    for this in (0, 1, 2, 3):
+        (line,) = faults("train", this)
+        assert line.endswith("a run with strategy = evaluate trains nothing, and a message asks to train")
+    assert "evaluate.models" in faults("evaluate", 1, **{"evaluate.models": f"m={'2' * 64},n={'1' * 64}"})[0]
+    assert faults("evaluate", 1, strategy="fedavg") and not faults("evaluate", 3, strategy="fedavg")
+
+
 def imprint(rows: int = 64) -> Any:
     """One direction in every row, at lengths of its own, as an imprint has it."""
     import numpy as np
