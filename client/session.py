@@ -52,6 +52,7 @@ from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData, dtype_of
 from strategies.base.client import Silo, SiloClient
+from strategies.base.evaluation import input_digest
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.privacy.training import Units
 from strategies.base.run_settings import RunSettings
@@ -266,7 +267,13 @@ class ClientSession:
             self.policy.min_batch_size,
             self.policy.max_decay,
             math.inf if self.study is None else self.study.step,
+            "" if self.info.trains else self._input_digest(),
         )
+
+    def _input_digest(self) -> str:
+        """Of the statistics that are used, wherever they come from, and of the schema that the message brings."""
+        (mean, std), (label_mean, label_std) = self.statistics
+        return input_digest(mean + label_mean, std + label_std, agreed_schema(self.config))
 
     @cached_property
     def store(self) -> StateStore:

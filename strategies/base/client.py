@@ -58,6 +58,7 @@ class Silo:
     min_batch_size: int = 1  # its own rule: batches of fewer samples are not trained with
     max_decay: float = math.inf  # its own rule: the most of a model that one step may replace
     max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
+    inputs: str = ""  # where a run only evaluates: the digest of the statistics and of the order of columns and labels
 
 
 class SiloClient(NewcomerClient, BatchedClient, NumPyClient):

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from client.site.trust.policy import PolicyRefusedError
 from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
+from partitions.schema import parse_schema
 from server.app import main as server_main
 from server.cli.main import main
 from server.results.history import History
@@ -36,7 +38,7 @@ from server.run.receipts import KEY
 from server.simulation.engine import flower_identity
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
-from strategies.base.evaluation import digest_of
+from strategies.base.evaluation import digest_of, input_digest
 from strategies.base.run_settings import parse_settings
 
 Matrix = dict[tuple[str, str, str, str], str]
@@ -301,6 +303,31 @@ def test_another_model_than_the_settings_name_is_refused(tmp_path: Path) -> None
         Sites(tmp_path, ONLY).run(change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": [9.0, 0.0, 0.0]},
+        {"std": [1.0, 1.0, 1e-6]},
+        {"mean": [], "std": []},
+        {"own_statistics": ["a", "b", "c"]},
+        {"schema": '{"labels":["z","y","x"]}'},
+    ],
+)
+def test_what_a_message_brings_beside_the_model_is_named_too(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Red team: the same vector, with another first layer made of its statistics, or other columns and labels."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Any, context: Any) -> None:
+            if message.metadata.message_type == "evaluate":
+                for key, value in change.items():
+                    message.content["config"][key] = value
+
+        grid.before = before
+
+    with pytest.raises(RuntimeError, match="as the model of round 1, and the message brings another"):
+        Sites(tmp_path, ONLY).run(prepare)
+
+
 def test_a_message_to_train_is_refused(tmp_path: Path) -> None:
     def turn(grid: TinyGrid) -> None:
         def before(silo: str, message: Any, context: Any) -> None:
@@ -338,7 +365,18 @@ def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:
 
 def test_the_digest_is_of_every_number() -> None:
     vector, buffers = torch.arange(3.0), torch.ones(2)
-    known = hashlib.sha256(torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0]).numpy().tobytes()).hexdigest()
-    assert digest_of(vector, buffers) == known
-    assert digest_of(vector, None) == digest_of(vector, torch.empty(0)) != known
+    numbers = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0]).numpy().tobytes()
+    known = hashlib.sha256(b"x" + numbers).hexdigest()
+    assert digest_of(vector, buffers, "x") == known != digest_of(vector, buffers, "y")
+    assert digest_of(vector, None, "x") == digest_of(vector, torch.empty(0), "x") != known
+    schema = parse_schema({"features": ["a", "b"], "labels": ["well", "ill"], "dtype": "float32"})
+    turned = [replace(schema, features=schema.features[::-1]), replace(schema, labels=schema.labels[::-1])]
+    mean, std = [0.5, 1], [2.0, 0.1 + 0.2]
+    found = [input_digest(mean, std, one) for one in (schema, *turned)]
+    found += [
+        input_digest([0.5, 1.5], std, schema),
+        input_digest(mean, [2.0, 0.3], schema),
+        input_digest((), (), schema),
+    ]
+    assert len(set(found)) == 6 and input_digest(mean, std, replace(schema, dtype="float64")) == found[0]
     assert settings_of({"a": Path()}, strategy="fedavg").head is None

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -24,8 +24,9 @@ from server.run.preparation import prepare
 from server.run.receipts import Receipts
 from server.run.registration import Registration
 from server.run.reporter import Reporter
-from strategies.base.evaluation import Evaluate, EvaluateSettings, digest_of
+from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import SCHEMA
 
 MATRIX, MODELS = "matrix.csv", "models"  # in the directory: what is written, and the folder of the models' files
 HEADER = ("model", "silo", "split", "metric", "value", "n")
@@ -67,7 +68,10 @@ class EvaluationLoop:
             raise TypeError(f"{strategy.info.name} evaluates no given models")
         if strategy.layout.size != len(models[0].vector):
             raise UserError(f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}")
-        strategy.extra |= {"run_id": state.run_id}
+        # The models' own columns and labels, which their digests cover, and not what most silos have.
+        own = models[0].schema
+        schema = replace(self.registration.facts.schema, features=own.features, labels=own.labels)
+        strategy.extra |= {"run_id": state.run_id, SCHEMA: schema.text}
         cells: list[Cell] = []
         for number, model in enumerate(models, start=1):
             cells += self.evaluate(strategy, number, model)
@@ -108,7 +112,7 @@ class EvaluationLoop:
 
 def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:
     """Raise UserError where these are not the models that the run's settings name."""
-    found = [(model.name, digest_of(model.vector, model.buffers)) for model in models]
+    found = [(model.name, model.digest) for model in models]
     if found != settings.entries:
         raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")
 

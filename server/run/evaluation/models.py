@@ -14,7 +14,8 @@ from client.export import read_model
 from models.networks.registry import spec_of
 from models.shapes import columns, read_shape
 from partitions.common.errors import UserError
-from strategies.base.evaluation import EVALUATE, digest_of
+from partitions.schema import Schema, parse_schema
+from strategies.base.evaluation import EVALUATE, digest_of, input_digest
 from strategies.base.settings import keys_of
 
 ALIKE = ("model", "task", "classes")  # of the cards: what all models of one evaluation share
@@ -30,6 +31,22 @@ class EvaluatedModel:
     statistics: Mapping[str, list[float]]
     card: Mapping[str, Any]
 
+    @property
+    def schema(self) -> Schema:
+        """Columns and labels, in the order that the model takes and gives them."""
+        return parse_schema(schema_of(self.card))
+
+    @property
+    def digest(self) -> str:
+        """By which the run's settings name the model."""
+        inputs = input_digest(self.statistics["mean"], self.statistics["std"], self.schema)
+        return digest_of(self.vector, self.buffers, inputs)
+
+
+def schema_of(card: Mapping[str, Any]) -> dict[str, Any]:
+    """A card's columns and labels."""
+    return {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
+
 
 def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
     """Read exported models, by the names of their files. Raises UserError where one cannot be used with the others."""
@@ -42,6 +59,8 @@ def read_models(files: Sequence[Path]) -> list[EvaluatedModel]:
         for what in ALIKE:
             if card.get(what) != models[0].card.get(what):
                 raise UserError(f"{file} has another {what} than {files[0]}: evaluate them one after the other")
+        if schema_of(card) != schema_of(models[0].card):
+            raise UserError(f"{file} has other columns or labels than {files[0]}: evaluate them one after the other")
         if card["input"]["shape"] != models[0].card["input"]["shape"]:
             raise UserError(f"{file} takes other samples than {files[0]}: evaluate them one after the other")
     return models
@@ -66,8 +85,7 @@ def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
     given = card["model"].get("settings", {})
     options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given} if own else {}
     facts = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
-    schema = {key: value for key, value in card.get("schema", {}).items() if key in ("features", "labels")}
-    facts |= {"schema": schema} if schema else {}
+    facts |= {"schema": schema} if (schema := schema_of(card)) else {}
     standardised = any(model.statistics["mean"] for model in models)
     return {
         **options,
@@ -79,6 +97,6 @@ def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
         "model": name,
         "agreed": json.dumps(facts, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
-        "evaluate.models": ",".join(f"{m.name}={digest_of(m.vector, m.buffers)}" for m in models),
+        "evaluate.models": ",".join(f"{m.name}={m.digest}" for m in models),
         "evaluate.method": card["model"].get("head") or "",
     }

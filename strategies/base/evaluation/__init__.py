@@ -1,17 +1,19 @@
 """``strategy = evaluate``: given models at every silo, one a round, without training and without touching states.
 
 It is no method, and no comparison lists it. A silo answers with the metrics of the model that its round's message
-brings, and keeps nothing. The run's settings name every model by the SHA-256 of its numbers, in the order of the
-rounds, so that a silo's audit log says what was evaluated, and a server cannot choose a model by the answer to the one
-before: who looks for a patient by bisection over models needs a run for each step (docs/privacy.md).
+brings, and keeps nothing. The run's settings name every model, in the order of the rounds, by one SHA-256: of its
+numbers, of the statistics that its inputs are standardised by, and of the names of columns and labels in their order.
+So a silo's audit log says what was evaluated, and a server cannot choose a model by the answer to the one before: who
+looks for a patient by bisection over models needs a run for each step (docs/privacy.md).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,6 +22,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from partitions.common.errors import UserError
+from partitions.schema import Schema
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import setting
@@ -51,10 +54,17 @@ class EvaluateSettings:
         return [(match[1], match[2]) for match in found if match]
 
 
-def digest_of(vector: Tensor, buffers: Tensor | None) -> str:
-    """The SHA-256 of a model's numbers (Σ,) and of its running statistics, as float32."""
+def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:
+    """The SHA-256 of what samples are standardised by, and of the columns and labels in their order."""
+    named = replace(schema, dtype="", table="").text
+    return hashlib.sha256(json.dumps([list(map(float, mean)), list(map(float, std)), named]).encode()).hexdigest()
+
+
+def digest_of(vector: Tensor, buffers: Tensor | None, inputs: str) -> str:
+    """The SHA-256 of a model's numbers (Σ,) and running statistics, as float32, behind ``inputs`` (input_digest)."""
     parts = [vector, *([] if buffers is None or not buffers.numel() else [buffers])]
-    return hashlib.sha256(torch.cat([part.detach().cpu().float() for part in parts]).numpy().tobytes()).hexdigest()
+    numbers = torch.cat([part.detach().cpu().float() for part in parts]).numpy().tobytes()
+    return hashlib.sha256(inputs.encode() + numbers).hexdigest()
 
 
 class EvaluateClient(SiloClient):
@@ -65,7 +75,7 @@ class EvaluateClient(SiloClient):
         vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
         name, digest = entries[self.round - 1] if 0 < self.round <= len(entries) else ("no model", "")
-        if digest != digest_of(vector, buffers):
+        if digest != digest_of(vector, buffers, self.silo.inputs):
             raise UserError(
                 f"{self.silo.name} refuses: the run's settings have {name} as the model of round {self.round}, and the "
                 "message brings another"
