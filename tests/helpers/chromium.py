@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -17,7 +18,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 QUIET = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
-    *("--remote-debugging-port=0", "--remote-allow-origins=*"),
+    *("--disable-quic", "--hide-scrollbars", "--remote-debugging-port=0", "--remote-allow-origins=*"),
 )
 SECONDS = 30.0
 
@@ -70,6 +71,19 @@ class Page:
     def resize(self, width: int, height: int = 900) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
+    def show(self, file: Path, width: int, height: int, scheme: str) -> None:
+        """Open a file in a window of this size, for a reader who prefers this colour scheme; notes begin anew."""
+        self.resize(width, height)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.requests.clear()
+        self.errors.clear()
+        self.open(file.as_uri())
+        self.until("document.readyState === 'complete'")
+
+    def picture(self) -> bytes:
+        """The page as a PNG, all of its length."""
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+
     def value(self, script: str) -> Any:
         """What an expression is in the page; a promise is awaited."""
         found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -95,16 +109,20 @@ def browser(folder: Path) -> Iterator[Page]:
     chromium = program()
     assert chromium is not None
     command = [chromium, *QUIET, f"--user-data-dir={folder}", "about:blank"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    environment = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         try:
             assert process.stderr is not None
             said = next(line for line in process.stderr if "DevTools listening on " in line)
             whole = said.split("DevTools listening on ")[1].strip()
-            with connect(whole, max_size=None) as line:
+            with connect(whole, max_size=None, proxy=None) as line:
                 line.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
                 targets = json.loads(line.recv(SECONDS))["result"]["targetInfos"]
             target = next(t["targetId"] for t in targets if t["type"] == "page")
-            with connect(f"{whole.split('/devtools/')[0]}/devtools/page/{target}", max_size=None) as line:
+            tab = f"{whole.split('/devtools/')[0]}/devtools/page/{target}"
+            with connect(tab, max_size=None, proxy=None) as line:
                 yield Page(line)
         finally:
             process.kill()
