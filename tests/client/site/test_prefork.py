@@ -209,7 +209,8 @@ def test_signals_reach_the_child(warm_silo: Silo) -> None:
     pid = warm_silo.app_pid()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    assert gone(pid) and process.returncode == 0
+    wait_until(lambda: gone(pid))
+    assert process.returncode == 0
     assert "SIGTERM" in warm_silo.reason()
 
 
