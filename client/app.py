@@ -128,11 +128,8 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     session.check_floor()
     progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
-    if NEWCOMER in config:
-        metrics = client.evaluate_newcomer(config)
-        return release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
-    if not session.info.trains:
-        _, _, metrics = client.evaluate(parameters, config)
+    if NEWCOMER in config or not session.info.trains:
+        metrics = client.evaluate_newcomer(config) if NEWCOMER in config else client.evaluate(parameters, config)[2]
         return release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     closing = not config["personal"]
     progress.begins(config["round"], closing=closing)

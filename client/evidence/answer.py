@@ -7,7 +7,6 @@ once: a hospital notes on its disk which model a run's evidence was of, and refu
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -20,6 +19,7 @@ from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
 from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_sets, evidence_of
 from models.evidence.subgroups import subgroup_scores
+from models.privacy.noise import digest_of
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.transport.payload import Number
@@ -78,7 +78,7 @@ def check_asked(session: ClientSession) -> None:
 
 
 def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
-    """Note at the hospital whose evidence is asked for: the model's SHA-256, for a round's number is the server's word.
+    """Note at the hospital whose evidence is asked for: the model's digest, for a round's number is the server's word.
 
     Raises PolicyRefusedError where this run asked for that of another model before. The same message may come twice,
     and gets the same answer.
@@ -87,10 +87,8 @@ def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
     if not is_own_file(context) or session.policy.public:
         return
     common: Number | None = config["numbers"].get(COMMON)
-    model = hashlib.sha256()
-    for part in (client.model.vector, client.model.buffers):
-        model.update(part.detach().cpu().contiguous().numpy().tobytes())
-    kind, wanted = "first" if common is None else "sets", f"{model.hexdigest()},{common!r}"
+    model = digest_of([client.model.vector, client.model.buffers]).hex()
+    kind, wanted = "first" if common is None else "sets", f"{model},{common!r}"
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         before = next((words[1] for words in lines if words[:1] == [kind] and words[2:] == session.name.split()), "")
