@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from study_text import study_text
 
 from client.site import audit_gate
 from client.site.study import accounting, approvals
@@ -20,28 +21,7 @@ from partitions.common.errors import DataError
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 
-TEXT = f"""\
-kind = "silofl study 1"
-name = "heart"
-purpose = "Does it help?"
-contact = "A. Person"
-results = "r"
-retention = "t"
-start = 2026-01-01
-end = 2099-12-31
-apps = ["{"ab" * 32}"]
-participants = 3
-step = 1.0
-metrics = ["loss"]
-[settings]
-[limits]
-runs = 3
-rounds = 9
-evaluations = 9
-messages = 99
-bytes = 100000
-days = 3
-"""
+TEXT = study_text(purpose="Does it help?", contact="A. Person", app="ab" * 32)
 
 
 @pytest.fixture

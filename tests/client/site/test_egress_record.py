@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from study_text import study_text
 from tiny import settings_of, write_silo
 
 from client.app import app
@@ -23,32 +24,9 @@ from server.cli.main import main
 from server.simulation.engine import flower_identity
 from strategies.base.transport.payload import GLOBAL, Model, Payload, Wire, encode
 
-TEXT = """\
-kind = "silofl study 1"
-name = "heart"
-purpose = "p"
-contact = "c"
-results = "r"
-retention = "t"
-start = 2026-01-01
-end = 2099-12-31
-apps = ["{sum}"]
-participants = 4
-step = 1.0
-metrics = ["loss"]
-[settings]
-[limits]
-runs = 3
-rounds = 9
-evaluations = 9
-messages = 99
-bytes = 100000
-days = 3
-"""
-
 
 def study() -> Study:
-    return parse_study(TEXT.format(sum="0" * 64), "f")
+    return parse_study(study_text(participants=4), "f")
 
 
 @pytest.fixture

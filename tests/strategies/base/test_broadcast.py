@@ -12,6 +12,7 @@ import pytest
 import torch
 from cases import CASES, OPTIONS
 from flwr.app import Message
+from study_text import study_text
 from tiny import Files, TinyGrid, federate, random_silos
 from two_layers import DEEP
 
@@ -23,32 +24,11 @@ from strategies.base.broadcast import check_received
 from strategies.base.transport.payload import array_record, tensor_of
 
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)
-TEXT = """\
-kind = "silofl study 1"
-name = "heart"
-purpose = "p"
-contact = "c"
-results = "r"
-retention = "t"
-start = 2026-01-01
-end = 2099-12-31
-apps = ["{sum}"]
-participants = 1
-step = {step}
-metrics = ["loss", "score", "accuracy"]
-[settings]
-[limits]
-runs = 1
-rounds = 9
-evaluations = 9
-messages = 99
-bytes = 9
-days = 1
-"""
 
 
 def study(step: float) -> Study:
-    return parse_study(TEXT.format(sum="0" * 64, step=step), "f")
+    metrics = '"loss", "score", "accuracy"'
+    return parse_study(study_text(participants=1, step=step, metrics=metrics, runs=1, bytes=9, days=1), "f")
 
 
 @pytest.fixture
