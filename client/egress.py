@@ -25,22 +25,22 @@ from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
 from strategies.base.schema.evidence import fewest, word_of
-from strategies.base.schema.reporting import CARD, PRIVACY, SCHEMA, SECONDS, SPLITS, SUMS, WITHHELD, allowed_metrics
+from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SPLITS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
 
 
-def release_summary(card: Mapping[str, Number]) -> RecordDict:
+def release_summary(summary: Mapping[str, Number]) -> RecordDict:
     """Return the content of the reply to a query. Raises UserError for what is not on the list."""
-    unknown = sorted(set(card) - set(CARD))
+    unknown = sorted(set(summary) - set(SUMMARY))
     if unknown:
         raise UserError(f"{', '.join(unknown)}: not on the list of what a data summary may tell")
-    shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in card.items()}
-    if SCHEMA in card:
-        schema = read_schema(str(card[SCHEMA]))
+    shown = {name: f"of {len(cast(list[float], v))} columns" if name in SUMS else v for name, v in summary.items()}
+    if SCHEMA in summary:
+        schema = read_schema(str(summary[SCHEMA]))
         shown[SCHEMA] = f"{len(schema.features)} columns, {len(schema.labels)} labels, SHA-256 {schema.digest[:16]}"
-    log(INFO, "%s sent its data summary: %s", card["name"], shown)
-    records = RecordDict({"card": ConfigRecord({**card})})
-    tell_site(records, {"sums": [str(card[WITHHELD])]} if WITHHELD in card else {})
+    log(INFO, "%s sent its data summary: %s", summary["name"], shown)
+    records = RecordDict({"summary": ConfigRecord({**summary})})
+    tell_site(records, {"sums": [str(summary[WITHHELD])]} if WITHHELD in summary else {})
     return records
 
 

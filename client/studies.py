@@ -125,8 +125,8 @@ def noise_text(study: Study) -> str:
     )
 
 
-def _pairs(facts: Mapping[str, str]) -> Iterator[str]:
-    for name, text in facts.items():
+def _pairs(fields: Mapping[str, str]) -> Iterator[str]:
+    for name, text in fields.items():
         yield from textwrap.wrap(text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13)
 
 

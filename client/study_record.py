@@ -127,10 +127,10 @@ def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[
     by_line, seen = {entry["line"]: entry for entry in entries}, list[dict[str, Any]]()
     for entry in left:
         whole = by_line.get(entry.get("settings-line", entry["line"]), entry)
-        facts = {"policy": entry.get("policy", "")} | {key: whole.get(key, {}) for key in ("rules", "versions")}
-        if facts not in seen:
-            seen.append(facts)
-            yield {"from-line": entry["line"], **facts}
+        rules = {"policy": entry.get("policy", "")} | {key: whole.get(key, {}) for key in ("rules", "versions")}
+        if rules not in seen:
+            seen.append(rules)
+            yield {"from-line": entry["line"], **rules}
 
 
 # --- as a page --------------------------------------------------------------------------------------------------------

@@ -39,21 +39,21 @@ def rounded_sums(x: Array) -> tuple[list[float], list[float]]:
 
 
 def agreed_statistics(
-    cards: Sequence[Mapping[str, Any]], samples: Mapping[str, int] | None = None
+    summaries: Sequence[Mapping[str, Any]], samples: Mapping[str, int] | None = None
 ) -> dict[str, list[float]]:
-    """Mean and standard deviation of each column over silos' training parts, from the sums in the cards that have any.
+    """Mean and standard deviation of each column over silos' training parts, from the sums of those that give any.
 
     A silo that gives none is standardised by its own statistics (:func:`standardisation`). ``samples``: how many a
-    silo, by its name, counts as, where that is not what its card says.
+    silo, by its name, counts as, where that is not what its summary says.
     """
-    cards = [card for card in cards if "sum" in card]
-    if not cards:
+    summaries = [s for s in summaries if "sum" in s]
+    if not summaries:
         return {}
-    counts = [(samples or {}).get(card["name"], card["n_train"]) for card in cards]
-    shares = torch.tensor([[k / card["n_train"]] for k, card in zip(counts, cards, strict=True)], dtype=torch.float64)
+    counts = [(samples or {}).get(s["name"], s["n_train"]) for s in summaries]
+    shares = torch.tensor([[k / s["n_train"]] for k, s in zip(counts, summaries, strict=True)], dtype=torch.float64)
     n = sum(counts)
     total, square = (
-        (torch.tensor([card[key] for card in cards], dtype=torch.float64) * shares).sum(0) / n
+        (torch.tensor([s[key] for s in summaries], dtype=torch.float64) * shares).sum(0) / n
         for key in ("sum", "square_sum")
     )
     std = _spread(square - total * total, square)

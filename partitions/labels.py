@@ -66,18 +66,18 @@ def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return joined
 
 
-def stated_task(arrays: Mapping[str, Array], wish: str) -> str:
-    """The task that the file says, or else ``wish``; "auto" where neither does."""
+def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
+    """The task that the file says, or else ``asked``; "auto" where neither does."""
     stated = arrays.get("task")
     if stated is None:
-        return wish
+        return asked
     task = str(stated.item()) if stated.size == 1 and stated.dtype.kind == "U" else "?"
     if task not in TASKS:
         raise Fault(
             f"task is no text of {', '.join(TASKS)}{nearest(task, TASKS)}", "save task=numpy.array('multilabel')"
         )
-    if wish not in ("auto", task):
-        raise Fault(f"says that its task is {task}, and not {wish}", f"run with task={task}, or leave task out")
+    if asked not in ("auto", task):
+        raise Fault(f"says that its task is {task}, and not {asked}", f"run with task={task}, or leave task out")
     return task
 
 

@@ -155,8 +155,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
 
 def joined(first: Split, second: Split) -> Split:
     """The samples of both."""
-    facts = both(first.patient, second.patient), both(first.subgroup, second.subgroup)
-    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *facts)
+    groups = both(first.patient, second.patient), both(first.subgroup, second.subgroup)
+    return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *groups)
 
 
 def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, Iterable[Array]] | None = None) -> None:
@@ -220,8 +220,8 @@ def read_contents(path: Path, task: str = "auto") -> Contents:
     return contents
 
 
-def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | None]:
-    """Go through all checks; the contents are None if one failed. ``wish``: the task, where the file does not say."""
+def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | None]:
+    """Go through all checks; the contents are None if one failed. ``asked``: the task, where the file does not say."""
     checks: list[Check] = []
     name = "file"
     try:
@@ -245,7 +245,7 @@ def examine(path: Path, wish: str = "auto") -> tuple[list[Check], Contents | Non
         checks.append(Check(name, True, detail))
         name = "labels"
         raw = {split: y for (kind, split), y in named.items() if kind == "y"}
-        task = stated_task(arrays, wish)
+        task = stated_task(arrays, asked)
         if task == "auto":
             task = find_task(raw, xs, survival=arrays.keys() != found.keys())
         ys = {split: read_labels(task, names_of(split, "y", arrays), y, xs[split]) for split, y in raw.items()}

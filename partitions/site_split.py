@@ -73,8 +73,8 @@ def sample_digests(x: Array) -> Array:
 
 def rows_of(split: Split, rows: Array) -> Split:
     """Copy these rows."""
-    facts = (None if fact is None else fact[rows] for fact in (split.patient, split.subgroup))
-    return Split(split.x[rows], split.y[rows], *facts)
+    groups = (None if group is None else group[rows] for group in (split.patient, split.subgroup))
+    return Split(split.x[rows], split.y[rows], *groups)
 
 
 def say_division(splits: Mapping[str, Split], data: SiloData) -> str:

@@ -134,8 +134,8 @@ def take(dataset: Dataset, indices: Array) -> Split:
     for split, rows, offset in ((dataset.train, from_train, 0), (dataset.test, ~from_train, n_train)):
         x[rows] = split.x[indices[rows] - offset]
         y[rows] = split.y[indices[rows] - offset]
-    facts = (both(getattr(dataset.train, key), getattr(dataset.test, key)) for key in ("patient", "subgroup"))
-    return Split(x, y, *(None if fact is None else fact[indices] for fact in facts))
+    groups = (both(getattr(dataset.train, key), getattr(dataset.test, key)) for key in ("patient", "subgroup"))
+    return Split(x, y, *(None if group is None else group[indices] for group in groups))
 
 
 def both(first: Array | None, second: Array | None) -> Array | None:

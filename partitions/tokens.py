@@ -205,15 +205,15 @@ def read_vocabulary(path: Path) -> Words | Pieces:
     return Words(words)
 
 
-def parse_vocabulary(wish: str) -> tuple[Vocabulary, str]:
+def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
     """``hashed``, ``hashed:BUCKETS`` or a file's path; and what is said of it, for hospitals to compare."""
-    kind, _, number = wish.partition(":")
+    kind, _, number = asked.partition(":")
     if kind == "hashed":
         if number and not (number.isascii() and number.isdigit()):
-            raise DataError(f"--vocabulary is {wish[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
+            raise DataError(f"--vocabulary is {asked[:40]!r}; write hashed:{BUCKETS}, or the path of a file of words")
         hashed = Hashed(int(number or BUCKETS))
         return hashed, f"words are hashed into {hashed.buckets} numbers (hashed:{hashed.buckets})"
-    path = Path(wish)
+    path = Path(asked)
     if not path.is_file():
         raise DataError(f"there is no vocabulary {path}; name a file of one word per line, or hashed:{BUCKETS}")
     found = read_vocabulary(path)

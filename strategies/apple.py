@@ -163,7 +163,7 @@ class AppleClient(SiloClient):
         return [self.state.cores[self.silo.name]]
 
     def _keep_cores(self, core: Tensor) -> None:
-        """Into the state: p_i after every round, the own core, under a budget the others' and the next wishes."""
+        """Into the state: p_i after every round, the own core, under a budget the others' and the next downloads."""
         state = self.state
         state.dr = self.dr.clone()
         state.cores[self.silo.name] = core

@@ -41,7 +41,7 @@ from server.results.history import History, Row
 from server.results.run_directory import read_toml
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
-from strategies.base.schema.reporting import read_card
+from strategies.base.schema.reporting import read_data_summary
 from strategies.base.state import State
 from strategies.base.transport.payload import Model, Payload, encode
 from strategies.base.transport.replies import Expected, Update, read_update
@@ -269,7 +269,7 @@ def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
     """It is never an error to look, and always a fault or a note where a line is not as it was written."""
     for file in log_folder.iterdir():
         file.unlink()
-    facts = (
+    fields = (
         "time",
         "silo",
         "asked-by",
@@ -284,14 +284,14 @@ def test_an_audit_log(log_folder: Path, edits: Edits) -> None:
         "bytes",
     )
     for number in range(3):
-        Log(log_folder).append({**dict.fromkeys(facts, number), "sent": []})
+        Log(log_folder).append({**dict.fromkeys(fields, number), "sent": []})
     (file,) = files_of(log_folder)
     whole = file.read_bytes()
     file.write_bytes(edited(whole, edits))
     found = verify(log_folder)
     changed = [line for line in file.read_bytes().split(b"\n") if line] != whole.split(b"\n")[:-1]
     assert not changed or found.faults or found.notes
-    Log(log_folder).append({**dict.fromkeys(facts, 9), "sent": []})
+    Log(log_folder).append({**dict.fromkeys(fields, 9), "sent": []})
     assert verify(log_folder).entries[-1]["time"] == 9
 
 
@@ -313,7 +313,7 @@ def test_a_data_file(place: Path, edits: Edits) -> None:
         assert str(file) in str(error)
 
 
-# ---- Replies and cards -----------------------------------------------------------------------------------------------
+# ---- Replies and summaries -------------------------------------------------------------------------------------------
 
 # What Flower's records can hold.
 SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | WORDS | st.binary(max_size=8)
@@ -370,7 +370,7 @@ def test_a_reply_that_is_right_is_read() -> None:
     assert found.vector.tolist() == [1, 1, 1, 1] and found.metrics == {"received.test.loss": 0.5}
 
 
-CARD: dict[str, Any] = {
+SUMMARY: dict[str, Any] = {
     "name": "clinic", "n_train": 60, "n_val": 20, "n_test": 20, "threads": 2, "shape": [3], "classes": 2,
     "own_file": True, "simulated": False, "device": "cpu", "versions": "silofl 0.2", "sum": [1.0, 2.0, 3.0],
     "square_sum": [1.0, 4.0, 9.0],
@@ -379,13 +379,13 @@ CARD: dict[str, Any] = {
 
 @FEW
 @given(
-    changes=st.dictionaries(st.sampled_from(sorted(CARD)) | WORDS, CELLS, max_size=3),
-    left_out=st.sets(st.sampled_from(sorted(CARD)), max_size=2),
+    changes=st.dictionaries(st.sampled_from(sorted(SUMMARY)) | WORDS, CELLS, max_size=3),
+    left_out=st.sets(st.sampled_from(sorted(SUMMARY)), max_size=2),
 )
-def test_a_card(changes: dict[str, Any], left_out: set[str]) -> None:
-    card = {key: value for key, value in {**CARD, **changes}.items() if key not in left_out}
+def test_a_summary(changes: dict[str, Any], left_out: set[str]) -> None:
+    summary = {key: value for key, value in {**SUMMARY, **changes}.items() if key not in left_out}
     try:
-        assert read_card(ConfigRecord(card))["name"]
+        assert read_data_summary(ConfigRecord(summary))["name"]
     except ValueError as error:
         one_line(error)
 
@@ -444,8 +444,8 @@ def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:
 def test_dicom(place: Path, edits: Edits) -> None:
     write_dicom(place, np.arange(64, dtype=np.uint16).reshape(8, 8), RescaleSlope=2, RescaleIntercept=-9)
     place.write_bytes(edited(place.read_bytes(), edits))
-    wish = ReadOptions(size=4)
-    reads_or_says_one_line(place, lambda: (dicom.probe(place, "here", wish), dicom.read(place, "here", wish))[1])
+    options = ReadOptions(size=4)
+    reads_or_says_one_line(place, lambda: (dicom.probe(place, "here", options), dicom.read(place, "here", options))[1])
     with contextlib.suppress(ValueError):
         assert isinstance(dicom.read_header(place, "here"), dicom.Header | None)
 
@@ -455,5 +455,7 @@ def test_dicom(place: Path, edits: Edits) -> None:
 def test_nifti(place: Path, edits: Edits, suffix: str) -> None:
     file = write_nifti(place.with_suffix(suffix), np.arange(64, dtype=np.int16).reshape(4, 4, 4))
     file.write_bytes(edited(file.read_bytes(), edits))
-    wish = ReadOptions(size=4)
-    reads_or_says_one_line(file, lambda: (nifti.probe(file, "here", wish), nifti.read(file, "here", wish, None))[1])
+    options = ReadOptions(size=4)
+    reads_or_says_one_line(
+        file, lambda: (nifti.probe(file, "here", options), nifti.read(file, "here", options, None))[1]
+    )

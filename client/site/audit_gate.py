@@ -162,17 +162,17 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
     """
     withheld = take_withheld(reply)
     sent = list(records(reply))
-    facts = {key: value for key, value in task.items() if key != "folder"}
+    fields = {key: value for key, value in task.items() if key != "folder"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     total = sum(record["bytes"] for record in sent)
-    if study := facts.get("study"):
+    if study := fields.get("study"):
         charge_bytes(study, Path(task["folder"]).parent, total)
-        facts["study"] = {key: study[key] for key in ("name", "digest")}
-    facts["budget"] = budget(task, total)
-    facts.pop("privacy", None)  # now a part of that
+        fields["study"] = {key: study[key] for key in ("name", "digest")}
+    fields["budget"] = budget(task, total)
+    fields.pop("privacy", None)  # now a part of that
     if withheld is not None:
-        facts["withheld"] = withheld
-    entry = {"time": now, **facts, "bytes": total, "sent": sent}
+        fields["withheld"] = withheld
+    entry = {"time": now, **fields, "bytes": total, "sent": sent}
     note_release(Path(task["folder"]).parent, entry)
     return Log(Path(task["folder"])).append(entry)
 

@@ -55,9 +55,9 @@ def read_released(state: Path) -> Record:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for cohort, one in content.items():
-            facts = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
-            facts |= {"bytes": int(one["bytes"]), "runs": [*map(str, one["runs"])]}
-            found[cohort] = {**facts, "studies": {str(name): int(count) for name, count in one["studies"].items()}}
+            fields = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
+            fields |= {"bytes": int(one["bytes"]), "runs": [*map(str, one["runs"])]}
+            found[cohort] = {**fields, "studies": {str(name): int(count) for name, count in one["studies"].items()}}
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SiteError(

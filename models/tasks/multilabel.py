@@ -24,7 +24,7 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Multilabel(SingleLossTask):
-    """Several findings at once. Never judged by accuracy: of fourteen rare ones "always no" gets 95 %."""
+    """Several findings at once. Accuracy is no metric of it: of fourteen rare ones "always no" gets 95 %."""
 
     name: ClassVar[str] = "multilabel"
     metrics: ClassVar[tuple[str, ...]] = ("loss", "auc", "accuracy", "macro_f1", *ENDS)

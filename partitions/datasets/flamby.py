@@ -1,6 +1,6 @@
 """Federations of FLamby (NeurIPS 2022, arXiv 2210.04620) with its own centres and its own test parts.
 
-Fed-TCGA-BRCA is in ``registry.py``. Procedures as in FLamby's public code (owkin/FLamby), which are facts about the
+Fed-TCGA-BRCA is in ``registry.py``. Procedures as in FLamby's public code (owkin/FLamby), which describe the
 data; the partition ``natural`` keeps centres and test parts.
 """
 

@@ -2,8 +2,8 @@
 
 Of the header only the attributes below are parsed, and none of their values is passed on: identifiers become
 pseudonyms, the rest decides how the pixels are shown. Grey values go through the rescale slope and intercept (or the
-modality table), then the wished window, or else the header's own VOI table or first window, or else from the lowest to
-the highest of the picture (8 bits without a window stay as they are); MONOCHROME1 is inverted, padding is black. YBR
+modality table), then the requested window, or else the header's own VOI table or first window, or else from the lowest
+to the highest of the picture (8 bits without a window stay as they are); MONOCHROME1 is inverted, padding is black. YBR
 and palettes become RGB of 8 bits. Of a file of several frames the middle one is taken. Pixels are made square.
 
 Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI table and window), as pydicom has them.

@@ -3,7 +3,7 @@
 A volume is turned to the nearest canonical orientation (RAS), so that a slice is axial whatever the file's axes are,
 and shown as a viewer shows it and as DICOM has it: the front above, the patient's right on the left. Of a series in
 time the first volume is taken. Values go through the file's own slope and intercept, and then from the 0.5th to the
-99.5th percentile of the whole volume, or by the wished window, onto 0..1. Of the header nothing else is used.
+99.5th percentile of the whole volume, or by the requested window, onto 0..1. Of the header nothing else is used.
 """
 
 from __future__ import annotations

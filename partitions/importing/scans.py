@@ -66,7 +66,7 @@ def pseudonym(name: str) -> str:
 
 
 def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions) -> tuple[int, int]:
-    """Height and width of a picture once it is as wished: as :func:`fit` makes it."""
+    """Height and width of a picture once it is as requested: as :func:`fit` makes it."""
     sides = square(height, width, spacing, reading.spacing)
     return (reading.size, reading.size) if reading.size else sides
 
@@ -92,9 +92,9 @@ def square(
 def fit(
     picture: Image.Image, spacing: tuple[float, float] | None, reading: ReadOptions, resampling: Image.Resampling
 ) -> Image.Image:
-    """A picture with square pixels, of the wished size.
+    """A picture with square pixels, of the requested size.
 
-    Without a wished spacing it is stretched to the size; with one it is cut, or widened with 0, about its centre, so
+    Without a requested spacing it is stretched to the size; with one it is cut, or widened with 0, about its centre, so
     that a pixel keeps its mm.
     """
     height, width = square(picture.height, picture.width, spacing, reading.spacing)

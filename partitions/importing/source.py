@@ -241,9 +241,9 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe)
 
 
-def of(facts: Array | None, rows: Array) -> Array | None:
+def of(values: Array | None, rows: Array) -> Array | None:
     """Return these rows of what is known of the samples."""
-    return None if facts is None else facts[rows]
+    return None if values is None else values[rows]
 
 
 def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:

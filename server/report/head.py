@@ -119,8 +119,8 @@ def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
         )
     if study.chosen_on == "test" and len(study.methods) > 2:
         text.append(
-            "There are no validation data, so the method was chosen on the test data that it is judged by; no interval "
-            "counts that choice."
+            "There are no validation data, so the method was chosen on the test data that it is measured on; no "
+            "interval counts that choice."
         )
     return Markup(" ").join(text)
 

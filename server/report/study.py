@@ -60,15 +60,15 @@ class Study:
 
     def _unfinished(self, strategy: str, seed: int) -> dict[str, Any]:
         rows = self.history.of(strategy, seed)
-        cards: dict[str, dict[str, int]] = defaultdict(lambda: {"n_train": 0, "n_test": 0})
+        silos: dict[str, dict[str, int]] = defaultdict(lambda: {"n_train": 0, "n_test": 0})
         for row in rows:
             if row.silo and row.split in ("train", "test") and row.n is not None:
-                cards[row.silo][f"n_{row.split}"] = row.n
+                silos[row.silo][f"n_{row.split}"] = row.n
         totals = {k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")}
         seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
         cap = float(self.config.get("weight-cap", 0))
         last = max(r.round for r in rows)
-        run = FinishedRun(strategy, seed, last, cards, totals, seconds, cap, self.task)
+        run = FinishedRun(strategy, seed, last, silos, totals, seconds, cap, self.task)
         return run_summary(self.history, run)
 
     @cached_property

@@ -40,10 +40,10 @@ def export_shared(
     state, _ = load_checkpoint(source / "checkpoint" / run.run_key)
     if state is None or "facts" not in state.numbers:
         raise UserError(f"{source} has no checkpoint of {run.run_key}: the server's run directory is wanted here")
-    facts, c = state.numbers["facts"], run.common
-    name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
+    spec, c = state.numbers["facts"], run.common
+    name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     part = run.part()
-    size = flat_model(name, shape, facts["classes"], options, "cpu", run.head, part).layout.size
+    size = flat_model(name, shape, spec["classes"], options, "cpu", run.head, part).layout.size
     newest = shared_arrays(state.arrays, run.strategy, size)
     if not newest:
         raise UserError(f"{c.strategy} has no model that all silos share: export a silo's with --silo NAME")
@@ -72,8 +72,8 @@ def model_card(
     run: RunSettings, state: State, server_round: int, metrics: Mapping[str, Any], rounds: int
 ) -> dict[str, Any]:
     """Return what is written beside the shared model of a round; ``rounds``: those of the run."""
-    facts, c, part = state.numbers["facts"], run.common, run.part()
-    name, options = run.model_for(shape := read_shape(facts["shape"]), facts["task"])
+    spec, c, part = state.numbers["facts"], run.common, run.part()
+    name, options = run.model_for(shape := read_shape(spec["shape"]), spec["task"])
     mean, std, labels = statistics(run, state, shape)
     more: dict[str, Any] = {"head": c.strategy} if run.head else {}
     more |= {} if part == WHOLE else {"part": asdict(part)}
@@ -89,12 +89,12 @@ def model_card(
         "when": when("received", server_round, rounds),
         "metrics": dict(metrics),
         "samples": {
-            p: sum(card[f"n_{p}"] for card in state.numbers["cards"].values()) for p in ("train", "val", "test")
+            p: sum(silo[f"n_{p}"] for silo in state.numbers["cards"].values()) for p in ("train", "val", "test")
         },
         "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
         "input": {"shape": written(shape), "dtype": "float32" if kind_of(shape) == "table" else None},
-        "task": facts["task"],
-        "classes": facts["classes"],
+        "task": spec["task"],
+        "classes": spec["classes"],
         "normalisation": {"mean": mean, "std": std} if mean else None,
         "labels": labels,
         "silofl": version("silofl"),

@@ -34,7 +34,7 @@ Values = dict[int, dict[str, float]]  # round -> silo -> value
 class FinishedRun:
     """The values of a finished run that its history does not hold.
 
-    ``cards``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
+    ``silos``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
     ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why; ``hold_out``: how the
     held-out hospitals do (server/run/hold_out.py); ``evidence``: of each silo's reported model
     (``models/evidence/measure.py``).
@@ -43,7 +43,7 @@ class FinishedRun:
     strategy: str
     seed: int
     rounds: int
-    cards: Mapping[str, Mapping[str, Any]]
+    silos: Mapping[str, Mapping[str, Any]]
     total_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
     weight_cap: float = 0.0
@@ -89,7 +89,7 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
     rows, task = history.of(run.strategy, run.seed), run.task
     snapshot = strategies()[run.strategy].info.reports
     test, val = (values_by_round(rows, split, snapshot, task.score) for split in ("test", "val"))
-    names = sorted(run.cards)
+    names = sorted(run.silos)
     best = max(test, key=lambda r: (_mean(test[r]), -r), default=None)
     chosen = max(val, key=lambda r: (_mean(val[r]), -r), default=max(test, default=None))
     score = test.get(chosen or 0, {})
@@ -109,14 +109,14 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "task": task.name,
         "score": task.score,
         # The data summary in an older run's checkpoint has none.
-        "threads": {"server": torch.get_num_threads(), **{n: run.cards[n].get("threads") for n in names}},
+        "threads": {"server": torch.get_num_threads(), **{n: run.silos[n].get("threads") for n in names}},
         "bmcta": _number(_mean(test[best])) if best is not None else None,
         "bmcta_round": best,
         "final": {"round": chosen, **_over_silos(run, score, others)},
         "per_silo": {
             n: {
-                "n_train": run.cards[n]["n_train"],
-                "n_test": run.cards[n]["n_test"],
+                "n_train": run.silos[n]["n_train"],
+                "n_test": run.silos[n]["n_test"],
                 task.score: _number(score.get(n, math.nan)),
                 **{metric: _number(values.get(n, math.nan)) for metric, values in others.items()},
                 **dict.fromkeys(CALIBRATION),
@@ -140,7 +140,7 @@ def _over_silos(
     run: FinishedRun, score: Mapping[str, float], others: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float | None]:
     """Return the means over silos of the reported round, and the spread of the score."""
-    tested = sample_weights({n: card["n_test"] for n, card in sorted(run.cards.items())}, run.weight_cap)
+    tested = sample_weights({n: silo["n_test"] for n, silo in sorted(run.silos.items())}, run.weight_cap)
     name = run.task.score
     return {
         f"{name}_mean": _number(_mean(score)),

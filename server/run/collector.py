@@ -77,7 +77,7 @@ class Collector:
         The silos of an in-process grid (it has ``seconds``) compute while their replies are pulled.
         """
         c = self.common
-        deployed = not any(card["simulated"] for card in self.registration.cards.values())
+        deployed = not any(summary["simulated"] for summary in self.registration.summaries.values())
         return TimeoutPolicy(
             c.round_timeout,
             c.straggler_factor if deployed else 0.0,

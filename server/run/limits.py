@@ -15,7 +15,7 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
 from partitions.common.errors import UserError
 
-CARD_BYTES = 1 << 24  # of a data summary, whose sums grow with a table's columns
+SUMMARY_BYTES = 1 << 24  # of a data summary, whose sums grow with a table's columns
 OTHER_BYTES = 1 << 20  # of a reply's numbers, metrics and Flower's own words, beside its vectors
 NUMBER_BYTES = 8  # that a number of a vector takes at most, as topk sends it with its place
 GROUP = re.compile(r"[0-9a-f]{32}-([0-9]{1,15})")

@@ -104,7 +104,7 @@ class RoundLoop:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
         totals = self.state.total_bytes, self.state.seconds
-        which = c.strategy, c.seed, self.last, r.cards
+        which = c.strategy, c.seed, self.last, r.summaries
         found = self.hold_out.results, self.evidence
         return FinishedRun(*which, *totals, c.weight_cap, r.task, r.left_out, self._stopped(), *found)
 

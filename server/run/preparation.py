@@ -29,31 +29,31 @@ def prepare(
     settings: RunSettings, registration: Registration, run_state: RunState, silos: Sequence[SiloInfo], run: str
 ) -> PersonalizedStrategy:
     """Return the strategy in its state before round 1; ``run``: the name of the run directory."""
-    c, facts, task = settings.common, registration.facts, registration.task
-    check_task(settings.strategy, task, facts.classes, c)
-    settings.augmentation_for(facts.shape)
-    name, options = settings.model_for(facts.shape, task.name)
+    c, spec, task = settings.common, registration.data_spec, registration.task
+    check_task(settings.strategy, task, spec.classes, c)
+    settings.augmentation_for(spec.shape)
+    name, options = settings.model_for(spec.shape, task.name)
     head, part = settings.head, settings.part()
     sha256 = part.weights.sha256 if part.weights else ""
     if run_state.weights not in ("", sha256):
         raise UserError(f"init-weights = {c.init_weights} is another file than the run began with: restore it")
     run_state.weights = sha256
-    layout = flat_model(name, facts.shape, facts.classes, options, "cpu", head, part).layout
+    layout = flat_model(name, spec.shape, spec.classes, options, "cpu", head, part).layout
     strategy = settings.strategy(c, settings.method, layout)
-    strategy.initialise(list(silos), initial_model(name, facts.shape, facts.classes, options, c.seed, head, part))
+    strategy.initialise(list(silos), initial_model(name, spec.shape, spec.classes, options, c.seed, head, part))
     note_weights(strategy, c, registration.reporter)
     if not run_state.statistics:
-        run_state.statistics = {**agreed_statistics(list(registration.cards.values()), strategy.samples)}
-        if own := without_sums(registration.cards, c):
+        run_state.statistics = {**agreed_statistics(list(registration.summaries.values()), strategy.samples)}
+        if own := without_sums(registration.summaries, c):
             run_state.statistics["own_statistics"] = own
     strategy.extra = {
-        "classes": facts.classes,
+        "classes": spec.classes,
         "task": task.name,
         "run": run,
-        "min_metric_samples": c.min_metric_samples or (10 if facts.own_file else 1),
+        "min_metric_samples": c.min_metric_samples or (10 if spec.own_file else 1),
         **run_state.statistics,
     }
     strategy.extra |= {"weights": sha256} if sha256 else {}
-    if facts.schema.features or facts.schema.labels:
-        strategy.extra[SCHEMA] = facts.schema.text
+    if spec.schema.features or spec.schema.labels:
+        strategy.extra[SCHEMA] = spec.schema.text
     return strategy

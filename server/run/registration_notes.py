@@ -8,41 +8,41 @@ from typing import Any
 from partitions.schema import few, moved, read_schema
 from server.run.reporter import Reporter
 from strategies.base.aggregation.screening import COUNT_SLACK, tolerated
-from strategies.base.schema.data_summary import Facts, read_agreed, sample_weights
+from strategies.base.schema.data_summary import DataSpec, read_agreed, sample_weights
 from strategies.base.schema.reporting import SCHEMA, WITHHELD, columns_of
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
 
-Cards = Mapping[str, Mapping[str, Any]]  # data summaries by silo
+Summaries = Mapping[str, Mapping[str, Any]]  # data summaries by silo
 
 
-def without_sums(cards: Cards, common: Common) -> list[str]:
+def without_sums(summaries: Summaries, common: Common) -> list[str]:
     """Return the silos with columns that give no sums of them: their own statistics standardise their data."""
     if common.normalization != "agreed":
         return []
-    return [name for name, card in cards.items() if columns_of(card) and "sum" not in card]
+    return [name for name, summary in summaries.items() if columns_of(summary) and "sum" not in summary]
 
 
-def note_silos(cards: Cards, facts: Facts, common: Common, reporter: Reporter) -> None:
+def note_silos(summaries: Summaries, spec: DataSpec, common: Common, reporter: Reporter) -> None:
     """Report what differs between the silos, or from an earlier run of this directory."""
-    _note_withheld(cards, common, reporter)
-    _note_mapped(cards, facts, reporter)
-    if facts.own_file:  # a simulation draws its samples anew with every seed
-        _note_changed_counts(cards, reporter)
+    _note_withheld(summaries, common, reporter)
+    _note_mapped(summaries, spec, reporter)
+    if spec.own_file:  # a simulation draws its samples anew with every seed
+        _note_changed_counts(summaries, reporter)
 
 
-def _note_withheld(cards: Cards, common: Common, reporter: Reporter) -> None:
-    alone = without_sums(cards, common)
+def _note_withheld(summaries: Summaries, common: Common, reporter: Reporter) -> None:
+    alone = without_sums(summaries, common)
     for name in alone:
-        reason = cards[name].get(WITHHELD) or "its data summary has none"
-        own = f"it is standardised by its own statistics, the others by those of {len(cards) - len(alone)} silos"
+        reason = summaries[name].get(WITHHELD) or "its data summary has none"
+        own = f"it is standardised by its own statistics, the others by those of {len(summaries) - len(alone)} silos"
         reporter.note(f"{name} gives no sums of its columns: {reason}; {own}")
 
 
-def _note_mapped(cards: Cards, facts: Facts, reporter: Reporter) -> None:
+def _note_mapped(summaries: Summaries, spec: DataSpec, reporter: Reporter) -> None:
     """Report silos that map their columns or labels to the agreed order, and silos that name none."""
-    agreed = facts.schema
-    own = {name: read_schema(card.get(SCHEMA, "")) for name, card in cards.items()}
+    agreed = spec.schema
+    own = {name: read_schema(summary.get(SCHEMA, "")) for name, summary in summaries.items()}
     for name, schema in own.items():
         if moves := moved(schema, agreed):
             reporter.note(f"{name} has its {' and '.join(moves)} in another order: it maps them by name")
@@ -53,10 +53,10 @@ def _note_mapped(cards: Cards, facts: Facts, reporter: Reporter) -> None:
             reporter.note(f"{few(silent, 8)} {verb} no {what}: they are taken to be in the order of the other silos")
 
 
-def _note_changed_counts(cards: Cards, reporter: Reporter) -> None:
+def _note_changed_counts(summaries: Summaries, reporter: Reporter) -> None:
     if reporter.directory is None:
         return
-    counts = {name: card["n_train"] for name, card in cards.items()}
+    counts = {name: summary["n_train"] for name, summary in summaries.items()}
     for name, before in reporter.directory.sample_counts().items():
         if counts.get(name, before) != before:
             reporter.note(f"{name} has {counts[name]} training samples now, and said {before} before")

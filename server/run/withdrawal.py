@@ -156,12 +156,12 @@ def _clean_summary(run: Path, name: str) -> bool:
     history, after = History(run / "history.csv"), []
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
     for entry in before:
-        cards = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
+        silos = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
         which = entry["strategy"], entry["seed"], entry["rounds"]
         totals = {direction: entry[f"bytes_{direction}"] for direction in ("down", "up")}
         task = task_of(entry.get("task", "multiclass"))
-        known = evidence_in({"per_silo": cards})
-        new = run_summary(history, FinishedRun(*which, cards, totals, entry["seconds"], cap, task, evidence=known))
+        known = evidence_in({"per_silo": silos})
+        new = run_summary(history, FinishedRun(*which, silos, totals, entry["seconds"], cap, task, evidence=known))
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
         own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}

@@ -30,7 +30,7 @@ OF_THE_DATA = ("dataset", "data-dir", "partition", "silos", "seed", "validation"
 def gather_models(
     source: Path, folder: Path, which: str, strategy: str | None = None, seed: int | None = None
 ) -> list[Path]:
-    """Put the models of a run, or a model's file, with their cards into ``folder``, and return their files.
+    """Put the models of a run, or a model's file, with their model cards into ``folder``, and return their files.
 
     ``which``: the ``shared`` model of a run; or ``all``: besides, where there is one, the model of each silo whose
     score the report shows. The silos' states have to lie on this machine. Raises UserError.

@@ -302,7 +302,7 @@ def _allowed(f: Field[Any]) -> str:
     return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
 
 
-def facts() -> dict[str, dict[str, Any]]:
+def method_table() -> dict[str, dict[str, Any]]:
     """What a hospital's policy has to know of each method, from its class."""
     found: dict[str, dict[str, Any]] = {}
     for name, s in sorted(runnable().items()):
@@ -311,7 +311,7 @@ def facts() -> dict[str, dict[str, Any]]:
         every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
         every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private}
-        found[name] = {fact: value for fact, value in every.items() if value}
+        found[name] = {key: value for key, value in every.items() if value}
     return found
 
 
@@ -323,9 +323,9 @@ def bounded_settings() -> dict[str, str]:
     return {key: kind for key, kind in found.items() if kind}
 
 
-def facts_text() -> str:
+def method_table_text() -> str:
     """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
-    methods = [_entry(name, values) for name, values in facts().items()]
+    methods = [_entry(name, values) for name, values in method_table().items()]
     bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
     all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
     return (
@@ -381,7 +381,7 @@ def write_down(root: Path) -> None:
     after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
     file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
     (root / "docs" / "settings.md").write_text(markdown(), "utf-8")
-    (root / "client" / "site" / "trust" / "methods.py").write_text(facts_text(), "utf-8")
+    (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
 
 
 if __name__ == "__main__":

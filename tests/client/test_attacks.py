@@ -51,7 +51,7 @@ def write(file: Path, x: Numbers) -> Path:
     return file
 
 
-def card(file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any) -> dict[str, Any]:
+def summary(file: Path, state: Path | None, policy: str = "", run: int = 1, **settings: Any) -> dict[str, Any]:
     """The data summary, or ``{"error": reason}``, that the silo gives for these settings."""
     values = {**PLAIN, "normalization": "agreed", "batch-size": 64, "min-metric-samples": 1, "strategy": "fedavg"}
     given = {key.replace("_", "-"): value for key, value in settings.items()}
@@ -63,12 +63,12 @@ def card(file: Path, state: Path | None, policy: str = "", run: int = 1, **setti
     }
     context = Context(run, 1, node, RecordDict(), parse_settings({**values, **given}).flat())
     reply = app(Message(RecordDict({"config": ConfigRecord({})}), 1, "query"), context)
-    return {"error": reply.error.reason} if reply.has_error() else dict(reply.content["card"])
+    return {"error": reply.error.reason} if reply.has_error() else dict(reply.content["summary"])
 
 
-def solve(cards: list[dict[str, Any]], masks: list[npt.NDArray[np.bool_]]) -> Numbers:
-    """The records that fit all cards best, if the attacker is right about who was in each training part."""
-    sums = np.array([c["sum"] for c in cards])
+def solve(summaries: list[dict[str, Any]], masks: list[npt.NDArray[np.bool_]]) -> Numbers:
+    """The records that fit all summaries best, if the attacker is right about who was in each training part."""
+    sums = np.array([c["sum"] for c in summaries])
     return np.linalg.lstsq(np.array(masks, float), sums, rcond=None)[0]
 
 
@@ -88,9 +88,9 @@ def drawn_by(seed: int, share: float, n: int) -> npt.NDArray[np.bool_]:
 
 
 def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None:
-    """Before: each run drew its training part, its card had the exact sums; sixty runs gave sixty of sixty patients.
+    """Before: each run drew its training part, its summary had the exact sums; sixty runs gave sixty of sixty patients.
 
-    Now: sixty cards are one card, whatever the runs ask for, and it is rounded.
+    Now: sixty summaries are one summary, whatever the runs ask for, and it is rounded.
     """
     x = patients.astype(np.float32)
     masks = [drawn_by(seed, share, len(x)) for seed, share in RUNS]
@@ -99,7 +99,7 @@ def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None
     assert found(old, patients) == 60 and np.abs(old - x).max() < 1e-6
 
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
-    asked = [card(file, state, run=1 + i % 20, seed=seed, validation=share) for i, (seed, share) in enumerate(RUNS)]
+    asked = [summary(file, state, run=1 + i % 20, seed=seed, validation=share) for i, (seed, share) in enumerate(RUNS)]
     assert all("sum" in c for c in asked)
     assert len({(c["n_train"], c["n_val"], *c["sum"], *c["square_sum"]) for c in asked}) == 1
     assert found(solve(asked, masks), patients) == 0
@@ -107,7 +107,7 @@ def test_the_sixty_run_reconstruction(patients: Numbers, tmp_path: Path) -> None
 
 def test_runs_that_leave_validation_unused_train_on_no_one_else(patients: Numbers, tmp_path: Path) -> None:
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
-    with_it, without = card(file, state, validation=-1), card(file, state, validation=0)
+    with_it, without = summary(file, state, validation=-1), summary(file, state, validation=0)
     assert (with_it["n_train"], with_it["n_val"]) == (51, 9)
     assert (without["n_train"], without["n_val"]) == (51, 0)
     assert without["sum"] == with_it["sum"]
@@ -116,18 +116,18 @@ def test_runs_that_leave_validation_unused_train_on_no_one_else(patients: Number
 def test_a_sixty_first_run_on_one_day(patients: Numbers, tmp_path: Path) -> None:
     """Runs are counted, not messages; what was counted outlives the process, and a number of its own is none."""
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
-    assert all("sum" in card(file, state, run=run) for run in range(1, 21) for _ in range(2))
-    assert card(file, state, run=21)["error"].startswith(
+    assert all("sum" in summary(file, state, run=run) for run in range(1, 21) for _ in range(2))
+    assert summary(file, state, run=21)["error"].startswith(
         "clinic refuses: its policy has runs-per-day = 20, and this is"
     )
-    assert "sum" in card(file, state, run=20)
+    assert "sum" in summary(file, state, run=20)
 
 
-# ---- The two-card difference -----------------------------------------------------------------------------------------
+# ---- The two-summary difference --------------------------------------------------------------------------------------
 
 
-def test_the_two_card_difference(patients: Numbers, tmp_path: Path) -> None:
-    """One patient more in the file: the second card has no sums and says why; the first one's are given again after."""
+def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
+    """One patient more in the file: the second summary has no sums, and why; the first one's come again after."""
     file, state = tmp_path / "own.npz", tmp_path / "state"
     val: dict[str, Any] = {"x_val": np.zeros((0, 4), np.float32), "y_val": np.zeros(0, int)}
     test: dict[str, Any] = {"x_test": patients[:12].astype(np.float32), "y_test": np.arange(12) % 2}
@@ -138,7 +138,7 @@ def test_the_two_card_difference(patients: Numbers, tmp_path: Path) -> None:
         os.utime(file, ns=(n, n))
         return file
 
-    first, second, again = (card(version(n), state) for n in (59, 60, 59))
+    first, second, again = (summary(version(n), state) for n in (59, 60, 59))
     assert "sum" in first and "sum" not in second and again["sum"] == first["sum"]
     assert second["sums_withheld"] == (
         "its policy has min-sum-samples = 50, and 1 samples differ from those it gave sums of before"
@@ -150,14 +150,14 @@ def test_what_was_given_outlives_the_process_and_nothing_is_given_where_it_is_lo
 ) -> None:
     """The state directory remembers; without one, or with a record that cannot be read, there are no sums."""
     file, state = write(tmp_path / "own.npz", patients), tmp_path / "state"
-    first = card(file, state)
+    first = summary(file, state)
     record = state / "released-sums.json"
     assert record.stat().st_mode & 0o777 == 0o600
     record.write_text(record.read_text()[:40])
-    assert "cannot be remembered" in card(file, state, seed=2)["sums_withheld"]
+    assert "cannot be remembered" in summary(file, state, seed=2)["sums_withheld"]
     record.unlink()
-    assert card(file, state)["sum"] == first["sum"]  # the rounding draws nothing
-    nowhere = card(file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0")))
+    assert summary(file, state)["sum"] == first["sum"]  # the rounding draws nothing
+    nowhere = summary(file, None, policy=str(loose(tmp_path, "runs-per-day = 0", "max-messages = 0")))
     assert nowhere["sums_withheld"] == "it has no state-dir to remember what it gave"
 
 
@@ -168,15 +168,15 @@ def loose(folder: Path, *lines: str) -> Path:
 
 
 def test_rounding_tells_of_no_patient(patients: Numbers) -> None:
-    """Even where both cards had sums: whoever of the sixty is taken out, their difference is one of two numbers.
+    """Even where both summaries had sums: whoever of the sixty is taken out, their difference is one of two numbers.
 
     Exact sums' difference is the record itself.
     """
     n = len(patients)
     for sums, most in ((column_sums, n), (rounded_sums, 2)):
-        cards = [sums(np.delete(patients, i, 0)) for i in range(n)]
+        summaries = [sums(np.delete(patients, i, 0)) for i in range(n)]
         for kind in (0, 1):
-            each = np.array(sums(patients)[kind]) - np.array([card[kind] for card in cards])
+            each = np.array(sums(patients)[kind]) - np.array([summary[kind] for summary in summaries])
             assert max(len(np.unique(column.round(6))) for column in each.T) <= most
             assert sums is rounded_sums or np.allclose(each, patients ** (kind + 1))
 
@@ -193,19 +193,19 @@ def test_a_column_in_which_one_patient_differs_looks_like_one_in_which_none_does
 
 @pytest.mark.parametrize("n", [1, 9])
 def test_the_one_sample_silo(tmp_path: Path, n: int) -> None:
-    """A file whose training part is one patient: its gradient is that patient. No card, model or sums leave."""
+    """A file whose training part is one patient: its gradient is that patient. No summary, model or sums leave."""
     file = tmp_path / "one.npz"
     x, y = np.ones((n, 3), np.float32) * np.arange(n)[:, None], np.arange(n) % 2
     parts = {f"{kind}_{split}": v for split in ("train", "test") for kind, v in (("x", x), ("y", y))}
     write_npz(file, {**parts, "classes": np.array(2)})
-    reply = card(file, tmp_path / "state")
+    reply = summary(file, tmp_path / "state")
     assert reply["error"].startswith("clinic refuses: its policy has floor = 10, it has ")
     assert not (tmp_path / "state" / "released-sums.json").exists()
 
 
 def test_sums_are_of_enough_samples_only(patients: Numbers, tmp_path: Path) -> None:
     file = write(tmp_path / "own.npz", patients[:40])
-    assert card(file, tmp_path / "state")["sums_withheld"] == (
+    assert summary(file, tmp_path / "state")["sums_withheld"] == (
         "its policy has min-sum-samples = 50, it has 34 training samples"
     )
 
@@ -224,7 +224,7 @@ WEAKENED = [
 
 @pytest.mark.parametrize(("settings", "reason"), WEAKENED, ids=[str(s) for s, _ in WEAKENED])
 def test_the_weakened_setting(patients: Numbers, tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    reply = card(write(tmp_path / "own.npz", patients), tmp_path / "state", **settings)
+    reply = summary(write(tmp_path / "own.npz", patients), tmp_path / "state", **settings)
     assert reply["error"].startswith(f"clinic refuses: {reason}") and "\n" not in reply["error"]
 
 

@@ -238,7 +238,7 @@ METHODS_WITH_NOISE = [name for name, strategy in strategies().items() if strateg
 
 
 def test_every_method_with_noise_is_in_the_sites_table() -> None:
-    assert {name for name, facts in METHODS.items() if facts.get("dp")} == {*METHODS_WITH_NOISE, "local"}
+    assert {name for name, fields in METHODS.items() if fields.get("dp")} == {*METHODS_WITH_NOISE, "local"}
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_NOISE)

@@ -47,7 +47,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
         "if name in client.info.sends_numbers:",
     ),
     ("client/test_export.py", 'if round is not None and which != "reported":', 'if round is None and which != "best":'),
-    ("client/site/test_audit.py", 'facts = {"line": number + 1', 'facts = {"line": number + 2'),
+    ("client/site/test_audit.py", 'head = {"line": number + 1', 'head = {"line": number + 2'),
     ("client/site/test_policy.py", "if len(runs) >= policy.runs_per_day:", "if len(runs) > policy.runs_per_day:"),
     ("client/site/test_signing.py", '"signature": signature}', '"signature": signature[::-1]}'),
     (

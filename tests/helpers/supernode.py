@@ -74,11 +74,11 @@ CLIENT = """
         seen = context.state.config_records.setdefault("seen", ConfigRecord({"messages": 0}))
         seen["messages"] += 1
         app.served = getattr(app, "served", 0) + 1
-        facts = {"version": VERSION, "pid": os.getpid(), "cwd": os.getcwd(), "argv": sys.argv[0],
+        answer = {"version": VERSION, "pid": os.getpid(), "cwd": os.getcwd(), "argv": sys.argv[0],
                  "secret": os.environ.get("SECRET", ""), "stray": os.environ.get("STRAY", ""),
                  "warm": "wave" in sys.modules or "torch" in sys.modules,
                  "served": app.served, "messages": seen["messages"]}
-        return Message(RecordDict({"facts": ConfigRecord(facts)}), reply_to=message)
+        return Message(RecordDict({"answer": ConfigRecord(answer)}), reply_to=message)
 """
 
 
@@ -208,7 +208,7 @@ class Silo:
         assert message.has_error()
         return message.error.reason or ""
 
-    def facts(self) -> ConfigRecord:
+    def answer(self) -> ConfigRecord:
         """What the app found out about its process, from the reply's objects."""
         from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
         from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -218,9 +218,9 @@ class Silo:
         contents = {node.object_id: self.store.get(node.object_id) or b"" for node in iterate_object_tree(tree)}
         inflated = inflate_object_from_contents(message.metadata.message_id, contents)
         assert isinstance(inflated, Message)
-        facts = inflated.content["facts"]
-        assert isinstance(facts, ConfigRecord)
-        return facts
+        answer = inflated.content["answer"]
+        assert isinstance(answer, ConfigRecord)
+        return answer
 
     def app_pid(self) -> int:
         """The process in which the app runs, once it runs."""

@@ -43,10 +43,13 @@ def labels(path: Path, column: str = "StudyInstanceUID", names: Any = study_uid,
     return path
 
 
-def shown(pixels: Any, tmp_path: Path, wish: ReadOptions | None = None, **attributes: Any) -> Any:
+def shown(pixels: Any, tmp_path: Path, options: ReadOptions | None = None, **attributes: Any) -> Any:
     """The picture that is made of one file, without its last axis where it is grey."""
     path = write_dicom(tmp_path / "IM", pixels, **attributes)
-    form, picture = dicom.probe(path, "here", wish or ReadOptions()), dicom.read(path, "here", wish or ReadOptions())
+    form, picture = (
+        dicom.probe(path, "here", options or ReadOptions()),
+        dicom.read(path, "here", options or ReadOptions()),
+    )
     assert picture.shape == (form.height, form.width, form.channels)
     assert picture.dtype == (np.float32 if form.deep else np.uint8)
     return picture[..., 0] if form.channels == 1 else picture
@@ -473,14 +476,14 @@ def test_pixels_become_square(tmp_path):
 def test_spacing_and_size_cut_and_widen(tmp_path):
     """8 x 12 pixels of 1 mm: at --size 6 the middle 6 x 6, at --size 16 a black frame around."""
     pixels = np.arange(96, dtype=np.uint16).reshape(8, 12) + 100
-    wish: dict[str, Any] = {"spacing": 1.0, "window": (500, 1000)}
-    made = shown(pixels, tmp_path, ReadOptions(size=6, **wish), PixelSpacing=[1, 1])
+    options: dict[str, Any] = {"spacing": 1.0, "window": (500, 1000)}
+    made = shown(pixels, tmp_path, ReadOptions(size=6, **options), PixelSpacing=[1, 1])
     np.testing.assert_allclose(made * 1000, pixels[1:7, 3:9], atol=1e-3)
-    made = shown(pixels, tmp_path, ReadOptions(size=16, **wish), PixelSpacing=[1, 1])
+    made = shown(pixels, tmp_path, ReadOptions(size=16, **options), PixelSpacing=[1, 1])
     np.testing.assert_allclose(made[4:12, 2:14] * 1000, pixels, atol=1e-3)
     assert made[:4].max() == made[:, 14:].max() == 0
     with pytest.raises(ValueError, match="here: it does not say how large its pixels are"):
-        shown(pixels, tmp_path, ReadOptions(**wish))
+        shown(pixels, tmp_path, ReadOptions(**options))
     with pytest.raises(ValueError, match="here: it would have 120000 pixels on a side"):
         shown(pixels, tmp_path, ReadOptions(spacing=1e-4), PixelSpacing=[1, 1])
 
@@ -564,7 +567,7 @@ def test_burnt_in_text_is_warned_of(tmp_path, attributes, note):
     assert form.notes == (() if note is None else (note,))
 
 
-def test_bad_wishes(tmp_path):
+def test_bad_options(tmp_path):
     source = ten_studies(tmp_path / "export")
     for words, options in (
         ("slices is 0", {"slices": 0}),

@@ -26,7 +26,7 @@ def write(path: Path, x: Any = X, **arrays: Any) -> Path:
     return path
 
 
-def test_tasks_and_their_facts_are_those_of_the_models() -> None:
+def test_tasks_and_what_they_declare_are_those_of_the_models() -> None:
     """The folder of partitions knows no PyTorch, so the list stands there a second time."""
     assert tuple(tasks.TASKS) == labels.TASKS
     assert {name for name, task in tasks.TASKS.items() if task.single_label} == set(labels.ONE_CLASS)

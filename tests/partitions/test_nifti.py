@@ -38,13 +38,13 @@ def ten_volumes(root: Path, suffix: str = ".nii.gz", mask: bool = False) -> Path
     return root / "list.csv"
 
 
-def slice_of(values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **wish: Any) -> Any:
-    """The slice in thousandths, as its window 500, 1000 makes it unless another one is wished."""
-    path, wished = (
+def slice_of(values: Any, tmp_path: Path, affine: Any = None, part: int | None = None, **options: Any) -> Any:
+    """The slice in thousandths, as its window 500, 1000 makes it unless another one is asked."""
+    path, asked = (
         write_nifti(tmp_path / "v.nii.gz", values, affine),
-        ReadOptions(**({"window": (500.0, 1000.0)} | wish)),
+        ReadOptions(**({"window": (500.0, 1000.0)} | options)),
     )
-    form, picture = nifti.probe(path, "here", wished), nifti.read(path, "here", wished, part)
+    form, picture = nifti.probe(path, "here", asked), nifti.read(path, "here", asked, part)
     assert picture.shape == (form.height, form.width, 1) and picture.dtype == np.float32 and form.deep
     return picture[..., 0] * 1000
 

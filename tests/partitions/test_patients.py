@@ -148,15 +148,15 @@ def test_bad_patients_are_refused(file, case):
     assert detail in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_data_card_is_the_same_with_and_without_patients(tmp_path):
+def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
     """What the server is told of a silo says nothing of patients, not even how many there are."""
     whole = in_parts(x_val=np.zeros((0, 1), np.float32), y_val=np.zeros(0, int), patient_val=np.zeros(0, int))
-    cards = []
+    summaries = []
     for name, content in (
         ("a", {key: value for key, value in whole.items() if not key.startswith("patient")}),
         ("b", whole),
     ):
         config = {"name": "north", "data": str(save(tmp_path / f"{name}.npz", content)), "state-dir": str(tmp_path)}
         context = Context(run_id=1, node_id=1, node_config={**config}, state=RecordDict(), run_config={})
-        cards.append(ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context).data_summary())
-    assert cards[0] == cards[1] and "sum" in cards[0]
+        summaries.append(ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context).data_summary())
+    assert summaries[0] == summaries[1] and "sum" in summaries[0]

@@ -166,16 +166,16 @@ def test_a_faulty_vocabulary_is_one_clear_line(tmp_path, content, fault):
 
 
 @pytest.mark.parametrize(
-    ("wish", "fault"),
+    ("asked", "fault"),
     [
         ("hashed:many", "--vocabulary is 'hashed:many'; write hashed:65536, or the path"),
         ("hashed:0", "1 to 16777216 numbers, not 0"),
         ("nowhere.txt", "there is no vocabulary nowhere.txt; name a file"),
     ],
 )
-def test_a_wish_that_cannot_be_met(wish, fault):
+def test_a_vocabulary_that_cannot_be_met(asked, fault):
     with pytest.raises(ValueError, match=fault):
-        parse_vocabulary(wish)
+        parse_vocabulary(asked)
 
 
 def test_hashed_without_a_number_is_the_default():

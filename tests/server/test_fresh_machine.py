@@ -104,7 +104,7 @@ def silofl(arguments: str | Sequence[str], cwd: Path, **environment: str) -> sub
     )
 
 
-def judge(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
+def check(done: subprocess.CompletedProcess[str], code: int, says: str) -> None:
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     lines = (done.stdout if code == 0 else done.stderr).splitlines()
@@ -118,7 +118,7 @@ def test_a_command_that_starts_with_nothing(arguments: str, code: int, says: str
     home, here = tmp_path / "home", tmp_path / "here"
     home.mkdir()
     here.mkdir()
-    judge(silofl(arguments, here, HOME=str(home)), code, says)
+    check(silofl(arguments, here, HOME=str(home)), code, says)
 
 
 @pytest.mark.parametrize(("arguments", "code", "says"), NO_HOME, ids=[c for c, _, _ in NO_HOME])
@@ -126,7 +126,7 @@ def test_a_home_that_cannot_be_written_to(arguments: str, code: int, says: str, 
     """Below a file nobody can make a folder, root neither."""
     (tmp_path / "file").touch()
     shutil.copy(ROOT / "federation.yaml", tmp_path)
-    judge(silofl(arguments, tmp_path, HOME=str(tmp_path / "file" / "home")), code, says)
+    check(silofl(arguments, tmp_path, HOME=str(tmp_path / "file" / "home")), code, says)
 
 
 def test_another_federation_is_left_alone(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_another_federation_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / ".local/state/silofl/other"
     (other / "credentials").mkdir(parents=True)
     (other / "credentials" / "ca.key").write_text("kept")
-    judge(silofl("status", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
-    judge(silofl("run --strategy local", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
-    judge(silofl("down", tmp_path, HOME=str(tmp_path)), 0, "no federation is up")
-    judge(silofl("down --name typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
-    judge(silofl("down --name other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
+    check(silofl("status", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
+    check(silofl("run --strategy local", tmp_path, HOME=str(tmp_path)), 2, NO_FEDERATION)
+    check(silofl("down", tmp_path, HOME=str(tmp_path)), 0, "no federation is up")
+    check(silofl("down --name typo", tmp_path, HOME=str(tmp_path)), 2, "there are: other")
+    check(silofl("down --name other", tmp_path, HOME=str(tmp_path)), 0, "other is down")
     assert (other / "credentials" / "ca.key").read_text() == "kept"
 
 

@@ -236,4 +236,4 @@ def test_the_ray_engine_knows_where_a_run_belongs(table: Path, tmp_path: Path) -
 def test_a_single_run_by_the_setting(tmp_path: Path) -> None:
     loop = simulated(strategy="fedavg", rounds=1, hold_out=HELD)
     assert list(loop.hold_out.results) == [HELD]
-    assert HELD not in loop.registration.cards and len(loop.registration.cards) == 5
+    assert HELD not in loop.registration.summaries and len(loop.registration.summaries) == 5

@@ -25,7 +25,9 @@ def test_the_first_silo_has_everybodys_training_samples() -> None:
     first = ClientSession(run.settings, contexts[0]).used_data
     indices = np.concatenate([silo.train for silo in silos])
     np.testing.assert_array_equal(first.train.y, whole.labels[indices])
-    assert len(set(indices)) == len(indices) == sum(card["n_train"] for card in run.registration.cards.values())
+    assert (
+        len(set(indices)) == len(indices) == sum(summary["n_train"] for summary in run.registration.summaries.values())
+    )
     np.testing.assert_array_equal(first.test.y, whole.labels[silos[0].test])
     second = ClientSession(run.settings, contexts[1]).used_data
     assert len(second.train) == len(silos[1].train)

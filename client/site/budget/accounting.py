@@ -36,7 +36,7 @@ class Cost:
     delta: float  # of the run
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """As a line of the ledger has them."""
         return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
 

@@ -79,8 +79,8 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
         own = set(found["samples"])
         links = [file.stem for file in sorted(folder.glob("*.samples")) if not own.isdisjoint(file.read_text().split())]
         write_whole(folder / f"{sha256}.samples", "\n".join(found["samples"]) + "\n")
-        facts = {key: found[key] for key in ("cohort", "records", "patients")}
-        write_whole(folder / f"{sha256}.json", json.dumps({**facts, "silo": silo, "links": links}) + "\n")
+        fields = {key: found[key] for key in ("cohort", "records", "patients")}
+        write_whole(folder / f"{sha256}.json", json.dumps({**fields, "silo": silo, "links": links}) + "\n")
     return noted(state, sha256)
 
 

@@ -56,7 +56,7 @@ class Ledger(Chain):
     """The ledger in one state directory."""
 
     kind = "budget"
-    facts = EVERY | {"kind", "silo", "run-id", "message"}
+    required = EVERY | {"kind", "silo", "run-id", "message"}
 
     def __init__(self, state: Path) -> None:
         super().__init__(state / FOLDER)
@@ -106,12 +106,12 @@ class Ledger(Chain):
                 return spent
             if paid <= len(sent):
                 spent = self._charge(lines, release, policy)
-            self.write({**self._facts(release, SENT), "reply": reply})
+            self.write({**self._entry(release, SENT), "reply": reply})
             return spent
 
     def _charge(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
         """Write a charge down, if the budget allows it. The ledger is held."""
-        of_cohort, new = self.of_cohort(lines, release.data), {**release.cost.facts, "data": release.data.sha256}
+        of_cohort, new = self.of_cohort(lines, release.data), {**release.cost.fields, "data": release.data.sha256}
         delta = delta_of([*of_cohort, new], policy)
         before, after = epsilon_of(of_cohort, delta), epsilon_of([*of_cohort, new], delta)
         if policy.epsilon and after > policy.epsilon:
@@ -120,7 +120,7 @@ class Ledger(Chain):
                 f"to {after:.3g} (delta {delta:.1g}): silofl budget"
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
-        self.write({**self._facts(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
+        self.write({**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
         return Spent(before, after, delta)
 
     def _unchanged(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
@@ -134,7 +134,7 @@ class Ledger(Chain):
         versions = cohort_of(self.state, data, {line["data"] for line in charges(lines)})
         return [line for line in charges(lines) if line["data"] in versions]
 
-    def _facts(self, release: Release, kind: str) -> dict[str, Any]:
+    def _entry(self, release: Release, kind: str) -> dict[str, Any]:
         run = {"run-id": release.run_id, "run": release.run, "round": release.round}
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return {"time": now, "kind": kind, "silo": release.silo, **run, "message": release.key}
@@ -146,7 +146,7 @@ def charges(lines: Iterable[Line]) -> Iterator[Line]:
 
 def pays_for(line: Line, release: Release) -> bool:
     """Whether a charge is of this message, these data and this cost."""
-    wanted = {**release.cost.facts, "message": release.key, "data": release.data.sha256}
+    wanted = {**release.cost.fields, "message": release.key, "data": release.data.sha256}
     return wanted.items() <= line.items()
 
 

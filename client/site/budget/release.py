@@ -56,9 +56,9 @@ def charge(
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:
         raise PolicyRefusedError(f"{silo} refuses: the ledger cannot be written: {error.strerror}") from None
-    facts = {key: value for key, value in vars(release).items() if key not in ("data", "cost")}
+    fields = {key: value for key, value in vars(release).items() if key not in ("data", "cost")}
     rules = {"epsilon": policy.epsilon, "delta": policy.delta}
-    return {**facts, "data": sha256, "cost": asdict(release.cost), "rules": rules, "before": spent.before}
+    return {**fields, "data": sha256, "cost": asdict(release.cost), "rules": rules, "before": spent.before}
 
 
 def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:

@@ -67,13 +67,13 @@ def find(state: Path, name: str) -> Approved | None:
         approval = json.loads((place / APPROVAL).read_text(encoding="utf-8"))
         revoked = (place / REVOKED).read_text(encoding="utf-8") if (place / REVOKED).exists() else "{}"
         ended = str(json.loads(revoked).get("when", ""))
-        facts = {key: str(approval[key]) for key in ("by", "when", "signer", "digest")}
+        fields = {key: str(approval[key]) for key in ("by", "when", "signer", "digest")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SiteError(f"{place} is damaged ({type(error).__name__}): approve the study again") from None
     study = parse_study(text, str(place / STUDY))
-    if study.digest != facts.pop("digest"):
+    if study.digest != fields.pop("digest"):
         raise SiteError(f"{place / STUDY} is not what was approved: approve the study again")
-    return Approved(study, **facts, revoked=ended)
+    return Approved(study, **fields, revoked=ended)
 
 
 def approved(state: Path) -> list[Approved]:
@@ -97,9 +97,9 @@ def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: I
     place, when = state / folder(study.name), now()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     note(state, silo, "study approved", study.name, study.digest, by, [*warnings])
-    facts = {"by": by, "when": when, "signer": signer, "digest": study.digest, "warnings": [*warnings]}
+    fields = {"by": by, "when": when, "signer": signer, "digest": study.digest, "warnings": [*warnings]}
     write_whole(place / STUDY, text)
-    write_whole(place / APPROVAL, json.dumps(facts, indent=1) + "\n")
+    write_whole(place / APPROVAL, json.dumps(fields, indent=1) + "\n")
     (place / REVOKED).unlink(missing_ok=True)
     return study
 

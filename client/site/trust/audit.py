@@ -34,7 +34,7 @@ class Log(Chain):
     """The log in one folder, for a process that writes to it."""
 
     kind = "audit"
-    facts = EVERY.union(
+    required = EVERY.union(
         ("silo", "asked-by", "run-id", "run", "round", "asked", "method", "app", "settings", "rule", "bytes", "sent")
     )
 

@@ -35,7 +35,7 @@ class Chain:
     """The chain in one folder, for a process that writes to it."""
 
     kind: ClassVar[str]  # begins its files' names
-    facts: ClassVar[frozenset[str]]  # what every line tells
+    required: ClassVar[frozenset[str]]  # what every line tells
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,10 +62,10 @@ class Chain:
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
         """The same for a process that holds the chain already."""
         number, before, torn = self._end()
-        facts = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
+        head = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
         file = self._file()
         entry, note = self.completed(entry, number + 1, file.name)
-        text, own = chained({**facts, **entry})
+        text, own = chained({**head, **entry})
         self._write(text, file)
         write_whole(self.folder / "head.json", json.dumps({"line": number + 1, "hash": own, **note}) + "\n")
         return number + 1, own
@@ -76,7 +76,7 @@ class Chain:
 
     def verify(self, first: int = 1) -> "Verdict":
         """Read the chain and follow it from line `first`: earlier ones may be kept elsewhere."""
-        return verify(self.folder, first, self.kind, self.facts)
+        return verify(self.folder, first, self.kind, self.required)
 
     def _end(self) -> tuple[int, str, bytes]:
         """Number and hash of the last line, and what stands behind it without being one."""
@@ -84,7 +84,7 @@ class Chain:
         number, before = read_head(self.folder) or (0, START)
         files = files_of(self.folder, self.kind)[-2:]
         for text in (text for file in reversed(files) for text in last_first(file)):
-            entry = parsed(text, self.facts)
+            entry = parsed(text, self.required)
             if entry is not None:
                 if entry["line"] >= number:  # else lines that were there are gone; `verify` will say so
                     number, before = entry["line"], entry["hash"]
@@ -127,7 +127,7 @@ def chained(entry: Mapping[str, Any]) -> tuple[bytes, str]:
     return body + END + own.encode() + b'"}', own
 
 
-def parsed(text: bytes, facts: frozenset[str] = EVERY) -> dict[str, Any] | None:
+def parsed(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | None:
     """The entry of a line whose hash is right; None for any other text."""
     body, _, own = text.rpartition(END)
     if own != digest(body).encode() + b'"}':
@@ -136,7 +136,7 @@ def parsed(text: bytes, facts: frozenset[str] = EVERY) -> dict[str, Any] | None:
         entry: dict[str, Any] = json.loads(text)
     except ValueError:
         return None
-    return entry if entry.keys() >= facts and isinstance(entry["line"], int) else None
+    return entry if entry.keys() >= required and isinstance(entry["line"], int) else None
 
 
 def digest(data: bytes) -> str:
@@ -246,12 +246,12 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
 
-def verify(folder: Path, first: int, kind: str, facts: frozenset[str]) -> Verdict:
+def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Verdict:
     """Read a chain and follow it from line `first`: earlier ones may be kept elsewhere."""
     found = Verdict()
     expected, before, unread = first, START if first == 1 else "", list[Place]()
     for place in lines(files_of(folder, kind)):
-        entry = parsed(place.text, facts)
+        entry = parsed(place.text, required)
         if entry is None:
             unread.append(place)
             continue

@@ -85,16 +85,16 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
     """Return why a method may not run here with these settings; the rules in their order."""
     if method not in METHODS and not policy.public:
         return [f"its policy knows no method {method[:80]!r}: a newer silofl at this site may"]
-    facts, faults = METHODS.get(method, {}), []
+    declared, faults = METHODS.get(method, {}), []
     if "all" not in policy.methods and method not in policy.methods:
         faults.append(f"its policy has {policy.says('methods')}, the run strategy = {method}")
     if not policy.whole_model and (reason := sends_whole(method, run)):
         faults.append(f"its policy has {policy.says('whole_model')}, {reason}")
-    if not policy.peers and facts.get("peers"):
+    if not policy.peers and declared.get("peers"):
         faults.append(
             f"its policy has {policy.says('peers')}, the run strategy = {method}, which hands a silo's model to others"
         )
-    if not policy.class_means and facts.get("per_class"):
+    if not policy.class_means and declared.get("per_class"):
         faults.append(f"its policy has {policy.says('class_means')}, the run strategy = {method}, which sends them")
     return faults
 
@@ -114,8 +114,8 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
 
 def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
     """Return what a round asks for beyond the policy: ``sent`` is the config of its message."""
-    facts = METHODS.get(str(run.get("strategy")), {"uploads": True})
+    declared = METHODS.get(str(run.get("strategy")), {"uploads": True})
     given = number(sent.get("participants")) or 0
-    if kind == "train" and facts.get("uploads") and given < policy.min_silos:
+    if kind == "train" and declared.get("uploads") and given < policy.min_silos:
         return [f"its policy has {policy.says('min_silos')}, the round {given:g} that train"]
     return []

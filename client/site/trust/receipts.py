@@ -62,8 +62,8 @@ class Receipt:
 def signed(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str) -> str:
     """A receipt by this key, as one line of JSON."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    facts = {"kind": KIND, "run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": now}
-    text = json.dumps(facts, sort_keys=True)
+    fields = {"kind": KIND, "run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": now}
+    text = json.dumps(fields, sort_keys=True)
     public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return json.dumps({"receipt": text, "public-key": _coded(public), "signature": _coded(key.sign(_message(text)))})
 
@@ -79,11 +79,11 @@ def read(text: str) -> Receipt:
         if not isinstance(key, Ed25519PublicKey):
             raise ValueError("another kind of key")
         key.verify(base64.b64decode(outer["signature"], validate=True), _message(inner))
-        facts = json.loads(inner)
-        if facts["kind"] != KIND or type(facts["line"]) is not int:
+        fields = json.loads(inner)
+        if fields["kind"] != KIND or type(fields["line"]) is not int:
             raise ValueError("another kind of text")
-        words = {name: str(facts[name.replace("_", "-")]) for name in ("run", "run_id", "silo", "hash", "time")}
-        return Receipt(**words, line=facts["line"], key=f"SHA256:{hashlib.sha256(public).hexdigest()}", text=text)
+        words = {name: str(fields[name.replace("_", "-")]) for name in ("run", "run_id", "silo", "hash", "time")}
+        return Receipt(**words, line=fields["line"], key=f"SHA256:{hashlib.sha256(public).hexdigest()}", text=text)
     except InvalidSignature:
         raise SiteError("its signature is wrong") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -153,7 +153,7 @@ def _hash_of(line: int, folder: Path) -> str:
     """The hash of a line among the last ones of the log; empty: it is not there."""
     texts = (text for file in reversed(files_of(folder)[-2:]) for text in last_first(file))
     for _, text in zip(range(LOOKED_AT), texts, strict=False):
-        entry = parsed(text, Log.facts)
+        entry = parsed(text, Log.required)
         if entry is not None and entry["line"] <= line:
             return str(entry["hash"]) if entry["line"] == line else ""
     return ""

@@ -12,7 +12,7 @@ from .methods import METHODS
 
 def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
     """The common settings of a run, and those of its method and of the methods that it adds."""
-    adding = {facts["adds"]: name for name, facts in METHODS.items() if "adds" in facts}
+    adding = {declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared}
     added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
     owners = {"", "dp", str(run.get("strategy")), *added}
     return {key: value for key, value in run.items() if owner(key) in owners}

@@ -179,7 +179,7 @@ def check_signed(
     this silo's bundle before; ``others``: those of other silos of this site, one of whom has to have signed a silo's
     first bundle too. ``by``: a fingerprint, or a file with a public key, that stands above what is remembered;
     :data:`UNSIGNED` takes an unsigned bundle. ``remember``: whether to keep in mind who signed it, and when.
-    ``allow_older``: whether it may be older than the newest that was taken; later bundles are then judged by it.
+    ``allow_older``: whether it may be older than the newest that was taken; later bundles are then held against it.
     """
     signed = read_signed(files, unpacked=unpacked)
     own = known(remembered)

@@ -70,7 +70,7 @@ class EvaluationLoop:
             raise UserError(f"the models have {len(models[0].vector)} parameters, the network {strategy.layout.size}")
         # The models' own columns and labels, which their digests cover, and not what most silos have.
         own = models[0].schema
-        schema = replace(self.registration.facts.schema, features=own.features, labels=own.labels)
+        schema = replace(self.registration.data_spec.schema, features=own.features, labels=own.labels)
         strategy.extra |= {"run_id": state.run_id, SCHEMA: schema.text}
         cells: list[Cell] = []
         for number, model in enumerate(models, start=1):

@@ -1,4 +1,4 @@
-"""The models that are evaluated: exported files (``silofl export``) with their cards, of one architecture."""
+"""The models that are evaluated: exported files (``silofl export``) with their model cards, of one architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partitions.schema import Schema, parse_schema
 from strategies.base.evaluation import EVALUATE, digest_of, input_digest
 from strategies.base.settings import keys_of
 
-ALIKE = ("model", "task", "classes")  # of the cards: what all models of one evaluation share
+ALIKE = ("model", "task", "classes")  # of the model cards: what all models of one evaluation share
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
     name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
     given = card["model"].get("settings", {})
     options = {key: given[f.name] for key, f in keys_of(own, name).items() if f.name in given} if own else {}
-    facts = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
-    facts |= {"schema": schema} if (schema := schema_of(card)) else {}
+    agreed = {"task": card.get("task", "multiclass"), "shape": card["input"]["shape"], "classes": card["classes"]}
+    agreed |= {"schema": schema} if (schema := schema_of(card)) else {}
     standardised = any(model.statistics["mean"] for model in models)
     return {
         **options,
@@ -95,7 +95,7 @@ def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
         "patience": 0,
         "rounds": len(models),
         "model": name,
-        "agreed": json.dumps(facts, sort_keys=True),
+        "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
         "evaluate.models": ",".join(f"{m.name}={m.digest}" for m in models),
         "evaluate.method": card["model"].get("head") or "",

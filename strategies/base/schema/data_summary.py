@@ -24,15 +24,15 @@ from partitions.labels import MOST_CLASSES, ONE_CLASS, TASKS
 from partitions.schema import NO_SCHEMA, Schema, difference, majority, order_of, parse_schema, read_schema
 from strategies.base.schema.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_shape, is_whole, printable
 
-Card = Mapping[str, Any]
+Summary = Mapping[str, Any]
 SCHEMAS = ("declared", SCHEMA)
-FACTS = ("own_file", "task", "shape", "classes", *SCHEMAS)
+SPEC = ("own_file", "task", "shape", "classes", *SCHEMAS)
 FAR = 100.0  # times what is usual in a column: the silo's sums are not used
 IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by 1e9 (cells per litre, 10^9 per litre), by no more
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataSpec:
     """What all silos of a run have in common."""
 
     own_file: bool  # else their data are simulated
@@ -53,11 +53,11 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whose cards are used, without sums that are not; and who is left out, with the reason, one line."""
+class Reconciled:
+    """Whose summaries are used, without sums that are not; and who is left out, with the reason, one line."""
 
-    facts: Facts
-    cards: dict[str, dict[str, Any]]
+    data_spec: DataSpec
+    summaries: dict[str, dict[str, Any]]
     left_out: dict[str, str]
 
 
@@ -101,16 +101,16 @@ def check_schema(said: Mapping[str, Any]) -> None:
         raise UserError(f"agreed: schema names {len(schema.features)} columns, and shape = {said['shape']}")
 
 
-def declared_facts(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the setting ``agreed`` fixes of :class:`Facts`. The labels of its schema say how many classes there are."""
+def declared_spec(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the setting ``agreed`` fixes of a :class:`DataSpec`; the labels of its schema fix the number of classes."""
     fixed = {key: said[key] for key in ("task", "shape", "classes") if key in said}
     labels = said.get(SCHEMA, {}).get("labels")
     return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": said.get(SCHEMA, {})}
 
 
-def read_facts(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts, all or some, from their JSON."""
-    fixed = {key: said[key] for key in FACTS if key in said}
+def read_data_spec(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a :class:`DataSpec`, all or some, from their JSON."""
+    fixed = {key: said[key] for key in SPEC if key in said}
     if "shape" in said:
         fixed["shape"] = read_shape(said["shape"])
     return fixed | {key: parse_schema(said[key]) for key in SCHEMAS if key in said}
@@ -128,26 +128,26 @@ def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, i
     return {name: n if name in (agreed or {}) else min(n, most) for name, n in told.items()}
 
 
-def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool) -> Verdict:
-    """What holds for all silos, and who does not fit. At least one card; their names differ.
+def reconcile(summaries: Sequence[Summary], said: Mapping[str, Any], by: str, *, sums: bool) -> Reconciled:
+    """What holds for all silos, and who does not fit. At least one summary; their names differ.
 
-    ``said`` holds what is fixed of :class:`Facts`, ``by`` whom: "the federation file has". ``sums``: whether tables'
+    ``said`` holds what is fixed of :class:`DataSpec`, ``by`` whom: "the federation file has". ``sums``: whether tables'
     sums are asked for; else none are used.
     """
-    rest = sorted(cards, key=lambda card: str(card["name"]))
-    facts: dict[str, Any] = {}
+    rest = sorted(summaries, key=lambda summary: str(summary["name"]))
+    spec: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for key in FACTS:
+    for key in SPEC:
         if not rest:
             break
-        facts[key] = _agreed_fact(key, [_fact(card, key) for card in rest], said, facts)
+        spec[key] = _agreed_value(key, [_value(summary, key) for summary in rest], said, spec)
         source = by if key in said else "most silos have"
-        for card in rest:
-            if reason := _misfit(key, _fact(card, key), facts, source):
-                left_out[card["name"]] = printable(f"{card['name']} is left out: it has {reason}")
-        rest = [card for card in rest if card["name"] not in left_out]
-    used = {card["name"]: {k: v for k, v in card.items() if sums or k not in (*SUMS, WITHHELD)} for card in rest}
-    used = {name: reordered(card, facts.get(SCHEMA, NO_SCHEMA)) for name, card in used.items()}
+        for summary in rest:
+            if reason := _misfit(key, _value(summary, key), spec, source):
+                left_out[summary["name"]] = printable(f"{summary['name']} is left out: it has {reason}")
+        rest = [summary for summary in rest if summary["name"] not in left_out]
+    kept = {s["name"]: {k: v for k, v in s.items() if sums or k not in (*SUMS, WITHHELD)} for s in rest}
+    used = {name: reordered(summary, spec.get(SCHEMA, NO_SCHEMA)) for name, summary in kept.items()}
     for name, (ratio, column) in _usual(used).items():
         times = f"values in column {column + 1} that are {ratio:.3g} times those of the others"
         if ratio > IMPLAUSIBLE:
@@ -156,35 +156,35 @@ def judge(cards: Sequence[Card], said: Mapping[str, Any], by: str, *, sums: bool
         elif ratio > FAR:
             used[name] = {k: v for k, v in used[name].items() if k not in SUMS}
             used[name][WITHHELD] = f"it has {times}: another unit?"
-    return Verdict(Facts(**{"own_file": True, "shape": (), "classes": 1, **facts}), used, left_out)
+    return Reconciled(DataSpec(**{"own_file": True, "shape": (), "classes": 1, **spec}), used, left_out)
 
 
-def _fact(card: Card, key: str) -> Any:
+def _value(summary: Summary, key: str) -> Any:
     if key == "task":
-        return card.get(key, TASKS[0])  # a silo of an earlier version knows no other
+        return summary.get(key, TASKS[0])  # a silo of an earlier version knows no other
     if key in SCHEMAS:
-        return read_schema(card.get(SCHEMA, ""))
-    return read_shape(card["shape"]) if key == "shape" else card[key]
+        return read_schema(summary.get(SCHEMA, ""))
+    return read_shape(summary["shape"]) if key == "shape" else summary[key]
 
 
-def _agreed_fact(key: str, values: Sequence[Any], said: Mapping[str, Any], facts: Mapping[str, Any]) -> Any:
+def _agreed_value(key: str, values: Sequence[Any], said: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
     """What holds for all silos: as it is said, or as most silos have it. Of a schema that goes for each part."""
     if key == "declared":
         return said.get(key, NO_SCHEMA)
     if key != SCHEMA:
         return said.get(key, _most_said(values))
-    first, most = said.get(key, facts["declared"]), majority(values)
+    first, most = said.get(key, spec["declared"]), majority(values)
     return Schema(first.features or most.features, first.labels or most.labels, first.dtype or most.dtype)
 
 
-def reordered(card: dict[str, Any], agreed: Schema) -> dict[str, Any]:
-    """The card with the sums of its columns in the agreed order, and behind them those of a regression's labels."""
-    own = _fact(card, SCHEMA)
-    d = columns(read_shape(card["shape"]))
+def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
+    """A data summary with the sums of its columns in the agreed order, and then those of a regression's labels."""
+    own = _value(summary, SCHEMA)
+    d = columns(read_shape(summary["shape"]))
     order = order_of(own.names, agreed.names) or list(range(d))
-    if card.get("task") == "regression":
-        order += [d + i for i in order_of(own.labels, agreed.labels) or range(card["classes"])]
-    return card | {key: [card[key][i] for i in order] for key in SUMS if key in card}
+    if summary.get("task") == "regression":
+        order += [d + i for i in order_of(own.labels, agreed.labels) or range(summary["classes"])]
+    return summary | {key: [summary[key][i] for i in order] for key in SUMS if key in summary}
 
 
 def _most_said(values: Sequence[Any]) -> Any:
@@ -194,14 +194,14 @@ def _most_said(values: Sequence[Any]) -> Any:
     return max(most) if isinstance(most[0], int) and not isinstance(most[0], bool) else most[0]
 
 
-def misfit(card: Card, facts: Mapping[str, Any], source: str) -> str:
+def misfit(summary: Summary, spec: Mapping[str, Any], source: str) -> str:
     """The first thing of a silo's that does not fit what holds; empty where all does."""
-    return next((r for key in FACTS if (r := _misfit(key, _fact(card, key), facts, source))), "")
+    return next((r for key in SPEC if (r := _misfit(key, _value(summary, key), spec, source))), "")
 
 
-def _misfit(key: str, has: Any, facts: Mapping[str, Any], source: str) -> str:
+def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
     """What a silo has that does not fit, and how to mend it; empty where it fits."""
-    holds = facts[key]
+    holds = spec[key]
     if key == "task" and has != holds:
         return f"labels for {has}, {source} for {holds} (`task` in the data file, or in the federation file, decides)"
     if key == "own_file" and has != holds:
@@ -209,7 +209,7 @@ def _misfit(key: str, has: Any, facts: Mapping[str, Any], source: str) -> str:
         return f"{kinds[has]}, {source} {kinds[holds]}"
     if key == "shape" and has != holds:
         return f"samples of shape {has}, {source} {holds} (`shape` in the federation file decides)"
-    parts = facts.get("task") in (*ONE_CLASS, "segmentation")  # where fewer are a part of them
+    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # where fewer are a part of them
     if key in SCHEMAS:
         return difference(has, holds, source, required=key == "declared", subset=parts)
     if key == "classes" and (has > holds or (has != holds and not parts)):
@@ -218,16 +218,16 @@ def _misfit(key: str, has: Any, facts: Mapping[str, Any], source: str) -> str:
     return ""
 
 
-def _usual(cards: Mapping[str, Card]) -> dict[str, tuple[float, int]]:
+def _usual(summaries: Mapping[str, Summary]) -> dict[str, tuple[float, int]]:
     """How many times what is usual a silo's values are (root mean square; the median over silos), and in which column.
 
     A column that is all 0 in a silo says nothing of what is usual: a value may be measured in some hospitals only.
     """
-    names = [name for name, card in cards.items() if "sum" in card]
+    names = [name for name, summary in summaries.items() if "sum" in summary]
     if not names:
         return {}
-    size = torch.tensor([[cards[n]["n_train"]] for n in names], dtype=torch.float64)
-    values = (torch.tensor([cards[n]["square_sum"] for n in names], dtype=torch.float64) / size).sqrt()
+    size = torch.tensor([[summaries[n]["n_train"]] for n in names], dtype=torch.float64)
+    values = (torch.tensor([summaries[n]["square_sum"] for n in names], dtype=torch.float64) / size).sqrt()
     usual = torch.where(values > 0, values, torch.nan).nanmedian(0).values
     ratio = torch.where(values > 0, values / usual, 0.0)
     most, column = ratio.max(1)

@@ -31,11 +31,10 @@ COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers,
 SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")
-FACTS = (*KINDS, *TEXTS)
 WITHHELD = "sums_withheld"  # why a silo gives no sums
 SCHEMA = "schema"  # names of columns and labels, units, ranges, number format, as JSON (partitions/schema.py)
 OPTIONAL = (*SUMS, WITHHELD, SCHEMA)
-CARD = ("name", *COUNTS, "task", "shape", "classes", *FACTS, *OPTIONAL)
+SUMMARY = ("name", *COUNTS, "task", "shape", "classes", *KINDS, *TEXTS, *OPTIONAL)
 LONGEST = 300  # characters of any text of a silo's
 LONGEST_NAME = 100
 MOST = 2**31  # samples of a silo
@@ -79,7 +78,7 @@ def printable(text: object) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
 
 
-def read_card(record: object) -> dict[str, Any]:
+def read_data_summary(record: object) -> dict[str, Any]:
     """A silo's data summary, of which only what is on the list is kept.
 
     Raises DataError, with one line, where something on it is not of its type or out of its bounds.
@@ -87,43 +86,43 @@ def read_card(record: object) -> dict[str, Any]:
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no data summary")
     # A silo of an earlier version knows no other task.
-    card: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in CARD if key in record}
-    missing = [key for key in CARD if key not in card and key not in OPTIONAL]
+    summary: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in SUMMARY if key in record}
+    missing = [key for key in SUMMARY if key not in summary and key not in OPTIONAL]
     if missing:
         raise DataError(f"its data summary lacks {', '.join(missing)}")
-    name = card["name"]
+    name = summary["name"]
     if not _is_name(name):
         raise DataError(
             f"its name is {name!r}: a line of at most {LONGEST_NAME} characters without / that begins with a letter "
             "or a digit is wanted"
         )
-    for fault in _faults(card):
+    for fault in _faults(summary):
         raise DataError(f"{name}'s data summary {fault}")
-    return card
+    return summary
 
 
-def _faults(card: Mapping[str, Any]) -> Iterator[str]:
-    """What a card cannot say."""
-    right = {key: is_whole(card[key], least, MOST) for key, least in COUNTS.items()}
-    right |= {"shape": is_shape(card["shape"]), "classes": is_whole(card["classes"], 1, MOST_CLASSES)}
-    right["task"] = isinstance(card["task"], str) and card["task"] in TASKS
-    right |= {key: isinstance(card[key], bool) for key in KINDS}
-    yield from (f"says {key} = {card[key]!r}" for key, fits in right.items() if not fits)
-    if card["own_file"] == card["simulated"]:
-        yield f"says own_file = {card['own_file']} and simulated = {card['simulated']}"
+def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a summary cannot say."""
+    right = {key: is_whole(summary[key], least, MOST) for key, least in COUNTS.items()}
+    right |= {"shape": is_shape(summary["shape"]), "classes": is_whole(summary["classes"], 1, MOST_CLASSES)}
+    right["task"] = isinstance(summary["task"], str) and summary["task"] in TASKS
+    right |= {key: isinstance(summary[key], bool) for key in KINDS}
+    yield from (f"says {key} = {summary[key]!r}" for key, fits in right.items() if not fits)
+    if summary["own_file"] == summary["simulated"]:
+        yield f"says own_file = {summary['own_file']} and simulated = {summary['simulated']}"
     for key in (*TEXTS, WITHHELD):
-        text = card.get(key, "")
+        text = summary.get(key, "")
         if not isinstance(text, str) or not text.isprintable() or len(text) > LONGEST:
             yield f"has no line of at most {LONGEST} characters as {key}"
     if all(right.values()):
-        yield from _faulty_schema(card)
-    if any(key in card for key in SUMS) and all(right.values()):
-        yield from _faulty_sums(card)
+        yield from _faulty_schema(summary)
+    if any(key in summary for key in SUMS) and all(right.values()):
+        yield from _faulty_sums(summary)
 
 
-def _faulty_schema(card: Mapping[str, Any]) -> Iterator[str]:
+def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
     """A schema names all columns of the tables or none, and all classes or other labels or none."""
-    text = card.get(SCHEMA, "")
+    text = summary.get(SCHEMA, "")
     if not isinstance(text, str):
         yield f"says schema = {text!r:.80}"
         return
@@ -132,27 +131,27 @@ def _faulty_schema(card: Mapping[str, Any]) -> Iterator[str]:
     except ValueError as error:
         yield f"has no usable schema: {error}"
         return
-    counts = {"columns": columns(read_shape(card["shape"])), "labels": card["classes"]}
+    counts = {"columns": columns(read_shape(summary["shape"])), "labels": summary["classes"]}
     for (what, count), names in zip(counts.items(), (schema.names, schema.labels), strict=True):
         if names and len(names) != count:
             yield f"names {len(names)} {what}, of {count}"
 
 
-def columns_of(card: Mapping[str, Any]) -> int:
-    """Of how many columns a silo's card may give sums: those of a table, and the measurements of a regression."""
-    return columns(read_shape(card["shape"])) + (card["classes"] if card.get("task") == "regression" else 0)
+def columns_of(summary: Mapping[str, Any]) -> int:
+    """Of how many columns a silo's summary may give sums: those of a table, and the measurements of a regression."""
+    return columns(read_shape(summary["shape"])) + (summary["classes"] if summary.get("task") == "regression" else 0)
 
 
-def _faulty_sums(card: Mapping[str, Any]) -> Iterator[str]:
+def _faulty_sums(summary: Mapping[str, Any]) -> Iterator[str]:
     """Sums of columns: those of the squares are at least the square of the sum, divided by n."""
-    count, n = columns_of(card), card["n_train"]
+    count, n = columns_of(summary), summary["n_train"]
     if not count:
-        yield f"has sums of columns, and samples of shape {card['shape']}"
+        yield f"has sums of columns, and samples of shape {summary['shape']}"
     for key in SUMS:
-        sums = card.get(key)
+        sums = summary.get(key)
         if not isinstance(sums, list) or len(sums) != count or not all(map(_is_finite, sums)):
             yield f"has no {key} of {count} finite numbers"
-    for total, square in zip(card["sum"], card["square_sum"], strict=True):
+    for total, square in zip(summary["sum"], summary["square_sum"], strict=True):
         if abs(total) / n > LARGEST or not total * (total / n) * (1 - 1e-9) <= square <= n * LARGEST**2:
             yield f"has a sum of {total!r} and one of squares of {square!r}, which cannot be of {n} samples"
 

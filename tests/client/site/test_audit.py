@@ -29,10 +29,10 @@ def entry(number: int, **changes: Any) -> dict[str, Any]:
         {"name": "model.model/vector", "dtype": "float32", "shape": [12], "bytes": 48, "sha256": f"{number:064x}"},
         {"name": "metrics", "keys": ["personal.test.accuracy"], "bytes": 30, "sha256": digest(b"m%d" % number)},
     ]
-    facts: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
-    facts |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
-    facts |= {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": sent}
-    return facts | changes
+    fields: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
+    fields |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
+    fields |= {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": sent}
+    return fields | changes
 
 
 @pytest.fixture
@@ -413,9 +413,9 @@ def test_two_that_write_at_once(log: Path) -> None:
 def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Per run who, when, how often, what, how many bytes; the data summary is part of the run that asked for it."""
     log = Log(tmp_path / "state" / "audit")
-    card = [{"name": "card", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
+    summary = [{"name": "summary", "keys": ["name", "n_train"], "bytes": 20, "sha256": "0"}]
     log.append(entry(1, time="2026-10-31T23:59:59Z"))
-    log.append(entry(0, run="", sent=card, bytes=20, asked="query"))
+    log.append(entry(0, run="", sent=summary, bytes=20, asked="query"))
     log.append(entry(1))
     log.append(entry(2, time="2026-11-23T10:00:00Z"))
     error = [{"name": "error", "text": "no such\ncolumn", "bytes": 14, "sha256": "0"}]
@@ -431,7 +431,7 @@ def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
           with      app {"a" * 64}, settings {"b" * 16}
           let by    allowed-apps: this build is listed
           left      3 messages, 176 bytes, rounds 1 to 2
-                        1 x card: name, n_train, 20 bytes
+                        1 x summary: name, n_train, 20 bytes
                         2 x model.model/vector float32 (12,), 96 bytes
                         2 x metrics: personal.test.accuracy, 60 bytes
 

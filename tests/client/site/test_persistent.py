@@ -48,7 +48,7 @@ def served_by(silo: Silo, app: str = "one", run: int = ONE) -> int:
     """The process that ran the app for a message."""
     code, err = ask(silo, app=app, run=run)
     assert code == 0, err
-    pid = silo.facts()["pid"]
+    pid = silo.answer()["pid"]
     assert isinstance(pid, int)
     return pid
 
@@ -59,9 +59,9 @@ def test_messages_of_a_run_share_a_process(silo: Silo) -> None:
     for secret in ("first", "second"):
         code, out, err = silo.run(silo.message(silo.app("one"), run_id=ONE), SECRET=secret)
         assert code == 0 and out.count("app says one") == 1 and err.count("app warns") == 1
-        facts = silo.facts()
-        assert facts["secret"] == secret and facts["cwd"] == str(silo.folder / "work")
-        seen.append((facts["pid"], facts["served"], facts["messages"]))
+        answer = silo.answer()
+        assert answer["secret"] == secret and answer["cwd"] == str(silo.folder / "work")
+        seen.append((answer["pid"], answer["served"], answer["messages"]))
     (pid, *first), (same, *second) = seen
     assert pid == same and first == [1, 1] and second == [2, 1]  # the test gives each message a new context
 
@@ -125,7 +125,7 @@ def test_where_the_dispatcher_dies_the_worker_runs_the_app(silo: Silo) -> None:
     os.kill(dispatcher, signal.SIGKILL)
     process.communicate(timeout=30)
     assert process.returncode == 0 and gone(stayed)
-    assert silo.facts()["pid"] != stayed
+    assert silo.answer()["pid"] != stayed
 
 
 def test_pins_and_policy_are_asked_for_each_message(silo: Silo) -> None:
@@ -151,7 +151,7 @@ def test_who_comes_while_it_is_busy_runs_the_app(silo: Silo) -> None:
     stays = silo.app_pid()
     second = silo.start(silo.message(silo.app("one"), run_id=OTHER))
     assert second.communicate(timeout=30) and second.returncode == 0
-    assert silo.facts()["pid"] != stays and not gone(stays)
+    assert silo.answer()["pid"] != stays and not gone(stays)
     process.kill()
     process.communicate(timeout=30)
 

@@ -22,7 +22,7 @@ from client.site.trust.message_rules import method_faults, run_faults, setting_f
 from client.site.trust.methods import METHODS, SETTINGS
 from client.site.trust.policy import Policy, default_file, parse_policy, policy_of, read_policy, rules
 from strategies import strategies
-from strategies.base.run_settings import bounded_settings, defaults, facts, facts_text, owners
+from strategies.base.run_settings import bounded_settings, defaults, method_table, method_table_text, owners
 from strategies.base.settings import KINDS, Common, keys_of, setting
 
 ROOT = Path(__file__).parents[3]
@@ -105,8 +105,8 @@ def test_the_silos_own_environment_names_it(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_table_is_what_the_methods_declare() -> None:
-    assert facts() == METHODS and bounded_settings() == SETTINGS
-    assert (ROOT / "client/site/trust/methods.py").read_text() == facts_text(), "run: make settings"
+    assert method_table() == METHODS and bounded_settings() == SETTINGS
+    assert (ROOT / "client/site/trust/methods.py").read_text() == method_table_text(), "run: make settings"
 
 
 def test_declared_settings_are_the_methods_own() -> None:

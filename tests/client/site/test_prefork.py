@@ -68,18 +68,18 @@ def test_a_message_runs_in_a_fork_that_looks_like_flowers_own_process(warm_silo:
     code, out, err = warm_silo.run(warm_silo.message(warm_silo.app("one")))
     assert code == 0, err
     assert "app says one" in out and "app warns" in err and "app says" not in err
-    facts = warm_silo.facts()
-    assert facts["warm"]
-    assert facts["cwd"] == str(warm_silo.folder / "work") and facts["argv"] == "flwr-clientapp"
-    assert facts["secret"] == "of this silo" and facts["stray"] == ""
+    answer = warm_silo.answer()
+    assert answer["warm"]
+    assert answer["cwd"] == str(warm_silo.folder / "work") and answer["argv"] == "flwr-clientapp"
+    assert answer["secret"] == "of this silo" and answer["stray"] == ""
 
 
 def test_two_versions_one_after_the_other_and_a_process_for_each_message(warm_silo: Silo) -> None:
     seen = []
     for version in ("one", "two", "one"):
         assert warm_silo.run(warm_silo.message(warm_silo.app(version)))[0] == 0
-        facts = warm_silo.facts()
-        seen.append((facts["version"], facts["pid"]))
+        answer = warm_silo.answer()
+        seen.append((answer["version"], answer["pid"]))
     assert [version for version, _ in seen] == ["one", "two", "one"]
     assert len({pid for _, pid in seen}) == 3
 
@@ -116,7 +116,7 @@ def test_a_dead_child_is_answered_for_at_once(
     assert code > 0 or reason in err
     # and the next message is served as if nothing had been
     assert silo.run(silo.message(silo.app("one")))[0] == 0
-    assert silo.facts()["warm"] is (start == "warm")
+    assert silo.answer()["warm"] is (start == "warm")
 
 
 def test_a_hung_child_ends_with_the_messages_time_to_live(warm_silo: Silo) -> None:
@@ -153,7 +153,7 @@ def test_our_supernode_needs_no_shim_and_no_http(warm_silo: Silo, monkeypatch: p
     assert isinstance(line, socket.socket)
     wait_until(warm_silo.replied)
     wait_until(lambda: idle(executor))
-    assert warm_silo.facts()["warm"]
+    assert warm_silo.answer()["warm"]
 
 
 def test_where_no_parent_is_our_supernode_starts_the_shim(
@@ -164,7 +164,7 @@ def test_where_no_parent_is_our_supernode_starts_the_shim(
     executor.start(silo.state)
     (process,) = executor._tasks
     assert isinstance(process, subprocess.Popen) and process.wait(timeout=60) == 0
-    assert not silo.facts()["warm"] and "WARNING: no template process" in capfd.readouterr().err
+    assert not silo.answer()["warm"] and "WARNING: no template process" in capfd.readouterr().err
     assert idle(executor)
 
 
@@ -229,7 +229,7 @@ def test_without_a_parent_flower_starts_it_with_a_warning(silo: Silo) -> None:
     code, out, err = silo.run(silo.message(silo.app("one")))
     assert code == 0 and "app says one" in out
     assert "WARNING: no template process" in err
-    assert not silo.facts()["warm"]
+    assert not silo.answer()["warm"]
     code, _, err = silo.run(silo.message(silo.app("two")), SILOFL_WARM_SOCKET="")  # switched off: no warning
     assert code == 0 and "WARNING: no template" not in err
 
@@ -241,7 +241,7 @@ def test_a_parent_that_dies_is_replaced_by_the_next_shim(silo: Silo) -> None:
         process.wait()
         code, _, err = silo.run(silo.message(silo.app("one")), SILOFL_WARM_RESPAWN="1")
         assert code == 0 and "WARNING: no template" in err
-        assert not silo.facts()["warm"]
+        assert not silo.answer()["warm"]
         wait_until(lambda: template_pid(silo.socket))
         new = template_pid(silo.socket)
         assert new is not None and new != process.pid
@@ -250,7 +250,7 @@ def test_a_parent_that_dies_is_replaced_by_the_next_shim(silo: Silo) -> None:
             assert "another template process serves this socket" in second.stderr
             code, _, err = silo.run(silo.message(silo.app("one")))  # waits in the backlog for the imports
             assert code == 0, err
-            assert silo.facts()["warm"]
+            assert silo.answer()["warm"]
         finally:
             os.kill(new, signal.SIGTERM)
         wait_until(lambda: gone(new))
@@ -313,7 +313,7 @@ def test_an_app_that_is_not_pinned_is_refused_before_import(silo: Silo, start: s
         silo.environment["SILOFL_WARM_SOCKET"] = str(shared)
     pinned = {"SILOFL_ALLOWED_APPS": str(pins)}
     assert silo.run(silo.message(good), **pinned)[0] == 0
-    assert silo.facts()["version"] == "good"
+    assert silo.answer()["version"] == "good"
     code, _, err = silo.run(silo.message(bad), **pinned)
     assert code == 1
     line = f"ERROR: app {bad.hash_str} refused: its SHA-256 is not among the 1 listed in {pins}"
@@ -390,7 +390,7 @@ def test_a_half_unpacked_app_is_unpacked_again(warm_silo: Silo) -> None:
     half.mkdir(parents=True)
     (half / "helper.py").write_text("VERSION = 'half'\n")
     assert warm_silo.run(warm_silo.message(fab))[0] == 0
-    assert warm_silo.facts()["version"] == "one"
+    assert warm_silo.answer()["version"] == "one"
 
 
 def test_what_the_parent_imports_ahead() -> None:
@@ -433,7 +433,7 @@ def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
     app = warm_silo.app("one")
     environment = {"SILOFL_SERVER": "fl.example.org:9092", "SILOFL_ALLOWED_APPS": app.hash_str}
     assert warm_silo.run(warm_silo.message(app), **environment)[0] == 0
-    facts = dict(warm_silo.facts())
+    answer = dict(warm_silo.answer())
     warm_silo.run(warm_silo.message(app, "raises"), **environment)
     assert "no such column" in warm_silo.reason()
     warm_silo.run(warm_silo.message(app, "killed"), **environment)
@@ -454,9 +454,9 @@ def test_what_leaves_is_written_down_before(warm_silo: Silo) -> None:
         "rule": audit_gate.rule_of(warm_silo.node_config)[1].replace("no allowed-apps: any build may send", LISTED),
         "run-id": str(RUN + 1),
     }
-    plain = json.dumps(facts, sort_keys=True).encode()
+    plain = json.dumps(answer, sort_keys=True).encode()
     digests = [hashlib.sha256(text).hexdigest() for text in (plain, json.dumps(RUN_CONFIG, sort_keys=True).encode())]
-    record = {"name": "facts", "keys": sorted(facts), "bytes": len(plain), "sha256": digests[0]}
+    record = {"name": "answer", "keys": sorted(answer), "bytes": len(plain), "sha256": digests[0]}
     assert (sent["sent"], sent["settings"], sent["bytes"]) == ([record], digests[1], len(plain))
     assert sent["run-config"] == raised["run-config"] == killed["run-config"] == RUN_CONFIG  # of three runs
     assert sent["rules"] == applied(Policy()) and sent["policy"] == ""  # no file
@@ -490,7 +490,7 @@ def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> Non
     assert not silo.reply().has_error()
     (sent,) = audit.verify(silo.log).entries
     assert sent["asked"] == "query" and sent["app"] == fab.hash_str[:8]
-    assert [record["name"] for record in sent["sent"]] == ["card"] and "n_train" in sent["sent"][0]["keys"]
+    assert [record["name"] for record in sent["sent"]] == ["summary"] and "n_train" in sent["sent"][0]["keys"]
     silo.log.rename(silo.log.with_name("moved"))
     silo.log.write_text("no folder")
     silo.run(silo.message(fab, kind="query"), PATH=path)

@@ -24,9 +24,9 @@ OPTIONAL, WANTED = Policy(), parse_policy('receipts = "required"', "policy.toml"
 
 def entry(number: int) -> dict[str, Any]:
     """A message of a run: what `audit_gate.py` writes."""
-    facts: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
-    facts |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
-    return facts | {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": []}
+    fields: dict[str, Any] = {"time": "2026-11-22T00:00:00Z", "silo": "clinic", "asked-by": "fl.example.org:9092"}
+    fields |= {"run-id": "7", "run": "today", "round": number, "asked": "train", "method": "apple", "app": "a" * 64}
+    return fields | {"settings": "b" * 64, "rule": "allowed-apps: this build is listed", "bytes": 78, "sent": []}
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ def anew(log: Path, change: dict[str, Any]) -> None:
     """Write the whole log anew, with this in its second line, and all hashes right: somebody who may write here."""
     before, lines = chain.START, []
     for one in verify(log).entries:
-        facts = {**one, **(change if one["line"] == 2 else {}), "previous": before}
-        text, before = chained({key: value for key, value in facts.items() if key != "hash"})
+        fields = {**one, **(change if one["line"] == 2 else {}), "previous": before}
+        text, before = chained({key: value for key, value in fields.items() if key != "hash"})
         lines.append(text)
     (log / chain.file_name(1, "audit")).write_bytes(b"\n".join(lines) + b"\n")
     head = {"line": len(lines), "hash": before, "settings": {}}

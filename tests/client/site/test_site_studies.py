@@ -136,8 +136,8 @@ def test_values_by_hand() -> None:
 
 
 def outside(run: dict[str, Any], kind: str = "train", **more: Any) -> list[str]:
-    facts = {"sent": ASKED, "app": (APP,), "today": TODAY, **more}
-    return message_faults(study(), run, kind, **facts)
+    fields = {"sent": ASKED, "app": (APP,), "today": TODAY, **more}
+    return message_faults(study(), run, kind, **fields)
 
 
 def test_what_is_within() -> None:

@@ -12,7 +12,7 @@ from server.deploy import submit
 from server.deploy.control import Connection
 from server.deploy.federation import Demo, Server, SiloEntry, read_federation
 from server.deploy.local import record
-from strategies.base.schema.data_summary import declared_facts, read_agreed
+from strategies.base.schema.data_summary import declared_spec, read_agreed
 
 RIGHT = """
 name: trial
@@ -56,7 +56,7 @@ def test_a_schema(tmp_path: Path) -> None:
         federation = read_federation(write(tmp_path, RIGHT + section))
         assert (federation.schema.names, federation.schema.labels) == (("sex", "age"), ("well", "ill"))
         said = read_agreed(federation.agreed)
-        assert parse_schema(said["schema"]) == federation.schema and declared_facts(said)["classes"] == 2
+        assert parse_schema(said["schema"]) == federation.schema and declared_spec(said)["classes"] == 2
 
 
 @pytest.mark.parametrize(

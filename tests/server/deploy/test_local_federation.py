@@ -73,7 +73,7 @@ SERVER = """
         for reply in replies:
             if reply.has_error():
                 raise RuntimeError(f"a silo failed: {reply.error.reason}")
-        names = sorted(reply.content["facts"]["name"] for reply in replies)
+        names = sorted(reply.content["answer"]["name"] for reply in replies)
         event = {"event": "round", "strategy": "probe", "seed": 1, "round": 1, "rounds": 1, "silos": len(replies),
                  "accuracy": 0.5, "seconds": 1.0, "bytes": 2000000, "names": names}
         with (out / "progress.jsonl").open("a") as file:
@@ -97,7 +97,7 @@ CLIENT = """
             time.sleep(15)
         if behaviour == "data":
             pathlib.Path(node["data"]).read_bytes()
-        return Message(RecordDict({"facts": ConfigRecord({"name": node["name"]})}), reply_to=message)
+        return Message(RecordDict({"answer": ConfigRecord({"name": node["name"]})}), reply_to=message)
 """
 
 

@@ -73,7 +73,7 @@ def test_models_and_data_stay_on_the_device(strategy: str, tiny_bn: None, on_dev
         with phony_device() as crossed:
             federation = run(strategy=strategy, rounds=rounds, batch_size=batch_size, evaluate_every=0)
         crossings.append(crossed)
-    samples = max(card["n_train"] for card in federation.registration.cards.values())
+    samples = max(summary["n_train"] for summary in federation.registration.summaries.values())
     third_round = crossings[1] - crossings[0]
     assert all(scalars <= (samples if way == "in" else SILOS) for way, scalars in third_round)
     assert third_round["in", samples] and third_round["read", 1]

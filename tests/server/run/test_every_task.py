@@ -65,7 +65,7 @@ def learns(run: Any, made: str, snapshot: str = "", **changes: Any) -> None:
     kind = task_of(task)
     rows = [r for r in run.federation.history.rows if r.silo in NAMES and r.split == "test"]
     assert {r.silo for r in rows} == set(NAMES) and {r.metric for r in rows} == set(kind.metrics)
-    assert run.federation.registration.facts.task == task and not run.strategy.rejected
+    assert run.federation.registration.data_spec.task == task and not run.strategy.rejected
     known = [r.value for r in rows if r.metric in ("loss", kind.score)]
     assert not any(map(math.isnan, known))
     loss = {(r.round, r.silo): r.value for r in rows if (r.metric, r.snapshot) == ("loss", snapshot or kind_of(run))}
@@ -171,7 +171,9 @@ def test_a_run_cannot_take_classes_for_measurements(three: Files) -> None:
     """The sums of measurements leave a silo: of classes they would tell how many samples each has."""
     with pytest.raises(UserError, match="this silo's data file is for multiclass, and only the file can say otherwise"):
         federate(three, strategy="fedavg", rounds=1, task="regression")
-    assert federate(three, strategy="fedavg", rounds=1, task="ordinal").federation.registration.facts.task == "ordinal"
+    assert (
+        federate(three, strategy="fedavg", rounds=1, task="ordinal").federation.registration.data_spec.task == "ordinal"
+    )
 
 
 @pytest.mark.parametrize("task", MADE)

@@ -20,7 +20,7 @@ from client.app import app as client_app
 from models.initialisation import flat_model
 from partitions.common.errors import RunFailedError, UserError
 from server.results.run_directory import RunDirectory
-from server.run.limits import CARD_BYTES, OTHER_BYTES
+from server.run.limits import OTHER_BYTES, SUMMARY_BYTES
 from server.run.reporter import Progress
 from server.simulation.engine import InProcessGrid
 from strategies.base.run_settings import parse_settings
@@ -252,11 +252,11 @@ def test_a_failing_closing_evaluation_is_named(two: Files) -> None:
     assert {r.silo for r in run.rows if r.round == 3 and r.split} == {"a"}
 
 
-def test_a_card_and_a_closing_evaluation_that_are_too_large_are_named(three: Files) -> None:
+def test_a_summary_and_a_closing_evaluation_that_are_too_large_are_named(three: Files) -> None:
     def after(silo: str, message: Message, reply: Message) -> Message:
         kind = message.metadata.message_type
         if silo == "c" and kind == "query":
-            reply.content.config_records["card"]["more"] = "x" * (CARD_BYTES + 1)
+            reply.content.config_records["summary"]["more"] = "x" * (SUMMARY_BYTES + 1)
         if silo == "b" and kind == "evaluate":
             reply.content.config_records["config"]["more"] = "x" * (OTHER_BYTES + 1)
         return reply

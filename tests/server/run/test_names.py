@@ -88,7 +88,7 @@ def test_an_impostor_beside_the_hospital_stops_nobody(three: Files, intruder: Fi
     keys = own_keys(*"abcx")
     files = {**three, "x": intruder["x"]}
     run = federate(files, strategy="fedavg", rounds=1, silos=3, prepare=registered(keys, {"x": "b"}))
-    assert list(run.strategy.silos) == ["a", "b", "c"] and run.federation.registration.cards["b"]["n_train"] == len(
+    assert list(run.strategy.silos) == ["a", "b", "c"] and run.federation.registration.summaries["b"]["n_train"] == len(
         rows_of(three["b"])[0]
     )
     assert not [r for r in run.rows if r.metric == "rejected"]

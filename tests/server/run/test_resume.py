@@ -189,7 +189,7 @@ def test_a_quorum_goes_on_without_a_silo(three: Files, tmp_path: Path, method: s
     resumed = federate(three, min_silos=2, **again)
     rejected = [(r.round, r.silo) for r in resumed.rows if r.metric == "rejected"]
     assert rejected == [(3, "c"), (4, "c"), (5, "c")]
-    assert list(resumed.federation.registration.cards) == ["a", "b", "c"]
+    assert list(resumed.federation.registration.summaries) == ["a", "b", "c"]
     for name, array in whole.strategy.state.arrays.items():
         assert same(array, resumed.strategy.state.arrays[name])
     for silo in "ab":

@@ -18,8 +18,8 @@ from tiny import Files, Run, comparable, federate, same, simulated
 from client.export import export_model, predict_file
 from partitions.common.errors import UserError
 from partitions.schema import Feature, Schema, parse_schema
-from strategies.base.schema.data_summary import judge, read_agreed
-from strategies.base.schema.reporting import LONGEST, read_card
+from strategies.base.schema.data_summary import read_agreed, reconcile
+from strategies.base.schema.reporting import LONGEST, read_data_summary
 from strategies.base.state import State
 
 OPTIONS: dict[str, Any] = {"strategy": "fedavg", "rounds": 3, "normalization": "agreed", "momentum": 0.5}
@@ -100,9 +100,9 @@ def test_rounded_sums_of_permuted_columns(agreed: Files, tmp_path: Path) -> None
         hospitals(tmp_path / "files", b=PERMUTED), state_dir=tmp_path / "one", directory=tmp_path / "r", **options
     )
     other = federate(agreed, state_dir=tmp_path / "two", directory=tmp_path / "s", **options)
-    assert "sum" in run.federation.registration.cards["b"]
-    assert {k: run.federation.registration.cards["b"][k] for k in ("sum", "square_sum")} == {
-        k: other.federation.registration.cards["b"][k] for k in ("sum", "square_sum")
+    assert "sum" in run.federation.registration.summaries["b"]
+    assert {k: run.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")} == {
+        k: other.federation.registration.summaries["b"][k] for k in ("sum", "square_sum")
     }
     assert run.strategy.extra["mean"] == other.strategy.extra["mean"]
     assert comparable(run.rows) == comparable(other.rows)
@@ -173,7 +173,7 @@ def test_another_unit(tmp_path: Path) -> None:
     changes = {name: {"feature_units": own} for name, own in zip("abc", units, strict=True)}
     run = federate(hospitals(tmp_path, **changes), **OPTIONS)
     assert "c is left out: it has chol in mmol/l, most silos have mg/dl" in run.federation.registration.left_out["c"]
-    assert run.federation.registration.facts.schema.features[2] == Feature("chol", "mg/dl")
+    assert run.federation.registration.data_spec.schema.features[2] == Feature("chol", "mg/dl")
 
 
 def test_another_number_format(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_silo_that_cannot_map_says_so(agreed: Files, caplog: pytest.LogCapture
     assert "b cannot take the run's schema: it has chol where bmi is wanted" in caplog.text
 
 
-CARDS: dict[str, tuple[Any, str]] = {
+SUMMARIES: dict[str, tuple[Any, str]] = {
     "a list": (["age"], "says schema = "),
     "no JSON": ("{", "has no usable schema: a schema is a JSON object"),
     "a deep one": ("[" * 100_000, "has no usable schema: a schema is a JSON object"),
@@ -258,14 +258,14 @@ CARDS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CARDS)
-def test_what_a_card_may_not_say(agreed: Files, kind: str) -> None:
-    content, reason = CARDS[kind]
+@pytest.mark.parametrize("kind", SUMMARIES)
+def test_what_a_summary_may_not_say(agreed: Files, kind: str) -> None:
+    content, reason = SUMMARIES[kind]
 
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, message.metadata.message_type) == ("c", "query"):
-            card: Any = reply.content["card"]
-            reply.content["card"] = ConfigRecord({**dict(card), "schema": content})
+            summary: Any = reply.content["summary"]
+            reply.content["summary"] = ConfigRecord({**dict(summary), "schema": content})
         return reply
 
     run = federate(agreed, prepare=lambda grid: setattr(grid, "after", after), **{**OPTIONS, "rounds": 1})
@@ -273,11 +273,11 @@ def test_what_a_card_may_not_say(agreed: Files, kind: str) -> None:
     assert reason in next(iter(run.federation.registration.left_out.values()))
 
 
-def test_a_card_states_no_values_of_the_data(agreed: Files) -> None:
+def test_a_summary_states_no_values_of_the_data(agreed: Files) -> None:
     """Names, and what the file declares of units and ranges: no smallest or largest value."""
     grid = federate(agreed, **{**OPTIONS, "rounds": 1}).grid
     reply = next(reply for message, reply in grid.traffic if message.metadata.message_type == "query")
-    assert parse_schema(json.loads(read_card(reply.content["card"])["schema"])) == Schema(
+    assert parse_schema(json.loads(read_data_summary(reply.content["summary"])["schema"])) == Schema(
         tuple(map(Feature, COLUMNS)), LABELS, "float32"
     )
 
@@ -296,25 +296,25 @@ def test_what_cannot_be_declared(said: Any, reason: str) -> None:
     assert reason in str(caught.value)
 
 
-def test_a_card_of_an_earlier_version() -> None:
+def test_a_summary_of_an_earlier_version() -> None:
     """It has no schema, and fits whatever the others have."""
     old = {"name": "a", "own_file": True, "shape": [3], "classes": 2, "n_train": 4}
     new = {**old, "name": "b", "schema": '{"dtype":"float32","features":["x","y","z"]}'}
-    verdict = judge([old, new], {}, "", sums=False)
-    assert not verdict.left_out and verdict.facts.schema.names == ("x", "y", "z")
+    verdict = reconcile([old, new], {}, "", sums=False)
+    assert not verdict.left_out and verdict.data_spec.schema.names == ("x", "y", "z")
 
 
-# ---- A simulation, the model's card, and predict ---------------------------------------------------------------------
+# ---- A simulation, the model's card, and predict ------------------------------------------------------------------
 
 
 def test_a_simulation_of_a_file_keeps_its_names(tmp_path: Path) -> None:
-    """`simulate --data FILE`: the silos' cards and models have them; a declared order is mapped to, pooled or not."""
+    """`simulate --data FILE`: summaries and models have them; a declared order is mapped to, pooled or not."""
     (tmp_path / "turned").mkdir()
     file, turned = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
     for method in ("fedavg", "pooled"):
         options: dict[str, Any] = {"strategy": method, "silos": 2, "rounds": 2, "partition": "iid", "mlp.hidden": "4"}
         runs = [simulated(dataset=str(f), agreed=DECLARED, **options) for f in (file, turned)]
-        assert all(card["schema"] for card in runs[0].registration.cards.values())
+        assert all(summary["schema"] for summary in runs[0].registration.summaries.values())
         assert comparable(runs[0].history.rows) == comparable(runs[1].history.rows)
 
 

@@ -191,7 +191,7 @@ def test_only_what_is_declared_leaves(two: Files) -> None:
         release(client, [vector], {}, min_samples=1, policy=read_policy(PUBLIC))
 
 
-def test_the_data_card_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_data_summary_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
     """Once per run and silo; of the columns' sums the log has the number, for a table may have thousands."""
     caplog.set_level("INFO", logger="flwr")
     federate(two, strategy="fedavg", rounds=1, normalization="agreed")
@@ -273,12 +273,12 @@ def test_configure_train_gives_a_list(two: Files) -> None:
     assert all(m.metadata.ttl == run.settings.common.round_timeout for m in messages)
 
 
-def test_a_card_says_no_labels(two: Files) -> None:
+def test_a_summary_says_no_labels(two: Files) -> None:
     run = federate(two, strategy="fedavg", rounds=1)
-    cards = [dict(r.content["card"]) for m, r in run.grid.traffic if m.metadata.message_type == "query"]
-    assert [c["name"] for c in cards] == ["a", "b"]
-    for card in cards:
-        assert set(card) <= {
+    summaries = [dict(r.content["summary"]) for m, r in run.grid.traffic if m.metadata.message_type == "query"]
+    assert [c["name"] for c in summaries] == ["a", "b"]
+    for summary in summaries:
+        assert set(summary) <= {
             "name",
             "task",
             "n_train",
@@ -293,7 +293,7 @@ def test_a_card_says_no_labels(two: Files) -> None:
             "versions",
             "schema",
         }
-        assert (card["shape"], card["classes"]) == ([3], 3)
+        assert (summary["shape"], summary["classes"]) == ([3], 3)
 
 
 def test_an_unusable_silo_is_named_before_anything_starts(two: Files, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from two_layers import DEEP, replies_of
 
 from strategies import strategies
 from strategies.base.declarations import BEGIN, END, NUMBERS, VECTORS, markdown
-from strategies.base.schema.reporting import CARD, SECONDS
+from strategies.base.schema.reporting import SECONDS, SUMMARY
 from strategies.base.transport.payload import decode
 
 ROOT = Path(__file__).parents[3]
@@ -82,9 +82,9 @@ def test_the_page_explains_every_number_that_is_released(two: Files) -> None:
     page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
     table = page.split("## What leaves, number by number")[1].split("\n## ")[0]
     named = set(re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|")))
-    assert set(CARD) | set(SECONDS) <= named
+    assert set(SUMMARY) | set(SECONDS) <= named
     run = federate(two, strategy="fedavg", **DEEP, rounds=1)
-    records = {name for _, reply in run.grid.traffic for name in reply.content} - {"card"}
+    records = {name for _, reply in run.grid.traffic for name in reply.content} - {"summary"}
     assert {"config", "metrics"} <= records
     assert {name for name in records if not name.startswith("model.")} <= named
 

@@ -200,7 +200,7 @@ def lying(factor: float, *silos: str, count: int = 0) -> Callable[[TinyGrid], No
         if silo not in silos or reply.has_error():
             return reply
         if message.metadata.message_type == "query" and count:
-            reply.content["card"] = ConfigRecord({**reply.content["card"], "n_train": count})  # type: ignore[dict-item]
+            reply.content["summary"] = ConfigRecord({**reply.content["summary"], "n_train": count})  # type: ignore[dict-item]
         for key, record in list(reply.content.array_records.items()):
             if message.metadata.message_type == "train":
                 vector = tensor_of(record["vector"])

@@ -27,12 +27,12 @@ ONE_OF_EACH = {settings["strategy"]: name for name, (settings, _, _) in reversed
 
 
 def saying(silo: str, *kinds: str, when: Callable[[Message], bool] = lambda m: True, **values: Any) -> Any:
-    """For ``prepare``: the silo says these values, on its card (``query``) or in its replies (``train``)."""
+    """For ``prepare``: the silo says these values, on its summary (``query``) or in its replies (``train``)."""
 
     def after(name: str, message: Message, reply: Message) -> Message:
         kind = message.metadata.message_type
         if name == silo and kind in kinds and when(message):
-            record = "card" if kind == "query" else "config"
+            record = "summary" if kind == "query" else "config"
             reply.content[record] = ConfigRecord({**reply.content[record], **values})  # type: ignore[dict-item]
         return reply
 
@@ -93,12 +93,12 @@ def test_what_is_agreed_stands_above_what_a_silo_says(three: Files, tmp_path: Pa
 def test_the_statistics_of_tables_are_weighed_alike() -> None:
     """a: one value 2, counts as 1. b: four values of mean 6 and mean square 40, counts as 1: mean 4, variance
     (4 + 40) / 2 - 16 = 6."""
-    cards = [
+    summaries = [
         {"name": "a", "n_train": 1, "sum": [2.0], "square_sum": [4.0]},
         {"name": "b", "n_train": 4, "sum": [24.0], "square_sum": [160.0]},
     ]
-    assert agreed_statistics(cards, {"a": 1, "b": 1}) == {"mean": [4.0], "std": [6.0**0.5]}
-    assert agreed_statistics(cards, {"a": 1, "b": 4}) == agreed_statistics(cards)
+    assert agreed_statistics(summaries, {"a": 1, "b": 1}) == {"mean": [4.0], "std": [6.0**0.5]}
+    assert agreed_statistics(summaries, {"a": 1, "b": 4}) == agreed_statistics(summaries)
 
 
 def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
@@ -116,7 +116,7 @@ def test_the_weighted_mean_of_the_summary_is_capped(three: Files) -> None:
 
 
 def test_another_number_in_a_round_is_named_once(three: Files, tmp_path: Path) -> None:
-    """It counts as on the card all the same; text for a number is shown as what it is."""
+    """It counts as on the summary all the same; text for a number is shown as what it is."""
     plain = federate(three, strategy="fedavg", rounds=3)
     for said, shown in ((LIE, str(LIE)), ("\x1b[2J" + "9" * 500, r"'\x1b[2J999")):
         place = tmp_path / str(len(shown))

@@ -15,7 +15,7 @@ from tiny import Files, Run, TinyGrid, federate, round_of, same
 from torch import Tensor
 
 from server.run.reporter import Progress
-from strategies.base.schema.reporting import CARD, SCHEMA, SUMS, WITHHELD, read_card, read_metrics, reason_of
+from strategies.base.schema.reporting import SCHEMA, SUMMARY, SUMS, WITHHELD, read_data_summary, read_metrics, reason_of
 from strategies.base.transport.payload import array_record
 
 Spoil = Callable[[Message], object]
@@ -211,7 +211,7 @@ GOOD: dict[str, Any] = {
     "sum": [0.0] * 3,
     "square_sum": [1.0] * 3,
 }
-CARDS: dict[str, tuple[dict[str, Any], str]] = {
+SUMMARIES: dict[str, tuple[dict[str, Any], str]] = {
     "no name": ({"name": None}, "lacks name"),
     "a list of names": ({"name": ["c"]}, "its name is"),
     "a name with a control character": ({"name": "c\n"}, "its name is"),
@@ -234,28 +234,28 @@ CARDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", CARDS)
-def test_a_wrong_data_card_is_refused(fault: str) -> None:
-    changes, reason = CARDS[fault]
+@pytest.mark.parametrize("fault", SUMMARIES)
+def test_a_wrong_data_summary_is_refused(fault: str) -> None:
+    changes, reason = SUMMARIES[fault]
     with pytest.raises(ValueError, match=reason) as caught:
-        read_card(ConfigRecord({k: v for k, v in {**GOOD, **changes}.items() if v is not None}))
+        read_data_summary(ConfigRecord({k: v for k, v in {**GOOD, **changes}.items() if v is not None}))
     assert "\n" not in str(caught.value)
 
 
-def test_a_right_data_card() -> None:
-    assert {*GOOD, WITHHELD, SCHEMA} == set(CARD)
+def test_a_right_data_summary() -> None:
+    assert {*GOOD, WITHHELD, SCHEMA} == set(SUMMARY)
     without = {key: value for key, value in GOOD.items() if key not in SUMS} | {WITHHELD: "its policy has sums = false"}
-    assert read_card(ConfigRecord(without)) == without
-    assert read_card(ConfigRecord(GOOD)) == GOOD
+    assert read_data_summary(ConfigRecord(without)) == without
+    assert read_data_summary(ConfigRecord(GOOD)) == GOOD
     with pytest.raises(ValueError, match="no data summary"):
-        read_card(None)
+        read_data_summary(None)
 
 
-def test_the_others_go_on_without_a_silo_whose_card_is_wrong(three: Files, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_others_go_on_without_a_silo_whose_summary_is_wrong(three: Files, caplog: pytest.LogCaptureFixture) -> None:
     def after(silo: str, message: Message, reply: Message) -> Message:
         if (silo, message.metadata.message_type) == ("c", "query"):
-            card: Any = reply.content["card"]
-            card["n_train"] = math.nan
+            summary: Any = reply.content["summary"]
+            summary["n_train"] = math.nan
         return reply
 
     run = federate(three, strategy="fedavg", rounds=1, min_silos=2, prepare=lambda g: setattr(g, "after", after))

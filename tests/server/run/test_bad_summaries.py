@@ -21,8 +21,8 @@ from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.exchange import CRASHED
-from server.run.registration import CARD_TRIES
-from strategies.base.schema.data_summary import FAR, IMPLAUSIBLE, judge
+from server.run.registration import SUMMARY_TRIES
+from strategies.base.schema.data_summary import FAR, IMPLAUSIBLE, reconcile
 from strategies.base.schema.reporting import LONGEST
 from strategies.base.state import State
 
@@ -32,34 +32,34 @@ OPTIONS: dict[str, Any] = {"strategy": "fedavg", "normalization": "agreed"}
 
 
 def says(**values: Any) -> Spoil:
-    """These values on the card; None: that key is not there."""
+    """These values on the summary; None: that key is not there."""
 
     def spoil(reply: Message) -> None:
-        card = dict(reply.content["card"]) | values
-        reply.content["card"] = ConfigRecord({key: value for key, value in card.items() if value is not None})
+        summary = dict(reply.content["summary"]) | values
+        reply.content["summary"] = ConfigRecord({key: value for key, value in summary.items() if value is not None})
 
     return spoil
 
 
 def instead(record: Any) -> Spoil:
     def spoil(reply: Message) -> None:
-        reply.content["card"] = record
+        reply.content["summary"] = record
 
     return spoil
 
 
 def nothing(reply: Message) -> None:
-    del reply.content["card"]
+    del reply.content["summary"]
 
 
 def times(factor: float) -> Spoil:
     """The sums of the first column as in a unit that is so many times smaller."""
 
     def spoil(reply: Message) -> None:
-        card: Any = reply.content["card"]
+        summary: Any = reply.content["summary"]
         says(
-            sum=[card["sum"][0] * factor, *card["sum"][1:]],
-            square_sum=[card["square_sum"][0] * factor**2, *card["square_sum"][1:]],
+            sum=[summary["sum"][0] * factor, *summary["sum"][1:]],
+            square_sum=[summary["square_sum"][0] * factor**2, *summary["square_sum"][1:]],
         )(reply)
 
     return spoil
@@ -186,7 +186,7 @@ BAD: dict[str, Spoil] = {
 
 
 def prepared(spoil: Spoil, silo: str = "d") -> Callable[[TinyGrid], None]:
-    """The silo's card is spoilt, every time that it is asked for."""
+    """The silo's summary is spoilt, every time that it is asked for."""
 
     def after(name: str, message: Message, reply: Message) -> Message:
         if (name, message.metadata.message_type) == (silo, "query"):
@@ -212,7 +212,7 @@ def test_there_are_enough_kinds() -> None:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_card_costs_the_others_nothing(four: Files, without: Run, tmp_path: Path, kind: str) -> None:
+def test_a_bad_summary_costs_the_others_nothing(four: Files, without: Run, tmp_path: Path, kind: str) -> None:
     """Round 1 without a quorum, then resumed with one of three: the numbers are those of a run of three, bit for bit.
 
     The silo is named in a printable line of at most 300 characters in the progress and in the summary.
@@ -237,8 +237,8 @@ def test_a_bad_card_costs_the_others_nothing(four: Files, without: Run, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["no card", "text in the sums", "another shape", "all sums far off", "no thread"])
-def test_a_card_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind: str) -> None:
-    """d took part in round 1 with a right card. The others go on as if it had failed in round 2."""
+def test_a_summary_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind: str) -> None:
+    """d took part in round 1 with a right summary. The others go on as if it had failed in round 2."""
     options = {**OPTIONS, "rounds": 2}
 
     def fails(grid: TinyGrid) -> None:
@@ -255,7 +255,7 @@ def test_a_card_that_goes_bad_before_a_resume(four: Files, tmp_path: Path, kind:
 
 
 def killed(times: int) -> Callable[[TinyGrid], None]:
-    """The process of silo d dies over its card, so many times."""
+    """The process of silo d dies over its summary, so many times."""
     left = [times]
 
     def after(name: str, message: Message, reply: Message) -> Message:
@@ -267,11 +267,11 @@ def killed(times: int) -> Callable[[TinyGrid], None]:
     return lambda grid: setattr(grid, "after", after)
 
 
-def test_a_process_that_dies_over_its_card_is_not_a_card(four: Files) -> None:
+def test_a_process_that_dies_over_its_summary_is_not_a_summary(four: Files) -> None:
     """Killed, or out of memory beside another one: the silo is asked again, but not for ever."""
-    run = federate(four, prepare=killed(CARD_TRIES - 1), rounds=1, **OPTIONS)
+    run = federate(four, prepare=killed(SUMMARY_TRIES - 1), rounds=1, **OPTIONS)
     assert list(run.strategy.silos) == list(four)
-    run = federate(four, prepare=killed(CARD_TRIES), rounds=1, **OPTIONS)
+    run = federate(four, prepare=killed(SUMMARY_TRIES), rounds=1, **OPTIONS)
     assert list(run.strategy.silos) == list(HONEST)
     assert "ended by SIGKILL" in run.federation.registration.left_out["node 4"]
 
@@ -284,7 +284,7 @@ def test_a_quorum_that_the_others_do_not_make_up(four: Files) -> None:
 
 
 def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four: Files, tmp_path: Path) -> None:
-    """It was left out at the start, and its card is right now: it is named, and the others go on."""
+    """It was left out at the start, and its summary is right now: it is named, and the others go on."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     federate(four, rounds=1, prepare=prepared(BAD["no name"]), **place)
     run = federate(four, rounds=2, resume=True, **place)
@@ -293,13 +293,13 @@ def test_a_silo_that_is_here_for_the_first_time_when_a_run_is_resumed(four: File
 
 
 def test_unknown_fields_reach_no_checkpoint(four: Files, tmp_path: Path) -> None:
-    """The silo takes part, and of its card only what is on the list is kept."""
+    """The silo takes part, and of its summary only what is on the list is kept."""
     place = {**OPTIONS, "directory": tmp_path / "run"}
     spoil = says(secret="x" * 1000, labels=[1, 2, 3], mean=[1e9, 0.0, 0.0])
     federate(four, rounds=1, prepare=prepared(spoil), **place)
     file = tmp_path / "run" / "checkpoint" / "fedavg-7" / "server.safetensors"
-    cards = State.load(file).numbers["cards"]
-    assert set(cards["d"]) == set(cards["a"]) and b"secret" not in file.read_bytes()
+    summaries = State.load(file).numbers["cards"]
+    assert set(summaries["d"]) == set(summaries["a"]) and b"secret" not in file.read_bytes()
 
 
 @pytest.mark.parametrize("method", ["fedavg", "apple", "fedfomo", "player-fl"])
@@ -330,7 +330,7 @@ def test_another_unit_is_named_and_standardised_by_itself(four: Files, tmp_path:
     assert "d gives no sums of its columns: it has values in column 1 that are" in note and "another unit?" in note
 
 
-def card(name: str, sums: list[float], squares: list[float], **values: Any) -> dict[str, Any]:
+def summary(name: str, sums: list[float], squares: list[float], **values: Any) -> dict[str, Any]:
     known = {"name": name, "own_file": True, "shape": [len(sums)], "classes": 2, "n_train": 4}
     return {**known, "sum": sums, "square_sum": squares, **values}
 
@@ -338,13 +338,17 @@ def card(name: str, sums: list[float], squares: list[float], **values: Any) -> d
 def test_what_is_usual_in_a_column() -> None:
     """The median of the root mean squares, without silos in which the column is 0: sqrt(4/4) = 1 and sqrt(16/4) = 2 in
     column 1, of which 1 is the lower; sqrt(36/4) = 3 alone in column 2. A silo of twice as many is no outlier."""
-    cards = [card("a", [0.0, 0.0], [4.0, 0.0]), card("b", [0.0, 0.0], [16.0, 0.0]), card("c", [0.0, 0.0], [0.0, 36.0])]
-    assert not judge(cards, {}, "", sums=True).left_out
+    summaries = [
+        summary("a", [0.0, 0.0], [4.0, 0.0]),
+        summary("b", [0.0, 0.0], [16.0, 0.0]),
+        summary("c", [0.0, 0.0], [0.0, 36.0]),
+    ]
+    assert not reconcile(summaries, {}, "", sums=True).left_out
     for ratio, field in ((FAR * 0.99, "sum"), (FAR * 1.01, "sums_withheld"), (IMPLAUSIBLE * 1.01, "")):
-        odd = card("d", [0.0, 0.0], [0.0, 4 * (3 * ratio) ** 2])
-        verdict = judge([*cards, odd], {}, "", sums=True)
-        assert field in verdict.cards["d"] if field else list(verdict.left_out) == ["d"]
-    assert "sum" not in judge(cards, {}, "", sums=False).cards["a"]
+        odd = summary("d", [0.0, 0.0], [0.0, 4 * (3 * ratio) ** 2])
+        verdict = reconcile([*summaries, odd], {}, "", sums=True)
+        assert field in verdict.summaries["d"] if field else list(verdict.left_out) == ["d"]
+    assert "sum" not in reconcile(summaries, {}, "", sums=False).summaries["a"]
 
 
 # ---- What holds for all ----------------------------------------------------------------------------------------------
@@ -355,11 +359,11 @@ def kinds(*values: tuple[str, list[int], int]) -> list[dict[str, Any]]:
 
 
 def test_the_majority_and_a_tie() -> None:
-    verdict = judge(kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True)
-    assert (verdict.facts.shape, verdict.facts.classes, list(verdict.left_out)) == ((3,), 2, ["a", "d"])
+    verdict = reconcile(kinds(("a", [4], 9), ("b", [3], 2), ("c", [3], 2), ("d", [3], 3)), {}, "", sums=True)
+    assert (verdict.data_spec.shape, verdict.data_spec.classes, list(verdict.left_out)) == ((3,), 2, ["a", "d"])
     assert verdict.left_out["d"].startswith("d is left out: it has 3 classes, most silos have 2 (`classes` in the")
-    tie = judge(kinds(("b", [4], 5), ("a", [3], 2), ("c", [3], 7), ("d", [4], 5)), {}, "", sums=True)
-    assert (tie.facts.shape, tie.facts.classes, list(tie.left_out)) == ((3,), 7, ["b", "d"])
+    tie = reconcile(kinds(("b", [4], 5), ("a", [3], 2), ("c", [3], 7), ("d", [4], 5)), {}, "", sums=True)
+    assert (tie.data_spec.shape, tie.data_spec.classes, list(tie.left_out)) == ((3,), 7, ["b", "d"])
 
 
 def test_the_federation_file_stands_above_the_majority(four: Files) -> None:
