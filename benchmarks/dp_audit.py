@@ -25,18 +25,20 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from client.privacy.private_round import private_round
 from models.initialisation import flat_model
 from models.privacy import clipping
 from models.privacy.accountant import Releases, composed_epsilon
 from models.samples import Samples
 from strategies import strategies
-from strategies.base.client import GLOBAL, Silo, SiloClient
+from strategies.base.client import GLOBAL, SiloClient
 from strategies.base.privacy import training as private
 from strategies.base.privacy.settings import Privacy
 from strategies.base.privacy.training import PrivateTraining, Units
 from strategies.base.settings import Common
 from strategies.base.state import State
 from strategies.base.strategy import NoSettings
+from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Model
 
 DELTA = 1e-5
@@ -140,7 +142,7 @@ def audit(
         for number in range(1, rounds + 1):
             client = SiloClient(silo, common, NoSettings(), state, strategies()["fedavg"].info)
             config = {"round": number, "models": {GLOBAL: Model(received)}, "numbers": {}, "evaluate": False}
-            client.keep_private(privacy, Units(len(rows)), str(seed).encode(), config)
+            private_round(client, privacy, Units(len(rows)), str(seed).encode(), config)
             assert client.privacy is not None
             claimed.append(client.privacy.plan)
             (received,), _, _ = client.fit([received], config)

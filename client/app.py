@@ -33,7 +33,7 @@ from client.site.study.protocol import Study
 from models.threads import use_threads
 from partitions.common.files import is_full, keep_private
 from partitions.units import describe_units
-from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.newcomer.client import NEWCOMER, evaluate_newcomer
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.schema.evidence import ACTION
 
@@ -129,7 +129,7 @@ def evaluate(message: Message, session: ClientSession) -> RecordDict:
     progress = OwnProgress(session, message)
     client, parameters, config = session.open_client(message)
     if NEWCOMER in config or not session.info.trains:
-        metrics = client.evaluate_newcomer(config) if NEWCOMER in config else client.evaluate(parameters, config)[2]
+        metrics = evaluate_newcomer(client, config) if NEWCOMER in config else client.evaluate(parameters, config)[2]
         return release(client, [], metrics, min_samples=session.least_samples, policy=session.policy)
     closing = not config["personal"]
     progress.begins(config["round"], closing=closing)

@@ -35,6 +35,7 @@ from client.local_data import (
     weights_file,
 )
 from client.privacy.noise_key import noise_key
+from client.privacy.private_round import private_round
 from client.site.audit_gate import folder_of
 from client.site.budget.told import add_cost
 from client.site.study.protocol import Study, narrowed
@@ -51,13 +52,14 @@ from models.tasks import task_of
 from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
 from partitions.splits import SiloData, dtype_of
-from strategies.base.client import Silo, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.evaluation import input_digest
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.privacy.training import Units
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
+from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
 
 # What a silo assumes where the server's round loop does not say: Flower's own ``Strategy.start``.
@@ -300,7 +302,7 @@ class ClientSession:
             self.check_private()
             check_network(silo.model.module)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
-            client.keep_private(settings.privacy, self.units, key, self.config)
+            private_round(client, settings.privacy, self.units, key, self.config)
         return client, [m.vector for m in payload.models.values()], self.config
 
     def check_schema(self) -> None:

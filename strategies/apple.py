@@ -47,12 +47,13 @@ from torch import Tensor
 from models.optimizers import Sgd
 from models.training import MeanLoss, generator
 from partitions.common.errors import DataError, UserError
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.relationships import Relationships
 from strategies.base.settings import setting
 from strategies.base.state import State
-from strategies.base.strategy import PersonalizedStrategy, weighted_mean
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, model_of
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, Arrays, ClientState, Item, Items, ServerState

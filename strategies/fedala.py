@@ -42,6 +42,7 @@ from strategies.base.client import SiloClient
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.settings import RULES, setting
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.training.batches import shuffled
 from strategies.base.typed_state import Array, ClientState, Item
 
 Take = Callable[[Tensor], tuple[Tensor, Tensor]]  # index of samples -> batch (x, y)
@@ -145,7 +146,7 @@ class AlaClient(SiloClient):
         seed_dropout(generator(*of, "ala-dropout", epoch))
         rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
         loss = torch.zeros(())
-        for index in self.drawn(self._sample_size(), rng):
+        for index in shuffled(self.silo, self.common, self._sample_size(), rng):
             loss = loss_gradient(model, *take(index), self.loss, network)
             grad = gather(model.gradient, parts)
             weights.addcmul_(grad, difference, value=-self.ala.eta).clamp_(0, 1)

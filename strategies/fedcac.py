@@ -33,9 +33,9 @@ from torch import Tensor
 from models.layout import Layout
 from partitions.common.errors import DataError
 from strategies.base.acknowledged import ConfirmedClient, ConfirmedClientState, ConfirmedServerState, ConfirmedStrategy
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.strategy import weighted_mean
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, Arrays

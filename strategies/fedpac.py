@@ -40,6 +40,7 @@ from models.flat import scatter
 from models.optimizers import Optimizer
 from models.training import feature_gradient
 from partitions.common.errors import DataError
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import GLOBAL, SiloClient
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.prototypes import (
@@ -53,7 +54,7 @@ from strategies.base.prototypes import (
     table_size,
 )
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy, weighted_mean
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, is_number
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Array, Arrays, ServerState

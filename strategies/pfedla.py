@@ -30,10 +30,11 @@ import torch
 from torch import Tensor
 
 from models.training import generator
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import GLOBAL
 from strategies.base.info import EACH_MODEL, MethodInfo
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy, weighted_mean
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload
 from strategies.base.transport.replies import Update
 from strategies.base.typed_state import Arrays, ServerState

@@ -20,10 +20,11 @@ from server.results.history import Row, metric_rows
 from server.run.collector import Collector
 from server.run.registration import Registration
 from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.newcomer.server import newcomer_payload
 from strategies.base.schema.reporting import read_metrics, reason_of
-from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Number, Payload
+from strategies.base.typed_state import ServerState
 
 SNAPSHOTS = {"received": "zero_shot", "personal": "personalised"}  # of a reply, in history and summary
 ARRAYS = "newcomer/"  # begins the names of arrays in the checkpoint
@@ -60,7 +61,7 @@ class HoldOut:
 
     def __init__(self, registration: Registration, collector: Collector) -> None:
         self.registration, self.collector = registration, collector
-        self.before: State | None = None  # the strategy's state as the round began
+        self.before: ServerState | None = None  # the strategy's state as the round began
         self.results: dict[str, Any] = {}
 
     def begin_round(self, strategy: PersonalizedStrategy) -> None:
@@ -70,7 +71,7 @@ class HoldOut:
     def keep(self, strategy: PersonalizedStrategy) -> Kept:
         """Return what newcomers would have got in the strategy's round."""
         silos = self.registration.held_out if self.before is not None else {}
-        payloads = {name: strategy.newcomer_payload(info, self.before) for name, info in silos.items() if self.before}
+        payloads = {name: newcomer_payload(strategy, info, self.before) for name, info in silos.items() if self.before}
         return Kept(strategy.round, payloads)
 
     def evaluate(self, strategy: PersonalizedStrategy, kept: Kept) -> list[Row]:

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from flwr.client import NumPyClient
 from torch import Tensor
 
-from models.augmentation import Augmentation
-from models.flat import FlatModel, gather, is_finite, write
+from models.flat import gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
 from models.samples import Samples
-from models.tasks import MULTICLASS, Task
-from models.training import MeanLoss
+from models.training import MeanLoss, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.newcomer.client import NewcomerClient
-from strategies.base.privacy.batches import BatchedClient
+from strategies.base.privacy.training import PrivateTraining, private_batches
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
+from strategies.base.training.batches import shuffled_batches
+from strategies.base.training.silo import Silo
 from strategies.base.transport.codecs import Encoded
 from strategies.base.transport.error_feedback import commit, encode_vectors
 from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Number
@@ -41,27 +40,7 @@ def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object
     return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
 
 
-@dataclass(frozen=True)
-class Silo:
-    """What a method may touch of a silo: its data on its device, one model to work with, seeded initial models."""
-
-    name: str
-    train: Samples
-    val: Samples
-    test: Samples
-    model: FlatModel
-    initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
-    task: Task = MULTICLASS
-    # What the personal model that was evaluated last on these data in this process came to, by run, round and splits.
-    known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
-    augment: Augmentation | None = None  # how its training pictures are changed
-    min_batch_size: int = 1  # its own rule: batches of fewer samples are not trained with
-    max_decay: float = math.inf  # its own rule: the most of a model that one step may replace
-    max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
-    inputs: str = ""  # where a run only evaluates: the digest of the statistics and of the order of columns and labels
-
-
-class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
+class SiloClient(NumPyClient):
     """The silo's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
@@ -72,6 +51,7 @@ class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
     state_type: ClassVar[type[ClientState]] = ClientState  # what the method remembers here, in typed fields
     state: ClientState
     silo: Silo
+    privacy: PrivateTraining | None = None  # how this round's gradients are kept private
     networks: int = 1  # that the personal model is made of; a file holds one
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
@@ -109,6 +89,32 @@ class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
 
     def personal(self) -> Tensor:
         """The silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
+        return self.model.vector
+
+    def gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
+        return loss_gradient(self.model, x, y, self.loss)
+
+    def noised_passes(self) -> tuple[int, ...]:
+        """The epochs of each training of :meth:`local_update` with private gradients, of this round."""
+        return (self.common.local_epochs,)
+
+    @property
+    def gradients_per_batch(self) -> int:
+        """How many gradients :meth:`local_update` takes of one batch."""
+        return 1
+
+    def newcomer(self) -> Tensor:
+        """The model (Σ,) that a silo without a state has before it trains."""
+        return self.received
+
+    def personalise(self) -> Tensor:
+        """A newcomer's own model (Σ,), after local-epochs epochs from :meth:`newcomer`'s, which ``self.model`` holds.
+
+        All that is shared stays as it was received.
+        """
+        if self.info.newcomer != "model":
+            self.train()
         return self.model.vector
 
     # -- what a method uses ---------------------------------------------------------------------------------------
@@ -206,6 +212,45 @@ class SiloClient(NewcomerClient, BatchedClient, NumPyClient):
         for i, (_, _, optimizer) in enumerate(pairs):
             self.keep_optimizer(optimizer, f"{optimizer_key}{i}")
         self.tell_loss(losses)
+
+    def batches(
+        self,
+        epochs: int | None = None,
+        purpose: str = "train",
+        until: Callable[[], bool] | None = None,
+        *,
+        as_they_are: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Mini-batches (x, y) of the training part: shuffled ones, or Poisson samples where gradients are private.
+
+        Pictures are changed as ``augment`` says, but where they are asked for ``as_they_are``. ``until`` is asked after
+        every epoch (default: local-epochs of them), and ends them.
+        """
+        epochs = self.common.local_epochs if epochs is None else epochs
+        augment = None if as_they_are else self.silo.augment
+        if self.privacy is not None and self.privacy.on:
+            return private_batches(self.privacy, self.silo, epochs, augment, until)
+        return shuffled_batches(self.silo, self.common, self.round, epochs, purpose, augment, until)
+
+    def full_gradient(self, purpose: str) -> Tensor:
+        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in ``purpose``'s
+        batches.
+        """
+        model, n, training = self.model, len(self.silo.train), self.privacy
+        total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
+        steps = training.sampling.steps(1) if training is not None and training.on else 0
+        for x, y in self.batches(1, purpose, as_they_are=True):
+            self.gradient(x, y)
+            total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
+        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
+        return total
+
+    def private_gradients(self, on: bool = True) -> AbstractContextManager[None]:
+        """Context in which gradients are private, where they have to be; ``on = False``: in which they are not.
+
+        What is trained then must not enter anything that leaves the silo.
+        """
+        return nullcontext() if self.privacy is None else self.privacy.applied(on)
 
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
         """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.

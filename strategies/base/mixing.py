@@ -25,9 +25,10 @@ import torch
 from flwr.common import log
 from torch import Tensor
 
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.client import SiloClient, proximal
 from strategies.base.settings import setting
-from strategies.base.strategy import PersonalizedStrategy, weighted_mean
+from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, stack
 from strategies.base.transport.replies import Update
 

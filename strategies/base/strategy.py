@@ -23,10 +23,10 @@ from models.tasks import Task
 from models.training import generator
 from partitions.common.errors import DataError, RunFailedError, UserError
 from strategies.base.aggregation.bounded import Bounds, replacement
+from strategies.base.aggregation.mean import weighted_mean
 from strategies.base.aggregation.screening import plausible_counts
 from strategies.base.client import BUFFERS, GLOBAL, SiloClient
 from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.newcomer.server import NewcomerStrategy
 from strategies.base.relationships import Relationships
 from strategies.base.schema.data_summary import read_agreed, sample_weights
 from strategies.base.schema.reporting import printable, read_metrics, reason_of
@@ -66,20 +66,6 @@ class SiloInfo:
     n_test: int = 0
 
 
-def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
-    total = sum(weights)
-    result: Tensor | None = None
-    for vector, weight in zip(vectors, weights, strict=True):
-        if result is None:
-            result = vector * (weight / total)
-        else:
-            result.add_(vector, alpha=weight / total)
-    if result is None:
-        raise UserError("a mean of no vectors")
-    return result
-
-
 def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, common: Common) -> None:
     """Raise UserError where the method, the loss or the number of outputs is not for this task."""
     if method.info.needs_classes and not task.single_label:
@@ -101,7 +87,7 @@ _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
 _EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}  # what runs, and is no method
 
 
-class PersonalizedStrategy(NewcomerStrategy, Strategy):
+class PersonalizedStrategy(Strategy):
     """The server's half of FedAvg; the base of every other method's.
 
     A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
@@ -153,6 +139,12 @@ class PersonalizedStrategy(NewcomerStrategy, Strategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         """Set ``self.state`` before the first round; ``initial(purpose)`` is a seeded initial model (Σ,)."""
         self.state.model = initial("")
+
+    def welcome(self, silo: str) -> None:
+        """Set in ``self.state`` what the server holds of a silo that was not there before; most methods hold nothing.
+
+        ``self.silos`` has it, ``self.state`` has not.
+        """
 
     def begin_round(self) -> None:
         """Compute once what :meth:`payload` hands out to the silos of round ``self.round``."""

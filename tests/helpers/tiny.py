@@ -25,10 +25,11 @@ from server.results.history import Row
 from server.results.run_directory import RunDirectory
 from server.run.loop import RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
-from strategies.base.client import Silo, SiloClient
+from strategies.base.client import SiloClient
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import MODEL_OF, array_record, decode, tensor_of
 
 Files = Mapping[str, Path]

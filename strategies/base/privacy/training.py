@@ -16,6 +16,7 @@ K gradients of one batch have noise of σ √K each. Together they release what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -63,6 +64,16 @@ class PrivateTraining:
         self.on = False  # whether gradients have to be private now
         self.steps = self.gradients = self.calls = 0
         self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
+
+    @contextmanager
+    def applied(self, on: bool = True) -> Iterator[None]:
+        """Context in which the model's gradients are private; ``on = False``: in which they are not."""
+        before = self.on, self.model.private
+        self.on, self.model.private = on, self if on else None
+        try:
+            yield
+        finally:  # the silos of a process share the network
+            self.on, self.model.private = before
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """A random generator whose seed only the silo knows."""

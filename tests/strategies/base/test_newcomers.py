@@ -16,6 +16,7 @@ from two_layers import DEEP, replies_of
 
 from strategies import strategies
 from strategies.base.client import SiloClient
+from strategies.base.newcomer.client import evaluate_newcomer
 from strategies.base.partial import head_blocks
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import decode
@@ -37,7 +38,6 @@ class Seen:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models: dict[str, Tensor] = {}
-        original = SiloClient.evaluate_newcomer
 
         def evaluate(client: SiloClient, config: Mapping[str, Any]) -> dict[str, float]:
             measure, self.client = client.measure, client
@@ -47,9 +47,9 @@ class Seen:
                 return measure(snapshot, vector)
 
             client.measure = watch  # type: ignore[assignment,method-assign]
-            return original(client, config)
+            return evaluate_newcomer(client, config)
 
-        monkeypatch.setattr(SiloClient, "evaluate_newcomer", evaluate)
+        monkeypatch.setattr("client.app.evaluate_newcomer", evaluate)
 
     @property
     def start(self) -> Tensor:

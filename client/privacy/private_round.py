@@ -1,0 +1,55 @@
+"""The private gradients of one round, bound to all that the round is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.privacy.noise import derived
+from strategies.base.client import SiloClient
+from strategies.base.privacy.plan import Sampling, plan_of
+from strategies.base.privacy.settings import Privacy
+from strategies.base.privacy.training import PrivateTraining, Units, round_digest
+from strategies.base.settings import values_of
+from strategies.base.transport.payload import Model, Number
+
+# Settings that change no number of a round, or other ones than the data do; the rest is part of a round's digest.
+ELSEWHERE = {
+    *("out", "resume", "data-dir", "device", "threads", "dataset", "partition", "silos", "agreed", "study"),
+    *("min-metric-samples", "checkpoint-every", "round-timeout", "straggler-factor", "straggler-floor", "lost-silo"),
+    *("min-silos", "evaluate-every", "validation"),
+}
+# Of a silo's state, what evaluation leaves, or the run is called: no training depends on it.
+EVALUATED = ("run_id", "model", "metrics", "best", "reported", "candidate")
+
+
+def private_round(client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any]) -> None:
+    """Make the gradients of the client's next round private. ``key``: the silo's own of this run.
+
+    Raises UserError where they cannot be.
+    """
+    client.round = config["round"]
+    sampling = Sampling(units.records, units.count, client.common.batch_size)
+    digest = _digest(client, s, units, config)
+    plan = plan_of(s, client.common, sampling, client.noised_passes(), digest.hex())
+    from_here = derived(key, "round", client.round, digest)
+    client.privacy = PrivateTraining(plan, sampling, units, from_here, client.model, client.gradients_per_batch)
+
+
+def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, Any]) -> bytes:
+    models: Mapping[str, Model] = config["models"]
+    numbers: Mapping[str, Number] = config["numbers"]
+    train, state = client.silo.train, client.state
+    inputs = (train.x,) if isinstance(train.x, Tensor) else tuple(train.x)
+    given = {f"model {name}": m.vector for name, m in models.items()}
+    given |= {f"state {k}": array for k, array in state.arrays.items() if not k.startswith(EVALUATED)}
+    given |= {f"x {i}": part for i, part in enumerate(inputs)} | {"y": train.y}
+    if units.patient is not None:
+        given["patient"] = torch.from_numpy(units.patient)
+    kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}
+    settings = values_of(client.common) | values_of(client.settings, client.common.strategy) | values_of(s, "dp")
+    used = {k: v for k, v in settings.items() if k not in ELSEWHERE}
+    return round_digest(given, [client.silo.name, client.round, sorted(numbers.items()), sorted(kept.items()), used])
