@@ -1,4 +1,4 @@
-"""A silo's model as a file of its own, and its use: ``silofl export`` and ``silofl predict``.
+"""A silo's model as a file of its own: ``silofl export``; ``client/prediction`` uses it.
 
 An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
 ``nn.Module.load_state_dict`` of the architecture that its card names (where it names a ``head``, with that method's
@@ -11,39 +11,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
+from client.evidence.conformal import conformal_for
 from client.evidence.temperature import temperature_for
 from client.find_states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
-from client.tables.new_samples import about_recipe, answers_csv, read_asked
+from client.tables.new_samples import about_recipe
 from models.flat import FlatModel
 from models.initialisation import Head, flat_model
 from models.networks.heads import with_head
 from models.networks.registry import build, spec_of
-from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.shapes import read_shape
-from models.tasks import task_of
 from models.trainable import WHOLE, Part
-from models.training import predict as logits_of
 from models.weights import Weights
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from partitions.labels import ONE_CLASS
-from partitions.npz import write_npz
 from partitions.recipes.recipe import parse_recipe
-from partitions.reorder import reorder_columns
-from partitions.schema import Schema, difference, few, moved, order_of, parse_schema
-from partitions.splits import Array, dtype_of, input_shape
+from partitions.schema import parse_schema
 from strategies import strategies
 from strategies.base.state import State, read_sealed, write_sealed
 
@@ -81,6 +72,8 @@ def export_model(
     round: int | None = None,
     recipe: bool = True,
     temperature: Path | None = None,
+    conformal: Path | None = None,
+    coverage: float = 0.9,
 ) -> dict[str, Any]:
     """Save one of a silo's models; returns its card.
 
@@ -88,8 +81,9 @@ def export_model(
     whose score the report prints (``reported``), of the ``round`` that the report names. ``source`` is a run directory
     or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
     ``run_id`` where several of them have the same name. ``recipe``: whether the card holds the recipe of the silo's
-    table, where there is one. ``temperature``: a data file whose validation part scales the probabilities. Raises
-    UserError where there is no such model, more than one, or a state that cannot be used.
+    table, where there is one. ``temperature``: a data file whose validation part scales the probabilities;
+    ``conformal``: one whose test part gives sets or intervals of this ``coverage``. Raises UserError where there is no
+    such model, more than one, or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
         raise UserError(f"--which {which}: best, last or reported is wanted here")
@@ -102,10 +96,13 @@ def export_model(
     card = card_of(state, chosen, about, which)
     card |= about_recipe(about.get("recipe", "")) if recipe else {}
     vector, buffers = state.arrays[chosen.array], state.arrays.get(f"{chosen.array}.buffers")
-    if temperature is not None:
+    if temperature is not None or conformal is not None:
         net = trained_network(card)
         net.load(vector, buffers)
-        card["temperature"] = temperature_for(card, net, temperature)
+        if temperature is not None:
+            card["temperature"] = temperature_for(card, net, temperature)
+        if conformal is not None:  # of the scaled probabilities
+            card["conformal"] = conformal_for(card, net, conformal, coverage)
     write_model(out, card, vector, buffers)
     return card
 
@@ -206,7 +203,7 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Predict
+# Reading
 
 
 def trained_network(card: Mapping[str, Any]) -> FlatModel:
@@ -232,66 +229,6 @@ def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]
     settings = own(**card["model"]["settings"]) if own else None
     head = card["model"].get("head")
     return name, shape, settings, strategies()[head].head if head else None
-
-
-def predict_file(
-    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False
-) -> str:
-    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w).
-
-    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, by their names where they
-    have some; of other tasks what ``Task.answers`` says. ``data``: a data file, whose test part or, where it has none,
-    all of ``x`` counts, or a csv, which goes through the ``recipe``, or else the card's. Labels are not needed. In the
-    place of ``index``, which counts from 0, a csv's rows have their patient. Raises UserError where model and data
-    cannot be read or do not fit each other.
-    """
-    card, net = read_model(model)
-    asked = read_asked(data, card, recipe, as_gaps)
-    x, vocabulary, own = asked.x, asked.vocabulary, asked.schema
-    shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
-    here, kind = input_shape(x, vocabulary), dtype_of(x)
-    if here != shape or dtype not in (None, kind):  # None: a shared model takes what each silo has
-        raise UserError(
-            f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
-        )
-    x = reorder_columns(x, check_schema(own, card, data, model))
-    scale = card["normalisation"]
-    if dtype is None and kind == "uint8":
-        scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
-    mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
-    labels = card.get("labels") or {"mean": (), "std": ()}
-    task = task_of(card.get("task", "multiclass"), labels["mean"], labels["std"])
-    if masks is not None and not task.per_pixel:
-        raise UserError(f"{model} draws no outlines: it is for {task.name}")
-    rows: list[list[float]] = []
-    drawn: list[Array] = []
-    names: list[str] = []
-    for i in range(0, len(x), BATCH):
-        part = x[i : i + BATCH]
-        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
-        outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
-        names, found = task.answers(outputs / card.get("temperature", {}).get("T", 1.0))
-        rows += found
-        drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task.per_pixel else []
-    if masks is not None:
-        write_npz(masks, {"masks": np.concatenate(drawn)})
-    return answers_csv(asked, names, rows, parse_schema(card.get("schema", {})).labels)
-
-
-def check_schema(own: Schema, card: Mapping[str, Any], data: Path, model: Path) -> list[int]:
-    """For each column that a model takes its place in the data file, by name; empty where the order is the same.
-
-    A line on standard error says what is mapped, or cannot be compared. Raises UserError where the names do not fit.
-    """
-    agreed = parse_schema(card.get("schema", {}))
-    one = card.get("task", "multiclass") in (*ONE_CLASS, "segmentation")
-    if reason := difference(own, agreed, "the model has", subset=one, mend="rename them in the data file"):
-        raise UserError(f"{data} has {reason}")
-    if agreed.names and not own.names:
-        print(f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}", file=sys.stderr)
-    if what := moved(own, agreed):
-        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name", file=sys.stderr)
-    return order_of(own.names, agreed.names)
 
 
 def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:

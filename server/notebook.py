@@ -14,7 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import nn
 
-from client.export import export_model, predict_file, read_model
+from client.export import export_model, read_model
+from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.report.charts.canvas import styles
 from server.report.methods import spelled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +202,16 @@ def schema(args: argparse.Namespace) -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    from client.export import predict_file
+    from client.export import read_model
+    from client.prediction.predict import predict_file, uncertainty
     from partitions.common.files import write_atomically
 
-    masks = Path(args.masks) if args.masks else None
-    text = predict_file(Path(args.model), Path(args.data), masks, args.recipe, args.as_gaps)
+    masks, model = Path(args.masks) if args.masks else None, Path(args.model)
+    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps)
     if args.out:
         write_atomically(Path(args.out), text)
         print(args.out)
     else:
         print(text, end="")
+    for note in uncertainty(read_model(model)[0]):
+        print(f"note: {note}", file=sys.stderr)

@@ -41,7 +41,7 @@ def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict
     """
     if card["task"] not in TASKS:
         raise UserError(f"--temperature: {card['task']} has no probabilities to scale; it is for {', '.join(TASKS)}")
-    data = fitting(card, file)
+    data = fitting(card, file, "--temperature")
     if len(data.val) < FEWEST:
         raise UserError(
             f"--temperature: {file} has {len(data.val)} validation samples, at least {FEWEST} are needed; give it "
@@ -53,19 +53,19 @@ def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict
     return {"T": temperature, "samples": len(data.val), "loss_before": losses[0], "loss_after": losses[1]}
 
 
-def fitting(card: Mapping[str, Any], file: Path) -> SiloData:
-    """Return a file's data with columns and labels in the model's order."""
+def fitting(card: Mapping[str, Any], file: Path, option: str) -> SiloData:
+    """Return a file's data with columns and labels in the model's order. Raises UserError, which names ``option``."""
     try:
         data = reorder_data(read_silo_file(file, card["task"]), parse_schema(card["schema"]))
     except DataError as error:
-        raise UserError(f"--temperature: {error}") from None
+        raise UserError(f"{option}: {error}") from None
     if data.input_shape != read_shape(card["input"]["shape"]) or dtype_of(data.val.x) != card["input"]["dtype"]:
         raise UserError(
-            f"--temperature: {file} holds {dtype_of(data.val.x)} samples of shape {data.input_shape}; the model takes "
+            f"{option}: {file} holds {dtype_of(data.val.x)} samples of shape {data.input_shape}; the model takes "
             f"{card['input']['dtype']} of shape {read_shape(card['input']['shape'])}"
         )
     if data.task != card["task"] or data.classes > card["classes"]:
-        raise UserError(f"--temperature: {file} is for {data.task} with {data.classes} outputs, the model for another")
+        raise UserError(f"{option}: {file} is for {data.task} with {data.classes} outputs, the model for another")
     return data
 
 

@@ -26,6 +26,7 @@ from partitions.splits import Array, dtype_of
 
 TO_PREDICT = ("test", "all")  # the first of these parts that a file has
 INDEX = "index"
+NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")  # columns of the answers, by class or measurement
 
 
 @dataclass(frozen=True)
@@ -92,29 +93,21 @@ def disclosed(recipe: Recipe) -> str:
 
 def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Columns of the answers with the labels' names: ``p_ill`` for ``p_1``."""
-    found = [re.fullmatch(r"(p|y|pixels)_(\d+)", name) for name in columns]
-    if sum(match is not None for match in found) != len(labels):
+    found = [NUMBERED.fullmatch(name) for name in columns]
+    if {int(match[2]) for match in found if match} != set(range(len(labels))):
         return list(columns)
     return [
         f"{match[1]}_{labels[int(match[2])]}" if match else name for name, match in zip(columns, found, strict=True)
     ]
 
 
-def answers_csv(
-    asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[str] = ()
-) -> str:
-    """The answers as csv, a row for each sample. ``labels``: the names of classes, findings or measurements."""
+def answers_csv(asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[float | str]]) -> str:
+    """The answers as csv, a row for each sample."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = named_columns(columns, labels)
-    writer.writerow([asked.key, *names])
-    classes = labels if names != list(columns) else ()
+    writer.writerow([asked.key, *columns])
     for key, row in zip(asked.keys, rows, strict=True):
-        cells = [
-            classes[int(value)] if classes and column == "label" else f"{value:.6g}"
-            for column, value in zip(columns, row, strict=True)
-        ]
-        writer.writerow([key, *cells])
+        writer.writerow([key, *(value if isinstance(value, str) else f"{value:.6g}" for value in row)])
     return out.getvalue()
 
 

@@ -16,7 +16,8 @@ from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
 
 import client.site.trust.policy as site_policy
 from client.app import app
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.evidence.measure import CALIBRATION, EVIDENCE, unflat
 from partitions.common.errors import DataError
 from server.results.history import History

@@ -15,7 +15,8 @@ from damage import damaged
 from predictions import read_csv
 from tiny import Files, Run, federate, random_silos, rows_of, write_silo
 
-from client.export import card_file, export_model, predict_file, read_model
+from client.export import card_file, export_model, read_model
+from client.prediction.predict import predict_file
 from models.networks.input_stem import StemSettings
 from models.networks.registry import build
 from models.samples import Samples

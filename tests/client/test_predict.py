@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import silofl
-from client.export import card_file, export_model, predict_file, read_model
+from client.export import card_file, export_model, read_model
+from client.prediction.predict import predict_file
 from models.samples import Samples
 from models.training import predict
 from partitions.importing.notes import Take

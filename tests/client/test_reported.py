@@ -13,7 +13,8 @@ from flwr.app import Message
 from predictions import read_csv
 from tiny import Files, Run, TinyGrid, federate, random_silos, rows_of
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from partitions.simulated import part_of
 from server.cli.main import main
 from server.cli.research import outcome

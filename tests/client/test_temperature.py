@@ -14,7 +14,8 @@ from predictions import read_csv
 from tiny import federate, random_silos, rows_of, write_silo
 
 from client.evidence.temperature import RANGE, fitted
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from server.cli.main import main
 

@@ -11,7 +11,8 @@ from predictions import read_csv
 from tiny import Files, federate, rows_of, same
 from torch import Tensor, nn
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.features import all_features
 from models.flat import FlatModel
 from models.initialisation import flat_model, initial_model

@@ -10,7 +10,8 @@ import torch
 from tiny import Files, federate, simulated
 
 import models
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from client.site.trust.message_rules import network_fault
 from client.site.trust.policy import Policy, parse_policy, read_policy
 from models.flat import FlatModel

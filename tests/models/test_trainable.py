@@ -12,7 +12,8 @@ import torch
 from tiny import Files, Numbers, federate, gradient, random_silos, rows_of
 from torch import Tensor
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.flat import FlatModel
 from models.initialisation import flat_model, initial_model
 from models.networks.mlp import MlpSettings

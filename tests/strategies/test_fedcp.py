@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from two_layers import DEEP, replies_of
 
 import strategies.fedcp
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.initialisation import initial_model
 from models.metrics import mmd
 from models.networks.mlp import MlpSettings

@@ -12,7 +12,8 @@ from predictions import read_csv
 from tiny import Files, Numbers, Run, comparable, federate, initial, random_silos, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "learning_rate": 0.1}
 

@@ -13,7 +13,8 @@ from predictions import read_csv
 from tiny import Files, Numbers, comparable, federate, initial, rows_of, same, write_silo
 from two_layers import DEEP, FC1, FC2, HIDDEN, deep_gradient, replies_of, start_at
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 
 OPTIONS: dict[str, Any] = {**DEEP, "rounds": 3, "local_epochs": 2, "batch_size": 4, "momentum": 0.9}
 

@@ -14,7 +14,8 @@ from tiny import Files, federate, rows_of, same, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.initialisation import initial_model
 from models.networks.mlp import MlpSettings
 from strategies.gpfl import ConditionalHead, GPFLClient, Valve

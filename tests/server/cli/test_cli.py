@@ -492,7 +492,8 @@ def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_p
     assert (code, out) == (0, f"{model}: fedavg, seed 42, last model of hospital-02: after training in round 1\n")
 
     code, out, err = say("predict", "--model", model, "--data", silo)
-    assert (code, err) == (0, "") and out.startswith("index,label,p_0,p_1\n0,") and out.count("\n") == 39
+    assert code == 0 and out.startswith("index,label,p_0,p_1\n0,") and out.count("\n") == 39
+    assert "no temperature" in err and "no conformal threshold" in err and err.count("\n") == 2
     code, printed, _ = say("predict", "--model", model, "--data", silo, "--out", str(tmp_path / "p.csv"))
     assert (code, printed) == (0, f"{tmp_path}/p.csv\n") and (tmp_path / "p.csv").read_text() == out
 

@@ -17,7 +17,8 @@ from hospitals import ALL, MADE, NAMES, NETWORKS, TASK_OF, hospital_files, one_f
 from sklearn.metrics import roc_auc_score
 from tiny import Files, comparable, federate
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from models.tasks import TASKS, task_of
 from partitions.common.errors import UserError
 from partitions.silo_file import read_silo_file

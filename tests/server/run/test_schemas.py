@@ -15,7 +15,8 @@ from flwr.app import ConfigRecord, Message
 from schemas import COLUMNS, DECLARED, LABELS, PERMUTED, hospitals, save
 from tiny import Files, Run, comparable, federate, same, simulated
 
-from client.export import export_model, predict_file
+from client.export import export_model
+from client.prediction.predict import predict_file
 from partitions.common.errors import UserError
 from partitions.schema import Feature, Schema, parse_schema
 from strategies.base.schema.data_summary import read_agreed, reconcile

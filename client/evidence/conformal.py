@@ -1,0 +1,110 @@
+"""Sets of classes and intervals of an exported model: split conformal prediction, on the hospital's own test samples.
+
+Classes: the score of a class is 1 - p (``models/evidence/conformal.py``); a set holds the classes within the threshold.
+Measurements: the score is |y - prediction| per measurement, and the interval is the prediction ± its quantile (Lei et
+al., JASA 2018, algorithm 2). For new patients from the same population either holds the truth with probability
+``coverage`` or more, on average over calibration samples. Nothing is promised for another hospital's patients, for
+each group of patients, or for all measurements at once.
+
+Samples of one patient are not exchangeable with those of others, so one of each patient counts, drawn by a fixed seed
+(Dunn, Wasserman and Ramdas, JASA 2023, section 3.3). Training and validation samples have made and chosen the model, so
+none of them counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from client.evidence.temperature import fitting, outputs_and_labels
+from models.evidence.conformal import Array, threshold_of, true_scores
+from models.flat import FlatModel
+from models.tasks import Task, probabilities, task_of
+from partitions.common.errors import UserError
+from partitions.splits import Split
+
+SETS, INTERVALS = ("multiclass", "ordinal"), ("regression",)
+COVERAGE = (0.5, 0.99)  # what may be asked for
+SLACK = 1e-6  # of a probability: single precision differs by so much from batch to batch
+
+
+def conformal_for(card: Mapping[str, Any], net: FlatModel, file: Path, coverage: float) -> dict[str, Any]:
+    """Return the threshold of sets, or the half widths of intervals, for a model's card.
+
+    Raises UserError where the task has neither, the file does not fit, or it has too few test samples.
+    """
+    if card["task"] not in (*SETS, *INTERVALS):
+        raise UserError(
+            f"--conformal: {card['task']} has no sets or intervals; it is for {', '.join(SETS + INTERVALS)}"
+        )
+    if not COVERAGE[0] <= coverage <= COVERAGE[1]:
+        raise UserError(f"--coverage {coverage:g}: from {COVERAGE[0]} to {COVERAGE[1]}, for example 0.9")
+    data = fitting(card, file, "--conformal")
+    test, patients = one_per_patient(data.test)
+    least = math.ceil(coverage / (1 - coverage) - 1e-9)
+    if len(test) < least:
+        raise UserError(
+            f"--conformal: {file} has {len(test)} test {'patients' if patients else 'samples'}, at least {least} are "
+            f"needed for a coverage of {coverage:g}"
+        )
+    outputs, labels = outputs_and_labels(card, net, test)
+    outputs = outputs / card.get("temperature", {}).get("T", 1.0)
+    about = {"coverage": coverage, "records": len(test), "patients": patients}
+    counts = {"train": len(data.train), "val": len(data.val), "test": len(data.test)}
+    about["as_trained"] = counts == card["samples"]
+    if card["task"] in SETS:
+        scores = true_scores(probabilities(outputs), labels.cpu().numpy())
+        return {**about, "threshold": threshold_of(scores, 1 - coverage)}
+    said = np.array(task_in(card).answers(outputs)[1])
+    errors = np.abs(said - np.asarray(test.y, np.float64))
+    return {**about, "half_widths": [quantile_of(column, 1 - coverage) for column in errors.T]}
+
+
+def task_in(card: Mapping[str, Any]) -> Task:
+    """The task of a card's model, with the scale of its labels."""
+    labels = card.get("labels") or {"mean": (), "std": ()}
+    return task_of(card.get("task", "multiclass"), labels["mean"], labels["std"])
+
+
+def quantile_of(scores: Array, alpha: float) -> float:
+    """Return the ceil((n + 1)(1 - alpha))-th smallest of n scores."""
+    return float(np.sort(scores)[math.ceil((len(scores) + 1) * (1 - alpha) - 1e-9) - 1])
+
+
+def one_per_patient(split: Split) -> tuple[Split, bool]:
+    """Return one sample of each patient, and whether the samples name patients; without names every sample."""
+    if split.patient is None:
+        return split, False
+    order = np.random.default_rng(0).permutation(len(split))
+    first: npt.NDArray[np.int64] = np.unique(split.patient[order], return_index=True)[1]
+    rows = np.sort(order[first])
+    return Split(split.x[rows], split.y[rows], split.patient[rows]), True
+
+
+def bounds_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[list[str], list[list[float]]]:
+    """Return columns and a row for each sample, of scaled outputs (n, C): 1 for a class in the set, or the two ends."""
+    known = card.get("conformal")
+    if not known:
+        return [], []
+    if "threshold" in known:
+        inside = 1 - probabilities(outputs) <= known["threshold"] + SLACK
+        return [f"set_{c}" for c in range(inside.shape[1])], inside.astype(int).tolist()
+    half = np.array(known["half_widths"])
+    said = np.array(task_in(card).answers(outputs)[1])
+    names = [f"{end}_{k}" for k in range(len(half)) for end in ("low", "high")]
+    return names, np.stack([said - half, said + half], axis=2).reshape(len(said), -1).tolist()
+
+
+def in_words(known: Mapping[str, Any]) -> str:
+    """What a card's threshold or widths promise, and from how many records."""
+    what = "each set holds the true class" if "threshold" in known else "each interval holds the measurement"
+    whose = "patients, one record of each" if known["patients"] else "records"
+    return (
+        f"{what} of {known['coverage']:.0%} of new patients like these, as computed on {known['records']} test {whose}"
+    )

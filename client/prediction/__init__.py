@@ -1,0 +1,1 @@
+"""The use of an exported model: ``silofl predict``."""

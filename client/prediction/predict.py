@@ -1,0 +1,145 @@
+"""``silofl predict``: what an exported model says of new samples, as rows.
+
+The model card says how inputs are scaled, by which temperature outputs are divided, and which conformal threshold makes
+a set of classes or an interval. One function, :func:`answer`, does all of it: for files here, over HTTP, for pictures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client.evidence.conformal import INTERVALS, SETS, bounds_of, in_words, task_in
+from client.evidence.temperature import TASKS as PROBABILITIES
+from client.export import read_model
+from client.tables.new_samples import Asked, answers_csv, named_columns, read_asked
+from models.flat import FlatModel
+from models.samples import BYTE_MEAN, BYTE_STD, Samples
+from models.shapes import read_shape
+from models.training import predict as logits_of
+from partitions.common.errors import UserError
+from partitions.labels import ONE_CLASS
+from partitions.npz import write_npz
+from partitions.reorder import reorder_columns
+from partitions.schema import Schema, difference, few, moved, order_of, parse_schema
+from partitions.splits import Array, dtype_of, input_shape
+
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model says: names of columns, a row (columns,) of values for each sample, and outlines (n, ...) or None.
+
+    A value is a number, or a text: the name of a class.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[list[float | str]]
+    outlines: Array | None = None
+
+
+def predict_file(
+    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False
+) -> str:
+    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w).
+
+    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, by their names where they
+    have some; of other tasks what ``Task.answers`` says. ``set_0,...`` follow where the card has a conformal threshold:
+    1 for a class in the set; of measurements the ends of an interval. ``data``: a data file, whose test part or, where
+    it has none, all of ``x`` counts, or a csv, which goes through the ``recipe``, or else the card's. Labels are not
+    needed. In the place of ``index``, which counts from 0, a csv's rows have their patient. Raises UserError where
+    model and data cannot be read or do not fit each other.
+    """
+    card, net = read_model(model)
+    task = task_in(card)
+    if masks is not None and not task.per_pixel:
+        raise UserError(f"{model} draws no outlines: it is for {task.name}")
+    asked = read_asked(data, card, recipe, as_gaps)
+    found = answer(card, net, asked, str(data), str(model))
+    if masks is not None and found.outlines is not None:
+        write_npz(masks, {"masks": found.outlines})
+    return answers_csv(asked, found.columns, found.rows)
+
+
+def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
+    """What the model says of each sample. ``data`` and ``model``: their names in messages.
+
+    Raises UserError where the samples do not fit the model.
+    """
+    x, own = asked.x, asked.schema
+    shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
+    here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
+    if here != shape or dtype not in (None, kind):  # None: a shared model takes what each silo has
+        raise UserError(
+            f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
+        )
+    x = reorder_columns(x, check_schema(own, card, data, model))
+    scale = card["normalisation"]
+    if dtype is None and kind == "uint8":
+        scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
+    mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
+    names: tuple[str, ...] = ()
+    rows: list[list[float | str]] = []
+    drawn: list[Array] = []
+    for i in range(0, len(x), BATCH):
+        part = x[i : i + BATCH]
+        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
+        outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
+        names, found = rows_of(card, outputs)
+        rows += found
+        drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
+    return Answers(names, rows, np.concatenate(drawn) if drawn else None)
+
+
+def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:
+    """The columns' names, and what a model's outputs (n, C) mean by its card: the only place that says so."""
+    labels = parse_schema(card.get("schema", {})).labels
+    outputs = outputs / card.get("temperature", {}).get("T", 1.0)
+    columns, values = task_in(card).answers(outputs)
+    more, ends = bounds_of(card, outputs)
+    names = tuple(named_columns([*columns, *more], labels))
+    classes = labels if names[: len(columns)] != tuple(columns) else ()
+    at = columns.index("label") if classes and "label" in columns else -1
+    rows: list[list[float | str]] = [[*own, *(ends[i] if ends else ())] for i, own in enumerate(values)]
+    for row in rows if at >= 0 else ():
+        row[at] = classes[int(row[at])]
+    return names, rows
+
+
+def uncertainty(card: Mapping[str, Any]) -> list[str]:
+    """How far a model's answers can be trusted by its card, a line each; what is missing is named too."""
+    task, found = card.get("task", "multiclass"), []
+    if task in PROBABILITIES and "temperature" not in card:
+        found.append("the model card has no temperature, so the probabilities are not calibrated: export --temperature")
+    if known := card.get("conformal"):
+        found.append(in_words(known))
+    elif task in (*SETS, *INTERVALS):
+        what = "sets of classes" if task in SETS else "intervals"
+        found.append(f"the model card has no conformal threshold, so there are no {what}: export --conformal")
+    else:
+        found.append(f"there are no sets or intervals for {task}")
+    return found
+
+
+def check_schema(own: Schema, card: Mapping[str, Any], data: str, model: str) -> list[int]:
+    """For each column that a model takes its place in the data file, by name; empty where the order is the same.
+
+    A line on standard error says what is mapped, or cannot be compared. Raises UserError where the names do not fit.
+    """
+    agreed = parse_schema(card.get("schema", {}))
+    one = card.get("task", "multiclass") in (*ONE_CLASS, "segmentation")
+    if reason := difference(own, agreed, "the model has", subset=one, mend="rename them in the data file"):
+        raise UserError(f"{data} has {reason}")
+    if agreed.names and not own.names:
+        print(f"note: {data} names no columns: they are taken to be {few(agreed.names, 8)}", file=sys.stderr)
+    if what := moved(own, agreed):
+        print(f"note: {data} has its {' and '.join(what)} in another order: mapped by name", file=sys.stderr)
+    return order_of(own.names, agreed.names)
