@@ -9,9 +9,11 @@ import pytest
 
 from server.results.run_directory import read_toml
 from server.results.study import study_runs
+from server.tuning.space import read_space
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "experiments").rglob("*.toml"))
+SPACE = ROOT / "experiments" / "tuned" / "space.toml"
+FILES = sorted(file for file in (ROOT / "experiments").rglob("*.toml") if file != SPACE)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "experiments")))
@@ -119,4 +121,14 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
 
 def test_there_are_experiments_of_each_paper() -> None:
     papers = {"apple", "diversifed", "fedala", "fedapm", "flamby", "foundation", "playerfl"}
-    assert {file.parent.name for file in FILES} == papers
+    assert {file.parent.name for file in FILES} == {*papers, "tuned"}
+
+
+def test_ten_methods_are_tuned_alike() -> None:
+    """The same methods and rounds on both data sets; the space has the learning rate of all, and settings of them."""
+    both = [read_toml(file) for file in FILES if file.parent.name == "tuned"]
+    names = str(both[0]["strategy"]).split(",")
+    assert len(names) == 10 and [b["strategy"] for b in both] == [both[0]["strategy"]] * 2
+    assert both[0]["rounds"] == both[1]["rounds"] and both[0]["validation"] == both[1]["validation"]
+    space = read_space([str(SPACE)], names)
+    assert all("learning-rate" in space.of(name, names) for name in names)

@@ -59,6 +59,14 @@ def add_simulate(commands: Any) -> None:
         default="",
         help="also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
     )
+    p.add_argument(
+        "--tuned",
+        metavar="DIR",
+        nargs="+",
+        type=Path,
+        default=[],
+        help="directories of silofl tune: run each method with its best settings; several differ in their seed alone",
+    )
     p.set_defaults(run=simulate)
 
 
@@ -247,7 +255,7 @@ def simulate(args: argparse.Namespace) -> None:
     from server.simulation.workers import executor_of
 
     executor = executor_of(args.workers)
-    out = simulate(run_values(args), log=args.log, executor=executor, hold_out=args.hold_out)
+    out = simulate(run_values(args), log=args.log, executor=executor, hold_out=args.hold_out, tuned=args.tuned)
     print_outcomes(out)
     print(out)
 

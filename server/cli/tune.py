@@ -83,4 +83,11 @@ def tune(args: argparse.Namespace) -> None:
             f"{cost.seconds:.0f} s",
             file=sys.stderr,
         )
+    for silo, spent in book.privacy.get("all", {}).items():
+        print(
+            f"{silo}: all trials together epsilon {spent['epsilon']:.2f} at delta {spent['delta']:.1g}; a simulation "
+            "protects no data",
+            file=sys.stderr,
+        )
+    print(f"next: silofl simulate --tuned {book.path} --out DIR", file=sys.stderr)
     print(book.path)

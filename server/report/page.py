@@ -19,6 +19,7 @@ from server.report.sections.privacy import privacy_section
 from server.report.sections.repeat import repeat_section
 from server.report.sections.rounds import data_section, relationships_section, rounds_section
 from server.report.sections.silos import silos_section
+from server.report.sections.tuning import tuning_section
 from server.report.study import Study
 from server.report.templates import render
 from strategies import strategies
@@ -26,6 +27,7 @@ from strategies import strategies
 SECTIONS = (
     ("silos", "Silos", silos_section),
     ("methods", "Methods", methods_section),
+    ("tuning", "Tuning", tuning_section),
     ("evidence", "Evidence", evidence_section),
     ("rounds", "Rounds", rounds_section),
     ("data", "Data", data_section),

@@ -1,9 +1,12 @@
-"""A study: several methods and seeds as runs, checked before anything is written."""
+"""A study: several methods and seeds as runs, checked before anything is written.
+
+Settings that are one run's alone carry its name, as those of tuned methods do: ``run.fedavg-1.learning-rate``.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from flwr.app import Context, RecordDict
 
@@ -16,6 +19,14 @@ from strategies.base.run_settings import RunSettings, defaults, parse_settings
 from strategies.base.settings import Value
 from strategies.base.strategy import check_task
 
+RUN = "run."
+# These decide on which data, how long and by what a run is measured: what differs in them cannot be compared.
+SAME = (
+    *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
+    *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
+    *("vectorize", "checkpoint-every", "hold-out", "dp", "dp.delta", "dp.unit"),
+)
+
 
 def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
     """Return the runs of a study: every strategy with every seed. Raises UserError before anything is written."""
@@ -26,14 +37,44 @@ def study_runs(values: Mapping[str, object]) -> list[RunSettings]:
     for kind, given in (("strategy", names), ("seed", seeds)):
         if len(set(given)) < len(given):
             raise UserError(f"{kind} = {','.join(given)} names one of them twice")
-    return [parse_settings({**values, "strategy": n, "seed": s}) for s, n in itertools.product(seeds, names)]
+    runs = list(itertools.product(seeds, names))
+    common, own = split_by_run(values, [f"{n}-{s}" for s, n in runs])
+    return [parse_settings({**common, **own.get(f"{n}-{s}", {}), "strategy": n, "seed": s}) for s, n in runs]
+
+
+def by_run(strategy: str, seed: object, key: str) -> str:
+    """Return the key of a setting that is one run's alone."""
+    return f"{RUN}{strategy}-{seed}.{key}"
+
+
+def split_by_run(
+    values: Mapping[str, object], names: Sequence[str]
+) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    """Return the settings of all runs, and by run those of its own. Raises UserError where there is no such run."""
+    common = {key: value for key, value in values.items() if not key.startswith(RUN)}
+    own: dict[str, dict[str, object]] = {}
+    for key in values.keys() - common.keys():
+        name, _, setting = key.removeprefix(RUN).partition(".")
+        if name not in names:
+            raise UserError(f"{key[:80]}: the study has no run {name[:40]!r}; it has {', '.join(names)}")
+        if setting in SAME:
+            raise UserError(f"{key[:80]}: {setting} is the same for all runs of a study")
+        own.setdefault(name, {})[setting] = values[key]
+    return common, own
 
 
 def study_config(runs: list[RunSettings]) -> dict[str, Value]:
-    """Return all settings of the study as one flat mapping."""
+    """Return all settings of the study as one flat mapping; those in which runs differ stand by run."""
     values: dict[str, Value] = {}
+    differ: set[str] = set()
     for run in runs:
-        values |= run.flat()
+        flat = run.flat()
+        differ |= {key for key in flat if key in values and values[key] != flat[key]}
+        values |= flat
+    for run in runs:
+        own = {key: value for key, value in run.flat().items() if key in differ and key not in ("strategy", "seed")}
+        values |= {by_run(run.common.strategy, run.common.seed, key): value for key, value in own.items()}
+    values = {key: value for key, value in values.items() if key not in differ}
     values["strategy"] = ",".join(dict.fromkeys(r.common.strategy for r in runs))
     seeds = list(dict.fromkeys(r.common.seed for r in runs))
     values["seed"] = seeds[0] if len(seeds) == 1 else ",".join(map(str, seeds))

@@ -35,6 +35,7 @@ from server.results.run_directory import RunDirectory, default_out
 from server.results.study import check_run, study_config, study_runs
 from server.results.summary import write_summary
 from server.results.tracking import Tracker, open_trackers, round_values
+from server.results.tuned import TUNING, tuned_study
 from server.results.worker_directories import WorkerDirectories
 from server.run.loop import Progress, RoundLoop
 from server.simulation.engine import InProcessGrid, flower_identity
@@ -56,13 +57,20 @@ def simulate(
     log: Sequence[str] = (),
     executor: Executor | None = None,
     hold_out: str = "",
+    tuned: Sequence[Path] = (),
 ) -> Path:
     """Run the study in this process, or by another executor, and return its directory.
 
     The report is written in any case, and the comparison per silo goes to standard error. ``log`` names the libraries
     that record the study too (see ``server.results.tracking``). ``hold_out``: hospitals that the methods are also
-    trained without, or ``each`` (see ``server.results.hold_out``). Raises UserError; RunFailedError where a run fails.
+    trained without, or ``each`` (see ``server.results.hold_out``). ``tuned``: searches of ``silofl tune``, whose best
+    settings each method gets (see ``server.results.tuned``). Raises UserError; RunFailedError where a run fails.
     """
+    record: Mapping[str, Any] = {}
+    if tuned:
+        if hold_out:
+            raise UserError("--hold-out: not with --tuned: the search has trained and validated at these hospitals")
+        values, record = tuned_study(tuned, values)
     trackers = open_trackers(log)
     groups, runs, without = planned(values, hold_out)
     for run in (*runs, *without):
@@ -76,6 +84,8 @@ def simulate(
         directory = held.enter_context(RunDirectory.open(out, config, resume=first.resume))
         if groups:
             write_groups(directory, groups)
+        if record:
+            directory.write_json(TUNING, record)
         for part, own in parts_of(directory, [*runs, *without]):
             if part.path != directory.path:
                 resume = first.resume and (part.path / "config.toml").exists()

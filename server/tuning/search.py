@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from server.results.worker_directories import WorkerDirectories
 from server.simulation.simulate import run_one
 from server.simulation.workers import Engine, Job
 from server.tuning.space import Space
-from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial
+from server.tuning.trials import COMPLETE, FAILED, OBJECTIVES, PRUNED, Book, Trial, score_of
 from strategies.base.run_settings import RunSettings, parse_settings
 from strategies.base.settings import choose
 
@@ -79,6 +80,7 @@ def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bo
     """Search, and return what was found. Raises UserError, or RuntimeError where a method has no trial with a score."""
     request.check()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # the bar says it better than a line per silo and round
     book = Book(out, request.asked(), list(request.space.distributions))
     book.open()
     searcher = Searcher(request, book, engine)
@@ -87,13 +89,14 @@ def tune(request: Request, out: Path, engine: Engine | None = None, *, quiet: bo
         searcher.bar = bar
         for strategy in request.strategies:
             searcher.search(strategy)
+    book.finish()
     hopeless = []
     for strategy in request.strategies:
         own = [trial for trial in book.trials if trial.strategy == strategy]
         whole = [trial for trial in own if trial.state == COMPLETE and trial.score is not None]
         if whole:
             best = max(whole, key=lambda trial: (trial.score, -trial.number))
-            book.write_best(best, searcher.settings(best))
+            book.write_best(best, parse_settings({**request.values, **best.values, "strategy": strategy}))
         else:
             hopeless.append(f"{strategy}: no trial has a score ({own[0].why})")
     if hopeless:
@@ -152,7 +155,8 @@ class Searcher:
         directory = self.book.directory(trial)
         found = (directory.path / "config.toml").is_file()
         values = {**self.request.values, **trial.values, "strategy": trial.strategy}
-        return parse_settings({**values, "out": str(directory.path), "resume": found})
+        # Evidence is of test data, which no trial is to look at.
+        return parse_settings({**values, "out": str(directory.path), "resume": found, "evidence": "off"})
 
     def execute(self, trials: Sequence[Trial], until: int) -> None:
         """Run the trials that are not that far, up to a round (0: to their end), and take their scores."""
@@ -187,7 +191,9 @@ class Searcher:
 
     def measure(self, trial: Trial, until: int) -> None:
         """Take a trial's score so far. Raises UserError where there is nothing to compare trials by."""
-        self.book.measure(trial, self.settings(trial), self.request.objective, until)
+        run = self.settings(trial)
+        self.book.count(trial, run)
+        trial.score = score_of(self.book.directory(trial), run, self.request.objective, until)
         if trial.score is None:
             raise UserError(
                 f"{trial.name} has no validation score, by which trials are compared: set validation = 0.2, and "
@@ -225,6 +231,8 @@ class Searcher:
     def fail(self, trial: Trial, why: str) -> None:
         """End a trial that has no result; the values may be to blame, and the search goes on."""
         self.book.directory(trial).path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(UserError):  # values that make no run have cost nothing
+            self.book.count(trial, self.settings(trial))
         trial.why, trial.score = " ".join(why.split()), None
         self.end(trial, FAILED)
 

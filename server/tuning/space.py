@@ -13,6 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from partitions.common.errors import UserError
 from partitions.common.names import nearest
 from server.results.run_directory import read_toml
+from server.results.study import SAME
 from strategies.base.registry import strategies as methods
 from strategies.base.run_settings import defaults, owners
 from strategies.base.settings import Common, Value, convert, key_of, keys_of
@@ -20,12 +21,6 @@ from strategies.base.settings import Common, Value, convert, key_of, keys_of
 RANGE = re.compile(r"(log|uniform|int|logint)\(([^,()]+),([^,()]+)\)")
 LIST = re.compile(r"\[(.*)\]", re.DOTALL)
 FORMS = "log(LO,HI), uniform(LO,HI), int(LO,HI), logint(LO,HI) or [A,B,...]"
-# These decide on which data, how long and by what trials are measured; trials that differ in them cannot be compared.
-FIXED = (
-    *("strategy", "seed", "rounds", "dataset", "data-dir", "partition", "silos", "task", "validation"),
-    *("evaluate-every", "min-metric-samples", "agreed", "study", "resume", "out", "device", "threads"),
-    *("vectorize", "checkpoint-every"),
-)
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def field_of(key: str, strategies: Sequence[str]) -> Any:
     known = defaults()
     if key not in known:
         raise UserError(f"--space: unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
-    if key in FIXED:
+    if key in SAME:
         raise UserError(f"--space {key}: it decides what trials are measured by, or on, so it is the same for all")
     owner, dot, _ = key.partition(".")
     if not dot:

@@ -2,7 +2,7 @@
 
     DIR/trials.csv               trial,strategy,state,rounds,score,KEY...
     DIR/best-STRATEGY.toml       the best trial's settings, a `--config` of `silofl simulate`
-    DIR/tuning.json              what was asked for, and what it cost
+    DIR/tuning.json              what was asked for, and what it cost, also of differential privacy
     DIR/trials/STRATEGY-0007/    a trial's run directory
 
 Test data are not read: a score is taken from the history's validation rows alone.
@@ -24,6 +24,7 @@ from server.results.chosen import Chosen, mean
 from server.results.history import History, guarded
 from server.results.run_directory import RunDirectory
 from server.results.summary import entries
+from server.tuning.privacy import Releases, releases_of, together
 from server.tuning.space import text_of
 from strategies.base.run_settings import RunSettings, toml_text
 from strategies.base.settings import Value
@@ -45,6 +46,7 @@ class Trial:
     bytes: int = 0
     seconds: float = 0.0
     why: str = ""
+    privacy: Releases = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -75,6 +77,7 @@ class Book:
     asked: Mapping[str, Any]
     keys: Sequence[str]
     trials: list[Trial] = field(default_factory=list)
+    privacy: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)  # at the end of the search
 
     def open(self) -> None:
         """Begin, or go on. Raises UserError where the directory holds something else, or another search."""
@@ -119,7 +122,8 @@ class Book:
         writer.writerows(trial.row(self.keys) for trial in self.trials if trial.state)
         write_atomically(self.path / "trials.csv", buffer.getvalue())
         cost = {strategy: asdict(found) for strategy, found in self.costs().items()}
-        text = json.dumps({"asked": dict(self.asked), "cost": cost}, indent=1, ensure_ascii=False)
+        found = {"asked": dict(self.asked), "cost": cost, "privacy": self.privacy}
+        text = json.dumps(found, indent=1, ensure_ascii=False)
         write_atomically(self.path / "tuning.json", text + "\n")
 
     def costs(self) -> dict[str, Cost]:
@@ -141,14 +145,23 @@ class Book:
         rows = History(directory.history).rows if directory.history.exists() else []
         return max((row.round for row in rows if row.metric == "round_seconds"), default=0)
 
-    def measure(self, trial: Trial, run: RunSettings, objective: str, until: int = 0) -> None:
-        """Set a trial's rounds, bytes and seconds, and its score up to a round (0: of all)."""
+    def count(self, trial: Trial, run: RunSettings) -> None:
+        """Set what a trial has cost so far: rounds, bytes, seconds, and releases with differential privacy."""
         file = self.directory(trial).history
         rows = History(file).rows if file.exists() else []
         trial.rounds = self.rounds_done(trial)
         trial.bytes = sum(int(row.value) for row in rows if row.metric in ("bytes_down", "bytes_up"))
         trial.seconds = sum(row.value for row in rows if row.metric == "round_seconds")
-        trial.score = score_of(self.directory(trial), run, objective, until)
+        trial.privacy = releases_of(self.directory(trial), run)
+
+    def finish(self) -> None:
+        """Write what all trials, and those of each method, have spent of differential privacy together."""
+        if not any(trial.privacy for trial in self.trials):
+            return
+        self.privacy = {"all": together(trial.privacy for trial in self.trials)}
+        for name in self.costs():
+            self.privacy[name] = together(trial.privacy for trial in self.trials if trial.strategy == name)
+        self.write()
 
     def write_best(self, trial: Trial, run: RunSettings) -> Path:
         """Write the settings of a method's best trial."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,18 @@ import pytest
 from tiny import federate, write_silo
 
 import server.tuning.search
+from models.privacy.accountant import Releases, composed_epsilon
 from partitions.common.errors import RunFailedError, UserError
 from server.cli.main import main
 from server.results.history import History
 from server.results.run_directory import RunDirectory, read_toml
+from server.results.study import study_runs
+from server.results.tuned import tuned_study
 from server.simulation.workers import Job, engine_of, work
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import Book, score_of
+from strategies.base.state import State
 
 SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
 
@@ -81,6 +86,9 @@ def test_the_file_of_trials(whole: dict[str, Path]) -> None:
         assert (row["state"], row["rounds"]) == ("complete", "2")
         assert 0 <= float(row["score"]) <= 1 and 0.001 <= float(row["learning-rate"]) <= 1
         assert row["fedprox.mu"] in (("",) if row["strategy"] == "fedavg" else ("0.0", "0.1"))
+        trial = whole["random"] / "trials" / f"{row['strategy']}-{int(row['trial']):04d}"
+        assert read_toml(trial / "config.toml")["evidence"] == "off"  # which is of test data
+    assert read_toml(whole["random"] / "best-fedavg.toml")["evidence"] == "auto"
 
 
 def test_scores_are_of_validation_at_the_reported_round(whole: dict[str, Path]) -> None:
@@ -320,3 +328,118 @@ def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path, whole:
     """Two real processes at a time, with the same trials."""
     search(request(table, "random", 3), tmp_path / "out", engine_of("2"))
     assert left(tmp_path / "out") == left(whole["random"])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The study of what was found
+
+
+def without_seconds(file: Path) -> list[str]:
+    return [line for line in file.read_text().splitlines() if "seconds" not in line]
+
+
+def test_the_study_of_tuned_methods_is_that_of_their_best_trials(whole: dict[str, Path], tmp_path: Path) -> None:
+    """Row for row, though the two learning rates differ; the directory repeats it; the report has the budgets."""
+    out, found = tmp_path / "study", whole["random"]
+    assert main(["simulate", "--tuned", str(found), "--out", str(out)]) == 0
+    wanted = []
+    for strategy in ("fedavg", "fedprox"):
+        best = max(
+            (row for row in rows(found) if row["strategy"] == strategy),
+            key=lambda row: (float(row["score"]), -int(row["trial"])),
+        )
+        wanted += without_seconds(found / "trials" / f"{strategy}-{int(best['trial']):04d}" / "history.csv")[1:]
+        assert repr(read_toml(out / "config.toml")[f"run.{strategy}-5.learning-rate"]) == best["learning-rate"]
+    assert without_seconds(out / "history.csv")[1:] == wanted
+    assert main(["simulate", "--config", str(out / "config.toml"), "--out", str(tmp_path / "again")]) == 0
+    assert without_seconds(tmp_path / "again" / "history.csv")[1:] == wanted
+    page = (out / "report.html").read_text()
+    assert "How the methods were tuned" in page and "3 trials of each method (random, 2 rounds)" in page
+    assert "same number of trials and of rounds" in page and "3, 0, 0" in page
+    assert "How the methods were tuned" not in (tmp_path / "again" / "report.html").read_text()
+
+
+def test_a_search_for_each_seed(table: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    """Each seed has the settings of its own search; searches that were not alike are not compared."""
+    search(request(table, "random", 3, seed=6), tmp_path / "6")
+    both = [str(whole["random"]), str(tmp_path / "6")]
+    values, record = tuned_study([Path(one) for one in both], {"strategy": "fedprox"})
+    assert (values["seed"], values["strategy"]) == ("5,6", "fedprox")
+    for seed, one in zip((5, 6), both, strict=True):
+        best = read_toml(Path(one) / "best-fedprox.toml")
+        assert values[f"run.fedprox-{seed}.learning-rate"] == best["learning-rate"]
+        assert values[f"run.fedprox-{seed}.fedprox.mu"] == best["fedprox.mu"]
+    assert [one["seed"] for one in record["searches"]] == [5, 6]
+    runs = study_runs(values)
+    assert [run.method.mu for run in runs] == [values["run.fedprox-5.fedprox.mu"], values["run.fedprox-6.fedprox.mu"]]
+    search(request(table, "random", 1, seed=7), tmp_path / "7")
+    for given, line in (
+        ([*both, str(tmp_path / "7")], r"differ in trials; searches that are compared"),
+        ([both[0], both[0]], "have the same seed 5"),
+        ([str(tmp_path)], "holds no search"),
+    ):
+        with pytest.raises(UserError, match=line):
+            tuned_study([Path(one) for one in given], {})
+    with pytest.raises(UserError, match="several searches bring their own seeds"):
+        tuned_study([Path(one) for one in both], {"seed": "1"})
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--set", "learning-rate=0.1"], "--tuned: learning-rate is the search's"),
+        (["--silos", "3"], "--tuned: silos is the search's"),
+        (["--strategy", "fedavg,apple"], "--tuned: apple was not tuned in"),
+        (["--hold-out", "each"], "--hold-out: not with --tuned"),
+    ],
+)
+def test_what_a_tuned_study_refuses(
+    whole: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], line: str
+) -> None:
+    assert main(["simulate", "--tuned", str(whole["random"]), "--out", str(tmp_path / "out"), *options]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and line in said[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_search_that_is_not_finished_is_refused(whole: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(whole["random"], tmp_path / "search")
+    trials = tmp_path / "search" / "trials.csv"
+    trials.write_text("".join(trials.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match="the search is not finished; the same silofl tune goes on with it"):
+        tuned_study([tmp_path / "search"], {})
+
+
+def test_other_seeds_than_the_searched_one_are_named(whole: dict[str, Path], tmp_path: Path) -> None:
+    """A split that the seed draws may put patients of the search's training part into the test part."""
+    out = tmp_path / "study"
+    assert main(["simulate", "--tuned", str(whole["halving"]), "--seed", "5,8", "--out", str(out)]) == 0
+    page = (out / "report.html").read_text()
+    assert "Seeds 8 have the settings of seed 5" in page and "their scores may be too high" in page
+    assert "1, 3, 0" in page
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Differential privacy
+
+
+def test_all_trials_count_towards_the_budget(table: Path, tmp_path: Path) -> None:
+    """The steps of all trials compose: by an accountant's sum over both methods, and more than any trial's epsilon."""
+    private = {"dp": True, "dp.target-epsilon": 2.0, "dp.delta": 1e-5, "normalization": "none"}
+    asked = request(table, "random", 2, rounds=1, **private)
+    search(asked, tmp_path / "out")
+    found = json.loads((tmp_path / "out" / "tuning.json").read_text())["privacy"]
+    assert set(found) == {"all", "fedavg", "fedprox"} and set(found["all"]) == {"hospital-01", "hospital-02"}
+    for silo, cost in found["all"].items():
+        releases, each = [], []
+        for folder in sorted((tmp_path / "out" / "trials").iterdir()):
+            state = State.load(next(folder.glob(f"checkpoint/*/silos/{silo}/round-*.safetensors")))
+            releases += [Releases(one["noise"], one["rate"], one["steps"]) for one in state.numbers["privacy"]]
+            each += [r.value for r in History(folder / "history.csv").rows if (r.silo, r.metric) == (silo, "epsilon")]
+        assert len(releases) == len(each) == 4
+        assert cost == {"epsilon": pytest.approx(composed_epsilon(releases, 1e-5)), "delta": 1e-5}
+        assert max(each) <= 2.0 < cost["epsilon"] < sum(each)
+        assert found["fedavg"][silo]["epsilon"] < cost["epsilon"]
+    assert main(["simulate", "--tuned", str(tmp_path / "out"), "--out", str(tmp_path / "study")]) == 0
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert f"epsilon {max(one['epsilon'] for one in found['all'].values()):.2f} at delta 1e-05 (seed 5)" in page

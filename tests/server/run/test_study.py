@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import history_without_seconds
+from tiny import SIMULATED, history_without_seconds
 
 from models.evidence.measure import CALIBRATION
 from models.metrics import METRICS
+from partitions.common.errors import UserError
 from server.results import run_directory
 from server.results.history import HEADER, History, Row, metric_rows
 from server.results.run_directory import RunDirectory, flatten, read_toml, toml_text
@@ -106,6 +107,24 @@ def test_study_runs_and_config_are_inverse() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # History
+
+
+def test_settings_of_one_run(tmp_path: Path) -> None:
+    """As tuned methods have them: written by run, read back, and of the network too; data are the same for all."""
+    values = {**SIMULATED, "strategy": "fedavg,ditto", "seed": "1,2", "model": "mlp"}
+    own = {"run.ditto-2.learning-rate": 0.25, "run.fedavg-1.mlp.hidden": "8", "run.ditto-1.ditto.lambda": "0.5"}
+    runs = study_runs({**values, **own})
+    assert [run.common.learning_rate for run in runs[:3]] == [0.05] * 3 and runs[3].common.learning_rate == 0.25
+    assert [run.method.lambda_ for run in (runs[1], runs[3])] == [0.5, 0.1]
+    (tmp_path / "config.toml").write_text(toml_text(study_config(runs)))
+    assert study_runs(read_toml(tmp_path / "config.toml")) == runs
+    for key, line in (
+        ("run.fedavg-3.learning-rate", "the study has no run 'fedavg-3'; it has fedavg-1, ditto-1"),
+        ("run.fedavg-1.dataset", "dataset is the same for all runs of a study"),
+        ("run.fedavg-1.learning-rat", "unknown setting 'learning-rat'"),
+    ):
+        with pytest.raises(UserError, match=line):
+            study_runs({**values, key: "1"})
 
 
 def test_history_format(study: Path) -> None:

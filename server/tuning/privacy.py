@@ -1,0 +1,57 @@
+"""What the trials of a search have cost of differential privacy together: every trial trains on the same patients.
+
+A silo's trials compose as its runs do at a hospital (client/site/budget): the Rényi divergences of all noised steps add
+up. What is composed is what the silos' states and the history of each trial have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from client.site.budget.accounting import epsilon_of
+from client.site.budget.told import KEPT
+from server.report.study import newest_states
+from server.results.history import History
+from server.results.run_directory import RunDirectory
+from server.results.spent import spent
+from strategies.base.run_settings import RunSettings
+
+Releases = dict[str, dict[str, Any]]  # by silo: delta, and the releases: noise, rate, steps
+
+
+def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
+    """Return what each silo of a trial has released so far. Empty without differential privacy.
+
+    A state knows noise and rate, the history all steps: a trial that failed may have saved no state since.
+    """
+    if run.privacy is None or not directory.history.exists():
+        return {}
+    states = newest_states(directory.checkpoint(run.run_key) / "silos")
+    found: Releases = {}
+    for silo, cost in spent(History(directory.history).of(run.common.strategy, run.common.seed)).items():
+        kept = states[silo].numbers.get(KEPT, []) if silo in states else []
+        steps = sum(one["steps"] for one in kept)
+        releases = [dict(one) for one in kept]
+        if releases:
+            releases[0]["steps"] += max(cost.steps - steps, 0)
+        found[silo] = {"delta": cost.delta, "epsilon": cost.epsilon, "releases": releases}
+    return found
+
+
+def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return epsilon and delta by silo of several trials' releases (:func:`releases_of`) together.
+
+    The epsilon of a trial whose states are lost is added to that of the others.
+    """
+    every: dict[str, list[Mapping[str, Any]]] = {}
+    for one in trials:
+        for silo, found in one.items():
+            every.setdefault(silo, []).append(found)
+    total = {}
+    for silo, own in sorted(every.items()):
+        delta = max(one["delta"] for one in own)
+        lost = sum(one["epsilon"] for one in own if not one["releases"])
+        known = [release for one in own for release in one["releases"]]
+        total[silo] = {"epsilon": (epsilon_of(known, delta) if known else 0.0) + lost, "delta": delta}
+    return total
