@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 
 from client.session import ClientSession
 from partitions.common.files import append
+from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.transport.payload import wire_bytes
 
 LARGEST = 1 << 23  # bytes of a file, after which it is begun anew
@@ -31,27 +32,36 @@ class OwnProgress:
     def __init__(self, session: ClientSession, message: Message) -> None:
         self.session, self.kind = session, message.metadata.message_type
         self.started = time.time()
+        self.closing = False
         self.folder: Path | None = None
 
-    def begins(self, server_round: int, *, closing: bool) -> None:
-        """Note that this silo has begun with a message; only now the run's folder is known."""
+    def begins(self, config: Mapping[str, Any]) -> None:
+        """Note that this silo has begun with a message; only now the run's folder is known.
+
+        Where a run only evaluates, or takes the silo as a newcomer, the silo keeps nothing of it.
+        """
         store = self.session.store
+        if NEWCOMER in config or not self.session.info.trains:
+            return
         if "state-dir" not in store.context.node_config or store.folder is None:
             return
         self.folder = store.folder
+        self.closing = self.kind == MessageType.EVALUATE and not config["personal"]
         rounds = self.session.settings.common.rounds
-        number = server_round - closing
+        number = config["round"] - self.closing
         asked = {self.session.name: self.kind}
-        self._add("begin", number=number, rounds=rounds, closing=closing, time=self.started, silos=asked)
+        self._add("begin", number=number, rounds=rounds, closing=self.closing, time=self.started, silos=asked)
 
-    def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict, *, closing: bool) -> None:
+    def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict) -> None:
         """Note the round's scores, and the bytes of the vectors that leave."""
+        if self.folder is None:
+            return
         score, snapshot = self.session.silo.task.score, self.session.info.reports
         found = {part: metrics.get(f"{snapshot}.{part}.{score}", math.nan) for part in ("val", "test")}
         scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
         up = wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}
-        if closing:
+        if self.closing:
             self._add("closed", number=server_round - 1, **common)
             self._add("done")
             return

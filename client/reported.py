@@ -86,6 +86,13 @@ def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any
         numbers["best_metrics"] = numbers["metrics"]
 
 
+def describe_evaluated(client: SiloClient, state: State, card: dict[str, Any], *, closing: bool) -> None:
+    """Add to the ``state`` of before an evaluation what the silo's model is, where it has not trained yet."""
+    described = state.numbers.setdefault("model", card)
+    if closing:  # after the last round, which may be an earlier one than was planned
+        state.numbers["model"] = {**described, "rounds": client.round - 1}
+
+
 def _put(arrays: dict[str, Tensor], name: str, vector: Tensor | None, buffers: Tensor | None) -> None:
     for key, value in ((name, vector), (f"{name}.buffers", buffers)):
         if value is None:

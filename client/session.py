@@ -18,7 +18,7 @@ from typing import Any
 import flwr
 import numpy as np
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 
 from client.local_data import (
     agreed_classes,
@@ -34,8 +34,9 @@ from client.local_data import (
     silo_policy,
     weights_file,
 )
+from client.privacy.checks import check_floor, check_records, privacy_card
 from client.privacy.noise_key import noise_key
-from client.privacy.private_round import private_round
+from client.privacy.private_round import private_round, units_of
 from client.site.audit_gate import folder_of
 from client.site.budget.told import add_cost
 from client.site.study.protocol import Study, narrowed
@@ -43,7 +44,6 @@ from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
 from client.sums import released_sums
 from models.initialisation import flat_model, initial_model, network_of
-from models.privacy.clipping import check_network
 from models.samples import BYTE_MEAN, BYTE_STD
 from models.shapes import columns as table_columns
 from models.shapes import written
@@ -55,7 +55,6 @@ from partitions.splits import SiloData, dtype_of
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import input_digest
 from strategies.base.newcomer.client import NEWCOMER
-from strategies.base.privacy.training import Units
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
@@ -101,12 +100,7 @@ class ClientSession:
 
     def check_floor(self) -> None:
         """Raise PolicyRefusedError where there are too few samples to train with, or behind what a method sends."""
-        samples = len(self.data.train)
-        for rule, holds in (("floor", bool(self.info.uploads) or not self.info.trains), ("min_batch_size", True)):
-            if holds and samples < getattr(self.policy, rule):
-                raise PolicyRefusedError(
-                    f"{self.name} refuses: its policy has {self.policy.says(rule)}, it has {samples} training samples"
-                )
+        check_floor(self.name, len(self.data.train), self.info, self.policy)
 
     def check_trains(self) -> None:
         """Raise UserError where the run only evaluates, or holds this silo out, and a message asks it to train."""
@@ -152,7 +146,7 @@ class ClientSession:
             "versions": f"python {platform.python_version()}, torch {torch.__version__}, flwr {flwr.__version__}",
         }
         columns = columns_in(data)
-        self.check_private()
+        check_records(self.settings, self.data, self.name)
         # A newcomer's sums are for no other silo, and a model that is only evaluated has its statistics.
         held_out = self.name in self.settings.common.held_out or not self.info.trains
         if columns is not None and self.settings.common.normalization == "agreed" and not held_out:
@@ -170,30 +164,6 @@ class ClientSession:
         """
         private = self.settings.privacy is not None and is_own_file(self.context)
         return math.inf if private else self.config["min_metric_samples"]
-
-    def check_private(self) -> None:
-        """Raise UserError where, with ``dp = true``, something is computed of the records without noise."""
-        s, data = self.settings.privacy, self.data
-        if s is None:
-            return
-        if columns_in(data) is not None and self.settings.common.normalization != "none":
-            raise UserError(
-                f"dp = true: not with normalization = {self.settings.common.normalization}, whose means and deviations "
-                "are the records' own; scale tables and measurements by fixed ranges, and take normalization = none"
-            )
-        if data.task == "survival":
-            raise UserError("dp = true: not for survival: Cox's loss is no sum over records, each needs the others")
-        if s.unit == "patient" and data.train.patient is None:
-            raise UserError(
-                f"dp.unit = patient: {self.name}'s training samples name no patients; `silofl import` notes them, or "
-                "take dp.unit = record"
-            )
-
-    @cached_property
-    def units(self) -> Units:
-        """What differential privacy protects in the training part."""
-        s, train = self.settings.privacy, self.used_data.train
-        return Units(len(train), train.patient if s is not None and s.unit == "patient" else None)
 
     # -- what the server agreed on, with what the silo has --------------------------------------------------------
 
@@ -283,6 +253,8 @@ class ClientSession:
 
     def open_client(self, message: Message) -> tuple[SiloClient, list[Any], Mapping[str, Any]]:
         """Return the method's client with its state loaded, and the arguments for ``fit`` or ``evaluate``."""
+        if message.metadata.message_type == MessageType.TRAIN:
+            self.check_trains()
         payload, config = decode(message.content, self.device)
         self.config = {**DEFAULTS, "classes": self.data.classes, **config}
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
@@ -299,10 +271,9 @@ class ClientSession:
         state.arrays = {name: tensor.to(silo.model.device) for name, tensor in state.arrays.items()}
         client = settings.client(silo, common, settings.method, state, self.info)
         if settings.privacy is not None and self.info.dp == "gradient":
-            self.check_private()
-            check_network(silo.model.module)
+            check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
-            private_round(client, settings.privacy, self.units, key, self.config)
+            private_round(client, settings.privacy, units_of(settings.privacy, self.used_data.train), key, self.config)
         return client, [m.vector for m in payload.models.values()], self.config
 
     def check_schema(self) -> None:
@@ -313,9 +284,6 @@ class ClientSession:
                 f"{self.name} refuses: the study {self.study.name if self.study else ''} has schema = "
                 f"{wanted[:16]}..., and the run's has SHA-256 {agreed.digest[:16]}..."
             )
-
-    def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
-        self.store.save(state, server_round, to_disk=to_disk)
 
     def model_card(self) -> dict[str, Any]:
         """What it takes to use this silo's model: kept with it, so that the site can export it without the server.
@@ -346,7 +314,7 @@ class ClientSession:
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
             **({"recipe": data.recipe} if data.recipe else {}),
-            **self._privacy_card(),
+            **privacy_card(self.settings),
         }
 
     def add_cost(self, client: SiloClient) -> dict[str, float]:
@@ -356,11 +324,3 @@ class ClientSession:
         kept = is_own_file(self.context) and not self.policy.public
         ledger = folder_of(self.context.node_config).parent if kept else None
         return add_cost(client.privacy.plan, client.state.numbers, ledger, self.config["run_id"], self.name)
-
-    def _privacy_card(self) -> dict[str, Any]:
-        """What a model's card says of differential privacy: the personal model has it only where all of it is sent."""
-        s = self.settings.privacy
-        if s is None:
-            return {}
-        noised = self.info.dp == "gradient" and self.settings.strategy.client.personal is SiloClient.personal
-        return {"privacy": {**asdict(s), "personal": "trained with noise" if noised else "trained without noise"}}

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.privacy.clipping import check_network
 from models.privacy.noise import derived
+from partitions.splits import Split
 from strategies.base.client import SiloClient
 from strategies.base.privacy.plan import Sampling, plan_of
 from strategies.base.privacy.settings import Privacy
@@ -26,11 +28,17 @@ ELSEWHERE = {
 EVALUATED = ("run_id", "model", "metrics", "best", "reported", "candidate")
 
 
+def units_of(s: Privacy, train: Split) -> Units:
+    """What differential privacy protects in a training part."""
+    return Units(len(train), train.patient if s.unit == "patient" else None)
+
+
 def private_round(client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any]) -> None:
     """Make the gradients of the client's next round private. ``key``: the silo's own of this run.
 
     Raises UserError where they cannot be.
     """
+    check_network(client.model.module)
     client.round = config["round"]
     sampling = Sampling(units.records, units.count, client.common.batch_size)
     digest = _digest(client, s, units, config)

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, Message
 from tiny import Files, comparable, forget_models, simulated
 
-import client.app
+import client.exchange.answer
 import client.local_data
 import client.session
 import models.initialisation
@@ -47,10 +47,11 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     count(simulation, "load_dataset", lambda name, *_: f"load {name}")
     count(simulation, "partition", lambda *_: "partition")
     count(models.initialisation, "build", lambda *_: "build")
-    count(client.app, "parse_settings", lambda *_: "parse")
+    count(client.exchange.answer, "parse_settings", lambda *_: "parse")
     count(Samples, "__init__", lambda *_: "samples")
     count(TensorArray, "_array", lambda *_: "serialise")
-    for cached in (client.local_data._own_file, simulation.divide, simulation.part_of, client.app.settings_of):
+    parsed = client.exchange.answer.settings_of
+    for cached in (client.local_data._own_file, simulation.divide, simulation.part_of, parsed):
         cached.cache_clear()
     forget_models()
     return done

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tiny import write_silo
 
-from client.app import settings_of
+from client.exchange.answer import settings_of
 from client.local_data import MOST_CLASSES, agreed_classes
 from partitions.common.errors import UserError
 from partitions.silo_file import read_silo_file

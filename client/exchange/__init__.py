@@ -1,0 +1,1 @@
+"""What every message goes through before and after a handler of the ClientApp."""
