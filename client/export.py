@@ -33,7 +33,7 @@ from models.trainable import WHOLE, Part
 from models.weights import Weights
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
-from partitions.recipes.recipe import parse_recipe
+from partitions.recipes.pictures import parse_any
 from partitions.schema import parse_schema
 from strategies import strategies
 from strategies.base.state import State, read_sealed, write_sealed
@@ -247,7 +247,7 @@ def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
         net.module.load_state_dict(tensors)
         parse_schema(card.get("schema", {}))
         if card.get("recipe"):
-            parse_recipe(card["recipe"])
+            parse_any(card["recipe"])
     except FileNotFoundError:
         raise UserError(f"{file} lacks its card {beside.name}, which silofl export writes beside it") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -45,7 +45,7 @@ from partitions.labels import (
 )
 from partitions.npz import read_arrays, write_npz
 from partitions.patients import describe_patients, read_patients
-from partitions.recipes.recipe import read_recipe
+from partitions.recipes.pictures import read_any
 from partitions.reorder import count_columns, is_table
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
@@ -350,7 +350,7 @@ def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature])
         raise Fault("recipe is no text", again)
     text = str(arrays["recipe"].ravel()[0])
     try:
-        recipe = read_recipe(text)
+        recipe = read_any(text)
     except DataError as error:
         raise Fault(str(error), again) from None
     if recipe.features and [feature.name for feature in recipe.features] != [feature.name for feature in features]:

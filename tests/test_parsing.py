@@ -32,8 +32,10 @@ from client.site.trust.policy import Policy, default_file, parse_policy, rules
 from client.site.trust.request import make_request, read_request
 from partitions.common.errors import DataError, UserError
 from partitions.importing import dicom, nifti
-from partitions.importing.scans import ReadOptions
 from partitions.npz import write_npz
+from partitions.recipes.pictures import Expected as PicturesExpected
+from partitions.recipes.pictures import PictureRecipe, load_any, parse_any, read_any
+from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read_recipe
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
@@ -427,6 +429,43 @@ def test_a_recipe_of_any_values(key: str, value: Any) -> None:
     for changed in ({**content, "file": value}, {**content, "columns": [{**content["columns"][0], key: value}]}):
         with contextlib.suppress(DataError):
             parse_recipe(changed)
+
+
+PICTURES = PictureRecipe(
+    (8, 32, 32, 1),
+    "float32",
+    ReadOptions(window=(40, 400), series="T1*", volume=(8, 32, 32), voxel=(3, 1.5, 1.5), outlines=("liver", "core?")),
+    PicturesExpected(("dicom",), ("CT", "MR"), ("axial", ""), ("MONOCHROME2",), ("yes",), (0.3, 2), (1, 6)),
+    labels_by="outlines",
+    task="segmentation",
+    classes=("background", "liver", "core"),
+    outputs=3,
+)
+
+
+@given(edits=EDITS)
+def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
+    for text in (PICTURES.toml("a comment"), PICTURES.json):
+        place.write_bytes(edited(text.encode(), edits))
+        try:
+            is_json = text == PICTURES.json
+            found = read_any(place.read_bytes().decode(errors="replace")) if is_json else load_any(place)
+        except ValueError as error:
+            one_line(error)
+        else:
+            assert read_any(found.json) == found == parse_any(tomllib.loads(found.toml()))
+
+
+@given(key=st.sampled_from(["pictures", "expected", "classes", "label"]), inner=st.text(), value=VALUES)
+@example(key="pictures", inner="shape", value=[8, 8, float("nan"), 1])
+@example(key="pictures", inner="shape", value=[8, 8, 10**400])
+@example(key="pictures", inner="window", value=[1, 10**400])
+def test_a_recipe_of_pictures_of_any_values(key: str, inner: str, value: Any) -> None:
+    content = PICTURES.content
+    own = content[key]
+    for changed in ({**content, key: value}, {**content, key: {**own, inner: value} if isinstance(own, dict) else own}):
+        with contextlib.suppress(DataError):
+            parse_any(changed)
 
 
 def reads_or_says_one_line(file: Path, reading: Callable[[], Any]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from partitions.common.errors import UserError
 
+KEYS = ("file", "patient", "study", "accession")  # as client/tables/new_pictures.py has them
+
 
 def add_import(commands: Any) -> None:
     """``import``."""
@@ -20,7 +22,7 @@ def add_import(commands: Any) -> None:
         "called by its place among all files of the folder: find SOURCE -xtype f | LC_ALL=C sort | sed -n 17p",
     )
     p.add_argument("source", metavar="SOURCE", help="a folder, or a csv")
-    p.add_argument("--out", metavar="FILE.npz", help="the file to write; of a table FILE.recipe.toml beside it")
+    p.add_argument("--out", metavar="FILE.npz", help="the file to write, and FILE.recipe.toml beside it")
     p.add_argument(
         "--label", metavar="COLUMN", help="a csv: the label's column, or several: A,B (default: the column label)"
     )
@@ -76,9 +78,22 @@ def add_scan_options(p: argparse.ArgumentParser) -> None:
         "--window=-600,1500 (default: the file's own)",
     )
     p.add_argument(
-        "--spacing", metavar="MM", type=float, help="scans: a pixel is MM wide and high; --size then cuts, or widens"
+        "--spacing",
+        metavar="MM",
+        help="scans: a pixel is MM wide and high; --size then cuts, or widens; of a volume also Z,Y,X",
     )
     p.add_argument("--slices", metavar="N", type=int, default=1, help="scans: slices of each volume (default: 1)")
+    p.add_argument(
+        "--volume",
+        metavar="D,H,W",
+        help="scans: whole volumes of D x H x W voxels, slices from feet to head, in place of slices; stretched, or "
+        "with --spacing cut and widened about their centre",
+    )
+    p.add_argument(
+        "--outlines",
+        metavar="A,B...",
+        help="DICOM volumes: these outlines of SEG and RTSTRUCT objects are the classes 1, 2, ...; A? may be missing",
+    )
     p.add_argument(
         "--series",
         metavar="PATTERN",
@@ -108,7 +123,7 @@ def add_table_options(p: argparse.ArgumentParser) -> None:
 def add_recipe_options(p: argparse.ArgumentParser) -> None:
     """Options of ``import`` for the recipe of a table."""
     p.add_argument(
-        "--recipe", metavar="FILE", type=Path, help="a table: read it as this recipe says, in place of other options"
+        "--recipe", metavar="FILE", type=Path, help="read the source as this recipe says, in place of other options"
     )
     p.add_argument(
         "--propose", action="store_true", help="a table: print a first draft of its recipe, explained; write nothing"
@@ -168,7 +183,8 @@ def add_predict(commands: Any) -> None:
         "--data",
         metavar="FILE",
         required=True,
-        help="a csv of new patients, read as the model's recipe says, or an .npz file: its test part, or all of x",
+        help="a csv of new patients, a folder of pictures or scans, or one of these, read as the model's recipe says; "
+        "or an .npz file: its test part, or all of x",
     )
     p.add_argument(
         "--out",
@@ -176,9 +192,22 @@ def add_predict(commands: Any) -> None:
         help="where to write the patient's key (else index), label and a probability p_NAME for each class (default: "
         "standard output)",
     )
-    p.add_argument("--recipe", metavar="FILE", type=Path, help="a csv: this recipe, where the model's card has none")
+    p.add_argument(
+        "--key",
+        choices=KEYS,
+        default="",
+        help="pictures and scans: call them by this (default: of DICOM the patient, and else the file)",
+    )
+    p.add_argument(
+        "--recipe", metavar="FILE", type=Path, help="a csv or pictures: this recipe, where the model's card has none"
+    )
     p.add_argument("--as-gaps", action="store_true", help="a csv: cells that do not fit are missing values, each named")
-    p.add_argument("--masks", metavar="FILE.npz", help="of a model of outlines: where to write the masks")
+    p.add_argument(
+        "--masks",
+        metavar="FILE.npz|FOLDER",
+        help="of a model of outlines: where to write the masks; for volumes a folder of NIfTI files and, of DICOM "
+        "series, SEG objects, on the voxels of the source",
+    )
     p.set_defaults(run=predict)
 
 
@@ -207,11 +236,11 @@ def predict(args: argparse.Namespace) -> None:
     from partitions.common.files import write_atomically
 
     masks, model = Path(args.masks) if args.masks else None, Path(args.model)
-    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps)
+    text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key)
+    for note in uncertainty(read_model(model)[0]):
+        print(f"note: {note}", file=sys.stderr)
     if args.out:
         write_atomically(Path(args.out), text)
         print(args.out)
     else:
         print(text, end="")
-    for note in uncertainty(read_model(model)[0]):
-        print(f"note: {note}", file=sys.stderr)

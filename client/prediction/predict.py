@@ -19,6 +19,7 @@ from torch import Tensor
 from client.evidence.conformal import INTERVALS, SETS, bounds_of, in_words, task_in
 from client.evidence.temperature import TASKS as PROBABILITIES
 from client.export import read_model
+from client.prediction.outlines import check_folder, write_outlines
 from client.tables.new_samples import Asked, answers_csv, named_columns, read_asked
 from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
@@ -47,26 +48,34 @@ class Answers:
 
 
 def predict_file(
-    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False
+    model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False, key: str = ""
 ) -> str:
-    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w).
+    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w), an
+    .npz file, or for volumes a folder (``outlines.write_outlines``).
 
     Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, by their names where they
     have some; of other tasks what ``Task.answers`` says. ``set_0,...`` follow where the card has a conformal threshold:
     1 for a class in the set; of measurements the ends of an interval. ``data``: a data file, whose test part or, where
-    it has none, all of ``x`` counts, or a csv, which goes through the ``recipe``, or else the card's. Labels are not
-    needed. In the place of ``index``, which counts from 0, a csv's rows have their patient. Raises UserError where
-    model and data cannot be read or do not fit each other.
+    it has none, all of ``x`` counts, or a csv or pictures, which go through the ``recipe``, or else the card's. Labels
+    are not needed. In the place of ``index``, which counts from 0, a csv's rows have their patient, and pictures their
+    ``key``. Raises UserError where model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model)
     task = task_in(card)
     if masks is not None and not task.per_pixel:
         raise UserError(f"{model} draws no outlines: it is for {task.name}")
-    asked = read_asked(data, card, recipe, as_gaps)
+    asked = read_asked(data, card, recipe, as_gaps, key)
+    if masks is not None and masks.suffix != ".npz":
+        check_folder(masks, asked)
     found = answer(card, net, asked, str(data), str(model))
-    if masks is not None and found.outlines is not None:
+    if masks is None or found.outlines is None:
+        return answers_csv(asked, found.columns, found.rows)
+    if masks.suffix == ".npz":
         write_npz(masks, {"masks": found.outlines})
-    return answers_csv(asked, found.columns, found.rows)
+        return answers_csv(asked, found.columns, found.rows)
+    names = write_outlines(masks, asked, found.outlines, parse_schema(card.get("schema", {})).labels)
+    rows = [[*row, name] for row, name in zip(found.rows, names, strict=True)]
+    return answers_csv(asked, (*found.columns, "mask"), rows)
 
 
 def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from partitions.importing.tables import SEPARATORS, find_encoding, read_lines
 from partitions.labels import TASKS
 from partitions.recipes.cells import is_number
 from partitions.recipes.draft import explain
+from partitions.recipes.pictures import AnyRecipe, load_any
 from partitions.recipes.recipe import Recipe, load_recipe
 from partitions.recipes.shared import Mapped, schema_of, schema_toml
 from partitions.schema import Schema, few, load_schema, read_schema
 
 # What a recipe says in an option's place, and what that option is where it is not used.
 REPLACED: dict[str, Any] = {
-    **dict.fromkeys(("label", "time", "event", "labels", "labels_from", "vocabulary", "length", "columns")),
-    **dict.fromkeys(("size", "window", "spacing")),
+    **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
+    **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
     **dict.fromkeys(("patient", "text", "separator", "decimal", "thousands", "encoding", "dates", "series"), ""),
     "no_patient": False,
     "task": "auto",
@@ -60,10 +62,15 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
     if args.recipe:
         if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
             raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
-        recipe, group = load_recipe(args.recipe), args.subgroup
-        return ImportOptions(
-            recipe=recipe, as_gaps=args.as_gaps, overwrite=args.overwrite, cohort=args.cohort, subgroup=group
-        )
+        recipe = load_any(args.recipe)
+        kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
+        if isinstance(recipe, Recipe):
+            if args.labels_from:
+                raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
+            return replace(kept, recipe=recipe, as_gaps=args.as_gaps)
+        if args.as_gaps:
+            raise UserError("--as-gaps is of a table: pictures have no cells")
+        return replace(kept, pictures=recipe, labels_from=args.labels_from)
     if args.as_gaps:
         raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
     return ImportOptions(
@@ -75,9 +82,10 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         survival=(args.time, args.event) if args.time else None,
         task=args.task,
         window=parse_window(args.window) if args.window else None,
-        spacing=args.spacing,
+        **spacing_of(args),
         slices=args.slices,
         series=args.series,
+        outlines=tuple(name.strip() for name in (args.outlines or "").split(",") if name.strip()),
         take=take_of(args),
         overwrite=args.overwrite,
         cohort=args.cohort,
@@ -127,7 +135,7 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
         if mapped != Mapped():
             raise UserError("--map and --codes go with --schema")
         return options
-    if said := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED[key]]:
+    if said := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED.get(key)]:
         raise UserError(f"--{said[0].replace('_', '-')} beside --schema: the schema says that")
     source = Path(args.source)
     if not source.is_file():
@@ -173,7 +181,7 @@ def say_mapped(recipe: Recipe) -> Iterator[str]:
 def import_from(args: argparse.Namespace) -> Iterator[str]:
     """Make the data file, and a table's recipe beside it; what to tell the hospital, line by line."""
     out, options = Path(args.out), options_of(args)
-    beside, given = recipe_file(out), options.recipe
+    beside, given = recipe_file(out), options.recipe or options.pictures
     if args.recipe is None and beside.exists() and not args.overwrite:
         raise UserError(f"{beside} is there already: use it with --recipe {beside}, name another file, or --overwrite")
     if args.recipe and given and is_open(given) and args.recipe.resolve() == beside.resolve():
@@ -185,17 +193,32 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
         told = say_mapped if args.schema else explain
         yield from (f"column {line}" for line in told(made.recipe))
     yield from (f"note: {note}" for note in made.notes)
-    if made.recipe and made.recipe != given:
-        write_atomically(beside, made.recipe.toml(f"How {out.name} was made."))
-        yield f"{beside}: the recipe; silofl import NEW.csv --recipe {beside} repeats it"
+    used, new = made.recipe or made.pictures, "NEW.csv" if made.recipe else "NEW"
+    if used and used != given:
+        write_atomically(beside, used.toml(f"How {out.name} was made."))
+        yield f"{beside}: the recipe; silofl import {new} --recipe {beside} repeats it"
     if made.divided:
         yield "the split is written into the file: no run can change it"
     yield str(out)
 
 
-def is_open(recipe: Recipe) -> bool:
+def is_open(recipe: AnyRecipe) -> bool:
     """Return whether a recipe has columns whose gaps have no value yet."""
-    return any(own.fill != "refuse" and own.fill_value is None for own in recipe.used)
+    return isinstance(recipe, Recipe) and any(own.fill != "refuse" and own.fill_value is None for own in recipe.used)
+
+
+def spacing_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What --volume and --spacing say. Raises UserError."""
+    sides = [part.strip() for part in (args.volume or "").split(",")]
+    if args.volume and (len(sides) != 3 or not all(part.isascii() and part.isdigit() for part in sides)):
+        raise UserError(f"--volume is {args.volume[:40]!r}; it is depth, height and width, for example 32,128,128")
+    wide = [part.strip() for part in (args.spacing or "").split(",")]
+    if args.spacing and (len(wide) not in (1, 3) or not all(map(is_number, wide))):
+        raise UserError(f"--spacing is {args.spacing[:40]!r}; it is mm, for example 1.5, or of a volume 3,1,1")
+    mm = [float(part) for part in wide] if args.spacing else []
+    if not args.volume:
+        return {"spacing": mm[0]} if len(mm) == 1 else {"voxel": tuple(mm)} if mm else {}
+    return {"volume": tuple(map(int, sides)), "voxel": tuple(mm * 3)[:3] if mm else None}
 
 
 def parse_window(text: str) -> tuple[float, float]:

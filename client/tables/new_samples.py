@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client.tables.new_pictures import read_new_pictures
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
-from partitions.importing.new_rows import read_new_rows
+from partitions.importing.images import PICTURES, kind_of
+from partitions.importing.new_rows import NewPictures, read_new_rows
 from partitions.inputs import read_vocabulary
 from partitions.labels import Fault
 from partitions.npz import read_arrays
-from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe
+from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any, parse_any
+from partitions.recipes.recipe import Recipe
 from partitions.reorder import count_columns
 from partitions.schema import Schema
 from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
@@ -41,17 +44,46 @@ class Asked:
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
+    pictures: NewPictures | None = None  # where the samples come from, if these are pictures or scans
 
 
-def read_asked(data: Path, card: Mapping[str, Any], recipe: Path | None = None, as_gaps: bool = False) -> Asked:
-    """The samples of a data file, or of a csv by the ``recipe`` or else the card's. Raises UserError, one line."""
-    if data.suffix.lower() != ".csv":
-        if recipe or as_gaps:
-            raise UserError("--recipe and --as-gaps are of a csv; an .npz file has gone through its recipe already")
+def read_asked(
+    data: Path, card: Mapping[str, Any], recipe: Path | None = None, as_gaps: bool = False, key: str = ""
+) -> Asked:
+    """The samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
+
+    ``key``: what pictures are called by (``new_pictures.KEYS``). Raises UserError, one line.
+    """
+    if not needs_recipe(data):
+        if recipe or as_gaps or key:
+            said = "--recipe" if recipe else "--as-gaps" if as_gaps else "--key"
+            raise UserError(f"{said} is of new rows or pictures; an .npz file has gone through its recipe already")
         x, vocabulary, schema = read_samples(data)
         return Asked(x, vocabulary, schema, [str(i) for i in range(len(x))])
     try:
-        used = load_recipe(recipe) if recipe else recipe_of(card)
+        used = load_any(recipe) if recipe else recipe_of(card)
+    except DataError as error:
+        raise UserError(str(error)) from None
+    if isinstance(used, Recipe):
+        if key:
+            raise UserError("--key is of pictures and scans; a table has its column of patients")
+        return asked_rows(data, used, as_gaps)
+    if as_gaps:
+        raise UserError("--as-gaps is of a table: pictures have no cells")
+    x, column, keys, pictures = read_new_pictures(data, used, key)
+    return Asked(x, 0, make_schema((), (), dtype_of(x)), keys, column, pictures)
+
+
+def needs_recipe(data: Path) -> bool:
+    """Return whether this is a csv, a folder, a picture or a scan; all else is a data file."""
+    return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
+
+
+def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
+    """The rows of a csv as a recipe reads them. Raises UserError, one line."""
+    if data.suffix.lower() != ".csv":
+        raise UserError(f"{data} is no csv, and the recipe is of a table")
+    try:
         rows = read_new_rows(data, used, as_gaps)
         schema = make_schema(used.features, (), dtype_of(rows.x))
     except Fault as fault:
@@ -66,14 +98,14 @@ def read_asked(data: Path, card: Mapping[str, Any], recipe: Path | None = None, 
     return Asked(rows.x, rows.vocabulary, schema, keys, rows.key or INDEX)
 
 
-def recipe_of(card: Mapping[str, Any]) -> Recipe:
+def recipe_of(card: Mapping[str, Any]) -> AnyRecipe:
     """The recipe in a model's card. Raises UserError where it has none."""
     if not card.get("recipe"):
         raise UserError(
-            "the model's card has no recipe, so it cannot read a csv: name one with --recipe OURS.recipe.toml, or make "
-            "an .npz file with silofl import"
+            "the model's card has no recipe, so it cannot read a csv or pictures: name one with --recipe "
+            "OURS.recipe.toml, or make an .npz file with silofl import"
         )
-    return parse_recipe(card["recipe"])
+    return parse_any(card["recipe"])
 
 
 def about_recipe(text: str) -> dict[str, Any]:
@@ -81,8 +113,13 @@ def about_recipe(text: str) -> dict[str, Any]:
     return {"recipe": json.loads(text)} if text else {}
 
 
-def disclosed(recipe: Recipe) -> str:
+def disclosed(recipe: AnyRecipe) -> str:
     """What a recipe in a card tells of the hospital's patients, in one line."""
+    if isinstance(recipe, PictureRecipe):
+        return (
+            "the card holds the recipe of your pictures: how they are read, modalities and a rounded range of pixel "
+            "sizes; --no-recipe leaves it out"
+        )
     values = sum(column.fill_value is not None for column in recipe.used)
     levels = sum(len(column.categories) for column in recipe.used)
     return (

@@ -39,6 +39,7 @@ from partitions.recipes.draft import (
     share_of_numbers,
     signs_of,
 )
+from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import Column, Recipe
 from partitions.recipes.shared import Mapped, parse_shared, recipe_for
@@ -51,7 +52,8 @@ from partitions.subgroups import name_of, parse_column
 class Found:
     """Samples of a source, the label columns, and notes; of a table its recipe, and the cells as that reads them.
 
-    ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``).
+    ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``); ``by``: how labels were found
+    (``recipes.pictures.LABELS_BY``); ``patient``: the column of patients; ``labelled``: whether there are labels.
     """
 
     rows: list[SampleSource]
@@ -59,6 +61,9 @@ class Found:
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
     table: Array | None = None
+    by: str = "file"
+    patient: str = ""
+    labelled: bool = True
 
 
 def read_csv(path: Path, options: ImportOptions) -> Found:
@@ -91,6 +96,8 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
     take, label = options.take, options.survival or options.label
     encoding = find_encoding(path, take.encoding)
     header, lines = read_lines(path, take.separator, encoding)
+    if options.pictures:
+        return read_others(path, header, lines, options.pictures, options)
     if "file" in header:
         return read_list(path, header, lines, label, take)
     recipe, notes = draft_recipe(path, header, lines, options, encoding)
@@ -98,10 +105,27 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
 
-def read_list(path: Path, header: list[str], lines: list[Line], label: Label, take: Take) -> Found:
+def read_others(
+    path: Path, header: list[str], lines: list[Line], recipe: PictureRecipe, options: ImportOptions
+) -> Found:
+    """The samples of a list of pictures that a recipe is to read; without any of its label columns without labels."""
+    if "file" not in header:
+        raise DataError(f"{path} has no column file; the recipe is of pictures: there are {list_columns(header)}")
+    wanted = recipe.label or (("mask",) if recipe.task == "segmentation" else ())
+    there = [name for name in wanted if name in header]
+    if there and len(there) < len(wanted):
+        raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in wanted if n not in there])}")
+    patient = recipe.patient if recipe.patient in header else "patient" if "patient" in header else None
+    take = replace(options.take, patient=patient)
+    return read_list(path, header, lines, recipe.label, take, labelled=bool(there))
+
+
+def read_list(
+    path: Path, header: list[str], lines: list[Line], label: Label, take: Take, *, labelled: bool = True
+) -> Found:
     """The samples of a list of pictures."""
-    masks = "mask" in header and not label
-    columns = label_columns(path, header, label, () if masks else ("label",))
+    masks = labelled and "mask" in header and not label
+    columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
     patient = patient_column(path, header, take.patient, (*columns, *take.columns))
     rows = []
     for line in lines:
@@ -109,9 +133,10 @@ def read_list(path: Path, header: list[str], lines: list[Line], label: Label, ta
         if not row["file"] or (masks and not row["mask"]):
             raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
         mask = path.parent / row["mask"] if masks else None
-        common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(row.get(patient, ""))
-        rows.append(SampleSource(where, *common, file=path.parent / row["file"], mask=mask))
-    return Found(rows, columns)
+        key = row.get(patient, "")
+        common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
+        rows.append(SampleSource(where, *common, file=path.parent / row["file"], mask=mask, key=key))
+    return Found(rows, columns, patient=patient, labelled=labelled)
 
 
 def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | None = None) -> Found:

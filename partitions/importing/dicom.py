@@ -20,16 +20,9 @@ import numpy as np
 from PIL import Image
 
 from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, unpacked
-from partitions.importing.scans import (
-    ImageInfo,
-    ReadOptions,
-    ScanError,
-    Unavailable,
-    fit,
-    fitted,
-    pseudonym,
-    redacted_errors,
-)
+from partitions.importing.scans import ImageInfo, ScanError, Unavailable, fit, fitted, pseudonym, redacted_errors
+from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
+from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
 if TYPE_CHECKING:
@@ -44,7 +37,7 @@ IDENTITY = {
 PLACE = ("SeriesDescription", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient")
 GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # what a header begins with, before how long it is
 DEFLATED = b"1.2.840.10008.1.2.1.99"
-KIND = ("Modality", "Rows", "Columns", "NumberOfFrames", "PhotometricInterpretation")
+KIND = ("Modality", "Rows", "Columns", "NumberOfFrames", "PhotometricInterpretation", "ImageOrientationPatient")
 PALETTE = tuple(
     f"{segmented}{colour}PaletteColorLookupTable{what}"
     for colour in ("Red", "Green", "Blue")
@@ -57,6 +50,10 @@ PIXELS = (
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", *PALETTE),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),  # where enhanced files have the above
     *("BurnedInAnnotation", "ConversionType"),
+)
+GROUPS = (  # of enhanced files: what says something of a frame
+    *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
+    *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
 )
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
 # Modalities whose machines, or whose exports, write names into the picture itself.
@@ -126,6 +123,12 @@ def read_header(path: Path, where: str) -> Header | None:
         )
 
 
+def read_key(path: Path, where: str, kind: str) -> str:
+    """What a file says of :data:`IDENTITY`, as it is: for the hospital's own list of predictions, and nothing else."""
+    with redacted_errors(where, "DICOM"):
+        return _text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
+
+
 def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> ImageInfo:
     """Return the image info of a picture; nothing is decoded."""
     with redacted_errors(where, "DICOM"):
@@ -133,13 +136,31 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         if not dataset.get("Rows") or not dataset.get("Columns"):
             raise ScanError("its file holds no picture")
         check_pixels(dataset)
-        _check_decoder(dataset)
-        header = _of_frame(dataset, _frame(dataset, frame))
-        height, width = fitted(dataset.Rows, dataset.Columns, _spacing(header, reading), reading)
-        grey = _is_grey(dataset)
+        check_decoder(dataset)
+        header = of_frame(dataset, _frame(dataset, frame))
+        height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, reading), reading)
+        grey = is_grey(dataset)
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
-        notes = [*_burnt(dataset), *([NO_WINDOW] if deep and not reading.window and not _has_window(header) else [])]
-        return ImageInfo(height, width, 1 if grey else 3, deep, pseudonym(_text(dataset, "PatientID")), tuple(notes))
+        notes = [
+            *warnings_of(dataset),
+            *([NO_WINDOW] if deep and not reading.window and not _has_window(header) else []),
+        ]
+        whose, taken = pseudonym(_text(dataset, "PatientID")), acquired(dataset, header)
+        return ImageInfo(height, width, 1 if grey else 3, deep, whose, tuple(notes), taken)
+
+
+def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
+    """What other pictures must be alike in: codes that DICOM defines, and a pixel's size. ``header``: a frame's."""
+    modality, colours = _text(dataset, "Modality"), _text(dataset, "PhotometricInterpretation")
+    spacing = spacing_of(header, ReadOptions(spacing=1.0))  # in mm, or not at all
+    return Acquisition(
+        "dicom",
+        modality if modality in MODALITIES else "other" if modality else "",
+        _plane(header),
+        colours if colours in PHOTOMETRIC else "other",
+        bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
+        min(spacing) if spacing else None,
+    )
 
 
 def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> Array:
@@ -151,14 +172,14 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
         check_pixels(dataset)
         frame = _frame(dataset, frame)
         array = pixel_array(path, index=frame)
-        header = _of_frame(dataset, frame)
-        if _is_grey(dataset):
+        header = of_frame(dataset, frame)
+        if is_grey(dataset):
             values = show(array, header, reading.window)
             deep = int(dataset.get("BitsStored") or 32) > 8
             picture = Image.fromarray(values if deep else np.rint(values * 255).astype(np.uint8))
         else:
             picture = Image.fromarray(_coloured(array, dataset))
-        made = np.asarray(fit(picture, _spacing(header, reading), reading, Image.Resampling.BILINEAR))
+        made = np.asarray(fit(picture, spacing_of(header, reading), reading, Image.Resampling.BILINEAR))
         return made[..., np.newaxis] if made.ndim == 2 else made
 
 
@@ -166,7 +187,7 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
     """Stored grey values (h, w) as a display has them: float32 (h, w), 0 is black and 1 white."""
     from pydicom.pixels import apply_modality_lut
 
-    padding = _padding(stored, header)
+    padding = padding_of(stored, header)
     values = apply_modality_lut(stored, header).astype(np.float64)
     if window:
         shown = _windowed(values, *window, "LINEAR_EXACT")
@@ -223,7 +244,7 @@ def _has_window(header: Dataset) -> bool:
     return bool(header.get("VOILUTSequence")) or _window_of(header) is not None
 
 
-def _padding(stored: Array, header: Dataset) -> Array:
+def padding_of(stored: Array, header: Dataset) -> Array:
     """Which pixels are no part of the picture, bool (h, w)."""
     if header.get("PixelPaddingValue") is None:
         return np.zeros(stored.shape, bool)
@@ -243,7 +264,7 @@ def _coloured(array: Array, dataset: Dataset) -> Array:
     return (array >> max(bits - 8, 0)).astype(np.uint8)
 
 
-def _is_grey(dataset: Dataset) -> bool:
+def is_grey(dataset: Dataset) -> bool:
     return dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
 
 
@@ -251,19 +272,19 @@ def _frame(dataset: Dataset, wanted: int | None) -> int:
     return int(dataset.get("NumberOfFrames") or 1) // 2 if wanted is None else wanted
 
 
-def _of_frame(dataset: Dataset, frame: int) -> Dataset:
+def of_frame(dataset: Dataset, frame: int) -> Dataset:
     """The header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
     header = dataset.copy()
     shared = dataset.get("SharedFunctionalGroupsSequence") or []
     per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
     for groups in (*shared[:1], *per_frame[frame : frame + 1]):
-        for name in ("PixelMeasuresSequence", "PixelValueTransformationSequence", "FrameVOILUTSequence"):
+        for name in GROUPS:
             for item in (groups.get(name) or [])[:1]:
                 header.update(item)
     return header
 
 
-def _spacing(header: Dataset, reading: ReadOptions) -> tuple[float, float] | None:
+def spacing_of(header: Dataset, reading: ReadOptions) -> tuple[float, float] | None:
     """mm from row to row and from column to column; a ratio where nothing else is known, and no mm are asked for."""
     for name in ("PixelSpacing", "ImagerPixelSpacing", *(() if reading.spacing else ("PixelAspectRatio",))):
         values = header.get(name)
@@ -280,7 +301,16 @@ def _position(dataset: Dataset) -> float | None:
     return float(np.cross(rows, columns) @ np.array(position, float))
 
 
-def _burnt(dataset: Dataset) -> tuple[str, ...]:
+def _plane(header: Dataset) -> str:
+    """Axial, coronal or sagittal, as the nearest of them; "" where the header does not say."""
+    plane = header.get("ImageOrientationPatient")
+    if not plane or len(plane) != 6:
+        return ""
+    rows, columns = np.array(plane, float).reshape(2, 3)
+    return ("sagittal", "coronal", "axial")[int(np.abs(np.cross(rows, columns)).argmax())]
+
+
+def warnings_of(dataset: Dataset) -> tuple[str, ...]:
     said = _text(dataset, "BurnedInAnnotation").upper()
     if said == "YES":
         return (BURNT,)
@@ -288,7 +318,7 @@ def _burnt(dataset: Dataset) -> tuple[str, ...]:
     return (MAYBE_BURNT,) if often and said != "NO" else ()
 
 
-def _check_decoder(dataset: Dataset) -> None:
+def check_decoder(dataset: Dataset) -> None:
     """Refuse a compression that nothing here unpacks, before hours of reading."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID

@@ -12,8 +12,8 @@ Of each study the series with most files is taken, or, of those whose descriptio
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from partitions.common.errors import DataError
 from partitions.importing.dicom import IDENTITY, Header, read_header
 from partitions.importing.images import SampleSource, is_dicom
 from partitions.importing.notes import ALL_COLUMNS, Take
-from partitions.importing.scans import ReadOptions, parts_of, pseudonym
+from partitions.importing.scans import parts_of, pseudonym, redacted_errors
 from partitions.importing.tables import SPLIT_NAMES, Label, label_columns, labels_of, read_lines, split_of
+from partitions.importing.volumes.outlines import referenced_series
 from partitions.patients import patient_column
+from partitions.recipes.reading import ReadOptions
 
 # What hospitals call the columns that a csv may be joined by, in lower case without marks.
 KEYS = {
@@ -60,6 +62,8 @@ class Found:
     rows: list[SampleSource]
     columns: tuple[str, ...]
     notes: tuple[str, ...]
+    by: str = "folder"
+    patient: str = ""
 
 
 def names_what(column: str) -> str:
@@ -78,6 +82,16 @@ def files_below(folder: Path) -> Iterator[Path]:
     return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
 
 
+def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
+    """Raise DataError where a file, after its name for messages, is a link that leads out of the folder."""
+    inside = folder.resolve()
+    for where, path in files:
+        if path is not None and not path.resolve().is_relative_to(inside):
+            raise DataError(
+                f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
+            )
+
+
 def holds_dicom(folder: Path) -> bool:
     """Return whether any file below a folder is DICOM."""
     return any(map(is_dicom, files_below(folder)))
@@ -90,47 +104,107 @@ def find_studies(
     classes: Sequence[str],
     reading: ReadOptions,
     take: Take = ALL_COLUMNS,
+    *,
+    labelled: bool = True,
 ) -> Found:
     """The samples of a folder of DICOM files.
 
-    ``table``: the csv with their labels; without one ``classes`` are names of folders. ``take``: how the csv is
-    written, and its column of patients. Raises DataError, one line, where they cannot be told; identifiers and names
-    of files and folders are in none.
+    ``table``: the csv with their labels; without one ``classes`` are names of folders, unless they are not
+    ``labelled``. ``take``: how the csv is written, and its column of patients. Raises DataError, one line, where they
+    cannot be told; identifiers and names of files and folders are in none.
     """
-    if table is None:
+    if table is None and labelled:
         check_without_csv(source, classes, take)
     files = list(files_below(source))
-    studies, others, strange = _group(source, files, () if table else classes, reading)
+    check_links(source, ((place_of(source, number, len(files)), path) for number, path in enumerate(files)))
+    studies, rest, strange = _group(source, files, classes if labelled and not table else (), reading)
+    outlines, others = find_outlines(source, files, rest, reading), len(rest)
+    others -= len({number for own in outlines.values() for number in own})
     notes = [f"{others} of {len(files)} files hold no DICOM picture: passed over"] * bool(others)
-    if strange:
-        raise DataError(f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders")
-    kept = [study for study in studies if study.series]
-    if not kept:
-        raise DataError(f"{source}: no study has a series like {reading.series!r}")
-    if len(kept) < len(studies):
-        notes.append(
-            f"{len(studies) - len(kept)} of {len(studies)} studies have no series like {reading.series!r}: left out"
-        )
-    studies = kept
+    check_studies(source, studies, classes, strange)
+    studies, left_out = with_series(source, studies, reading, outlines)
+    notes += left_out
+    by, patients = "folder", ""
     if table is None:
-        labels: list[Answer] = [((study.folder[1],), study.folder[0], "") for study in studies]
-        columns: tuple[str, ...] = ("label",)
+        labels: list[Answer] = [((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies]
+        columns: tuple[str, ...] = ()
     else:
-        joined, columns, unmatched = _join(table, studies, label, take)
+        joined, columns, unmatched, by, patients = _join(table, studies, label, take)
         labels = [found for found in joined if found is not None]
         studies = [study for study, found in zip(studies, joined, strict=True) if found is not None]
         notes += unmatched
     rows = []
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
         name = pseudonym(patient) or study.identity["patient"]
-        rows += [
-            SampleSource(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
-            for number, frame in _slices(study, reading.slices)
-        ]
+        for number, frame in _slices(study, reading.slices):
+            made = SampleSource(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
+            rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
+    if reading.volume:
+        return Found(rows, columns, tuple(notes), "outlines" if outlines else by, patients)
     several = sum(len(_all_slices(study)) > 1 for study in studies)
     if several and reading.slices == 1:
         notes.append(f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)")
-    return Found(rows, columns, tuple(notes))
+    return Found(rows, columns, tuple(notes), by, patients)
+
+
+def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int) -> None:
+    """Raise DataError where there are none, or some in folders that are no classes."""
+    if strange:
+        raise DataError(f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders")
+    if not studies:
+        raise DataError(f"{source}: none of its files holds a DICOM picture")
+
+
+def with_series(
+    source: Path, studies: list[Study], reading: ReadOptions, outlines: Mapping[str, Sequence[int]]
+) -> tuple[list[Study], list[str]]:
+    """The studies that have a series as requested, and a note on the others. Raises DataError where none has.
+
+    ``outlines``: the series that are outlined, which are wanted where outlines are.
+    """
+    requested = f"like {reading.series!r}"
+    if reading.outlines:
+        requested += " with a SEG or RTSTRUCT object" if reading.series else ""
+        requested = requested if reading.series else "with a SEG or RTSTRUCT object"
+        for study in studies:
+            study.series = {key: own for key, own in study.series.items() if key in outlines}
+    kept = [study for study in studies if study.series]
+    if not kept:
+        raise DataError(f"{source}: no study has a series {requested}")
+    if len(kept) == len(studies):
+        return kept, []
+    return kept, [f"{len(studies) - len(kept)} of {len(studies)} studies have no series {requested}: left out"]
+
+
+def find_outlines(
+    source: Path, files: Sequence[Path], numbers: Sequence[int], reading: ReadOptions
+) -> dict[str, list[int]]:
+    """Which of these files outline a series, by its pseudonym; none where no outlines are wanted."""
+    found: dict[str, list[int]] = {}
+    for number in numbers if reading.outlines else ():
+        if is_dicom(files[number]):
+            where = place_of(source, number, len(files))
+            with redacted_errors(where, "DICOM"):
+                for series in referenced_series(files[number]):
+                    found.setdefault(series, []).append(number)
+    return found
+
+
+def has_outlines(folder: Path) -> bool:
+    """Return whether a file below a folder outlines a series."""
+    with redacted_errors(str(folder), "DICOM"):
+        return any(is_dicom(path) and referenced_series(path) for path in files_below(folder))
+
+
+def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, ...]:
+    """The files of the one series in a folder. Raises DataError where there is none, or several."""
+    files = list(files_below(folder))
+    check_links(folder, ((where, path) for path in files))
+    studies, _, _ = _group(folder, files, (), reading, quiet=True)
+    series = [own for study in studies for own in study.series.values()]
+    if len(series) != 1:
+        raise DataError(f"{where}: its folder has {len(series)} series; one is a volume, chosen by --series")
+    return tuple(files[number] for _, _, number, _ in series[0])
 
 
 def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
@@ -150,19 +224,19 @@ def place_of(source: Path, number: int, total: int) -> str:
 
 
 def _group(
-    source: Path, files: list[Path], classes: Sequence[str], reading: ReadOptions
-) -> tuple[list[Study], int, int]:
-    """The studies, in the order of their first files; how many files hold no picture; and how many folders with
+    source: Path, files: list[Path], classes: Sequence[str], reading: ReadOptions, *, quiet: bool = False
+) -> tuple[list[Study], list[int], int]:
+    """The studies, in the order of their first files; the files that hold no picture; and how many folders with
     pictures are none of ``classes``, where these are given.
     """
     studies: dict[str, Study] = {}
     strange: set[str] = set()
-    others = 0
-    for number, path in enumerate(tqdm(files, desc="headers", unit="")):
+    others: list[int] = []
+    for number, path in enumerate(tqdm(files, desc="headers", unit="", disable=quiet)):
         where = place_of(source, number, len(files))
         header = read_header(path, where) if is_dicom(path) else None
         if header is None:
-            others += 1
+            others.append(number)
             continue
         folder = _folder(path.relative_to(source).parts[:-1]) if classes else ("", "")
         if classes and folder[1] not in classes:
@@ -198,12 +272,25 @@ def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
     return [slices[i] for i in parts_of(len(slices), count)]
 
 
+def whole_series(
+    made: SampleSource, study: Study, files: Sequence[Path], outlines: Mapping[str, Sequence[int]]
+) -> SampleSource:
+    """The sample of a study's series as a whole, with its outlines."""
+    series = longest(study)
+    own = tuple(files[number] for _, _, number, _ in study.series[series])
+    return replace(made, part=None, files=own, masks=tuple(files[number] for number in outlines.get(series, ())))
+
+
+def longest(study: Study) -> str:
+    """The series with most files, the first one where several have as many."""
+    return max(study.series, key=lambda series: len(study.series[series]))
+
+
 def _all_slices(study: Study) -> list[tuple[int, int | None]]:
     """(file, frame) of the series with most files, the first one where several have as many. Frames are slices where it
     is one file; of a series of files with frames the middle ones (None) are.
     """
-    most = max(map(len, study.series.values()))
-    series = sorted(next(files for files in study.series.values() if len(files) == most))
+    series = sorted(study.series[longest(study)])
     if len(series) == 1:
         _, _, file, frames = series[0]
         return [(file, frame) for frame in range(frames)] if frames > 1 else [(file, None)]
@@ -212,8 +299,10 @@ def _all_slices(study: Study) -> list[tuple[int, int | None]]:
 
 def _join(
     table: Path, studies: list[Study], label: Label, take: Take
-) -> tuple[list[Answer | None], tuple[str, ...], list[str]]:
-    """Return the csv's labels of each study, None where it has none; its label columns; and what found no partner."""
+) -> tuple[list[Answer | None], tuple[str, ...], list[str], str, str]:
+    """Return the csv's labels of each study, None where it has none; its label columns; what found no partner; by what
+    it was joined; and its column of patients.
+    """
     header, lines = read_lines(table, take.separator)
     column = join_key(header)
     if not column:
@@ -243,4 +332,4 @@ def _join(
         notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
     if len(used) < len(known):
         notes.append(f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here")
-    return found, columns, notes
+    return found, columns, notes, kind, patients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +11,27 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.importing import nifti
 from partitions.importing.csv_source import Found, read_csv
-from partitions.importing.dicom_series import files_below, find_studies, holds_dicom, place_of
-from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom
+from partitions.importing.dicom_series import (
+    check_links,
+    files_below,
+    find_studies,
+    has_outlines,
+    holds_dicom,
+    place_of,
+    series_below,
+)
+from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom, kind_of
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import ReadOptions, pseudonym
+from partitions.importing.scans import pseudonym
 from partitions.importing.tables import SPLIT_NAMES, Label, read_lines
+from partitions.recipes.pictures import PictureRecipe
+from partitions.recipes.reading import ReadOptions
 
 
 def find_rows(source: Path, options: ImportOptions) -> Found:
     """All samples of a source."""
+    if options.pictures:
+        return find_others(source, options.pictures, options)
     label: Label = options.survival or options.label
     table = Path(options.labels_from) if options.labels_from else None
     classes, reading, take = options.labels, options.reading, options.take
@@ -35,9 +47,11 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     if not table and tables and not is_joined(tables[0], source):
         return sliced(read_csv(tables[0], options), reading)
     table = table or next(iter(tables), None)
+    if reading.outlines and (table or not holds_dicom(source)):
+        raise DataError(f"{source}: --outlines are of a folder of DICOM files, and of no csv: they are the labels")
     if table or holds_dicom(source):
-        studies = find_studies(source, table, label, classes, reading, take)
-        return Found(studies.rows, studies.columns, studies.notes)
+        studies = find_studies(source, table, label, classes, reading, take, labelled=not reading.outlines)
+        return Found(studies.rows, studies.columns, studies.notes, by=studies.by, patient=studies.patient)
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
@@ -49,8 +63,68 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             )
         if strange := {row.labels[0] for row in rows} - set(classes):
             raise DataError(f"{source} has {len(strange)} folders besides {', '.join(classes)}")
-    rows = numbered(rows, source)
-    return sliced(Found(rows), reading)
+    rows = linked_inside(numbered(rows, source), source)
+    return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)
+
+
+def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True) -> Found:
+    """The samples that a recipe of pictures is to read: with the labels that it knows, or without any.
+
+    ``labelled``: False reads no labels, whatever there is.
+    """
+    reading, take = recipe.reading, options.take
+    if not labelled or (reading.outlines and not (source.is_dir() and has_outlines(source))):
+        labelled, reading = False, replace(reading, outlines=())
+        recipe = replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
+    if source.is_file():
+        if source.suffix.lower() == ".csv":
+            return sliced(read_csv(source, options), reading)
+        where = "the file" if kind_of(source) != "picture" else str(source)
+        return sliced(Found([SampleSource(where, (), "", "", file=source)], labelled=False), reading)
+    tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
+    table = Path(options.labels_from) if options.labels_from else None
+    if not table and len(tables) > 1:
+        raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
+    if not table and tables and not is_joined(tables[0], source):
+        return sliced(read_csv(tables[0], options), reading)
+    table = (table or next(iter(tables), None)) if labelled else None
+    of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
+    if holds_dicom(source):
+        labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
+        studies = find_studies(source, table, recipe.label or None, classes, reading, take, labelled=labelled)
+        labelled = labelled or bool(reading.outlines)
+        made = Found(studies.rows, studies.columns, studies.notes, by=studies.by, patient=studies.patient)
+        return replace(made, labelled=labelled)
+    if of_classes:
+        rows = linked_inside(numbered(list(folder_rows(source, take.patient)), source), source)
+        return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)
+    rows = linked_inside(list(loose_rows(source)), source)
+    if not rows:
+        raise DataError(f"{source} has no pictures and no csv that lists some")
+    return sliced(Found(rows, labelled=False), reading)
+
+
+def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
+    """The rows, none of which may be a link that leads out of the source. Raises DataError."""
+    check_links(source, ((row.where, row.file) for row in rows))
+    return rows
+
+
+def has_classes(source: Path, classes: Sequence[str]) -> bool:
+    """Return whether a folder's folders, or those below train, val and test, are classes, and nothing else."""
+    folders = [path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
+        folders = [path for folder in folders for path in folder.iterdir() if path.is_dir()]
+    return bool(folders) and {folder.name for folder in folders} <= set(classes)
+
+
+def loose_rows(source: Path) -> Iterator[SampleSource]:
+    """Pictures and volumes anywhere below a folder, without labels."""
+    files = list(files_below(source))
+    for number, path in enumerate(files):
+        if path.name.lower().endswith((*PICTURES, *NIFTI)) and not path.name.startswith("."):
+            scan = path.name.lower().endswith(NIFTI)
+            yield SampleSource(place_of(source, number, len(files)) if scan else str(path), (), "", "", file=path)
 
 
 def is_joined(table: Path, source: Path) -> bool:
@@ -75,7 +149,9 @@ def is_nifti(row: SampleSource) -> bool:
 
 
 def sliced(found: Found, reading: ReadOptions) -> Found:
-    """The rows with one for each slice of a NIfTI volume that is wanted."""
+    """The rows with one for each slice of a NIfTI volume that is wanted, or whole volumes where these are."""
+    if reading.volume:
+        return replace(found, rows=[whole(row, reading) for row in tqdm(found.rows, desc="volumes", unit="")])
     if not any(map(is_nifti, found.rows)):
         return found
     made = []
@@ -85,6 +161,19 @@ def sliced(found: Found, reading: ReadOptions) -> Found:
         else:
             made.append(row)
     return replace(found, rows=made)
+
+
+def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
+    """A row with the files of its whole volume. Raises DataError where it is none."""
+    if row.files or row.file is None:
+        return row
+    if row.file.is_dir():
+        files = series_below(row.file, row.where, reading)
+    elif is_nifti(row) or is_dicom(row.file):
+        files = (row.file,)
+    else:
+        raise DataError(f"{row.where}: its file is no volume; --volume takes NIfTI, and folders of one DICOM series")
+    return replace(row, file=files[0], files=files, mask=None, masks=(row.mask,) if row.mask else ())
 
 
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:

@@ -18,7 +18,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from partitions.common.errors import DataError
 from partitions.importing import dicom, nifti
-from partitions.importing.scans import ImageInfo, ReadOptions, fit, fitted
+from partitions.importing.scans import ImageInfo, fit, fitted
+from partitions.importing.volumes import volume
+from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
@@ -41,6 +43,8 @@ class SampleSource:
     subgroup: str = ""  # "" = not known
     key: str = ""  # the patient as the csv has it, for predictions; no file of ours holds it
     part: int | None = None  # which slice of a volume; None: the middle one
+    files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
+    masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
 
 
 def kind_of(path: Path) -> str:
@@ -62,6 +66,8 @@ def is_dicom(path: Path) -> bool:
 def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a sample. Raises DataError, one line, where it cannot be read."""
     assert sample.file is not None
+    if reading.volume:
+        return volume.probe(sample.files, sample.where, reading)
     kind = kind_of(sample.file)
     if kind == "dicom":
         return dicom.probe(sample.file, sample.where, reading, sample.part)
@@ -79,11 +85,14 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
 
 
 def read(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits.
+    """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits;
+    a volume is float32 (d, h, w, 1).
 
     Raises DataError, one line, where it cannot be read.
     """
     assert sample.file is not None
+    if reading.volume:
+        return volume.read(sample.files, sample.where, reading)
     kind = kind_of(sample.file)
     if kind == "dicom":
         return dicom.read(sample.file, sample.where, reading, sample.part)
@@ -100,7 +109,9 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
 
 
 def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a sample's mask, uint8 (h, w): a grey (or palette) picture, or NIfTI, of classes, 0 the background."""
+    """Read a sample's mask, uint8 (h, w) or (d, h, w): a grey (or palette) picture, NIfTI, or outlines, of classes."""
+    if reading.volume:
+        return volume.read_mask(sample.files, sample.masks, sample.where, reading)
     assert sample.file is not None and sample.mask is not None
     if kind_of(sample.mask) == "nifti":
         return nifti.read_mask(sample.file, sample.mask, sample.where, reading, sample.part)

@@ -1,13 +1,19 @@
-"""New rows of a hospital's csv, as the recipe of a data file or a model reads them."""
+"""New rows of a hospital's csv, or new pictures, as the recipe of a data file or a model reads them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found, read_table
+from partitions.importing.images import SampleSource
 from partitions.importing.notes import Take, read_inputs
+from partitions.importing.streams import count_notes, describe, probe_all, read_pictures
+from partitions.recipes.pictures import PictureRecipe, photometric_notes
 from partitions.recipes.pipeline import transform
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
@@ -46,3 +52,30 @@ def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...
         )
     take = Take(text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length) if recipe.text else Take()
     return read_inputs(found.rows, transform(found.table, recipe), take)
+
+
+@dataclass(frozen=True)
+class NewPictures:
+    """Samples without their pictures, which are read one by one; ``like``: shape and type of all, (n, h, w, c)."""
+
+    samples: list[SampleSource]
+    recipe: PictureRecipe
+    like: Array
+
+    def __iter__(self) -> Iterator[Array]:
+        with tqdm(total=len(self.samples), desc="pictures", unit="") as progress:
+            yield from read_pictures(self.samples, self.recipe.reading, self.like, progress)
+
+
+def new_pictures(found: Found, recipe: PictureRecipe) -> tuple[NewPictures, tuple[str, ...]]:
+    """The pictures that a recipe is to read, and notes. Raises DataError where they are not as it expects."""
+    samples = found.rows
+    if any(sample.file is None for sample in samples):
+        raise DataError("the recipe is of pictures, and these are rows of a table")
+    infos = probe_all(samples, recipe.reading)
+    samples = [
+        replace(sample, patient=sample.patient or info.patient) for sample, info in zip(samples, infos, strict=True)
+    ]
+    like = describe(samples, infos, recipe)
+    notes = (*count_notes(infos), *photometric_notes([info.acquired for info in infos], recipe.expected))
+    return NewPictures(samples, recipe, like), notes

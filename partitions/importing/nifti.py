@@ -20,7 +20,6 @@ from PIL import Image
 from partitions.common.sizes import MOST_BEFORE, TooLargeError, check_picture
 from partitions.importing.scans import (
     ImageInfo,
-    ReadOptions,
     ScanError,
     Unavailable,
     fit,
@@ -29,6 +28,7 @@ from partitions.importing.scans import (
     pseudonym,
     redacted_errors,
 )
+from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.splits import Array
 
 PERCENTILES = (0.5, 99.5)
@@ -38,7 +38,7 @@ LONGEST_HEADER = 540  # bytes, of NIfTI-2
 def read_stored(path: Path, where: str) -> Array:
     """A volume's values along the file's own axes, float32 (i, j, k)."""
     with redacted_errors(where, "NIfTI"):
-        image = _load(path)
+        image = load(path)
         if len(image.shape) != 3:
             raise ScanError("its file is a series in time")
         return np.asarray(image.dataobj, np.float32)
@@ -47,15 +47,16 @@ def read_stored(path: Path, where: str) -> Array:
 def parts(path: Path, where: str, reading: ReadOptions) -> list[int]:
     """Which axial slices of a volume to take."""
     with redacted_errors(where, "NIfTI"):
-        return parts_of(_canonical(_load(path))[0][2], reading.slices)
+        return parts_of(_canonical(load(path))[0][2], reading.slices)
 
 
 def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a slice. The volume is its own patient: no two of its slices may be in two splits."""
     with redacted_errors(where, "NIfTI"):
-        (width, height, _), (across, along, _) = _canonical(_load(path))
+        (width, height, _), (across, along, _) = _canonical(load(path))
         sides = fitted(height, width, (along, across), reading)
-        return ImageInfo(*sides, 1, True, pseudonym(str(path.resolve())))
+        taken = Acquisition("nifti", plane="axial", pixel=min(across, along))
+        return ImageInfo(*sides, 1, True, pseudonym(str(path.resolve())), acquired=taken)
 
 
 def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
@@ -71,7 +72,7 @@ def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Arra
 def read_mask(path: Path, mask: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
     """A slice of the mask of the volume ``path``, uint8 (h, w). It must lie where the volume lies."""
     with redacted_errors(where, "NIfTI"):
-        ours, theirs = _load(mask), _load(path)
+        ours, theirs = load(mask), load(path)
         same = _canonical(ours)[0] == _canonical(theirs)[0] and np.allclose(ours.affine, theirs.affine, atol=1e-2)
         if not same:
             raise ScanError("its mask does not lie on its volume: another shape or another affine")
@@ -88,7 +89,7 @@ def _nibabel() -> Any:
     return nibabel
 
 
-def _load(path: Path) -> Any:
+def load(path: Path) -> Any:
     """The header; values are read when they are asked for. Its size is looked at before anything is unpacked."""
     nibabel = _nibabel()
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
@@ -123,7 +124,7 @@ def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, fl
 
 def _values(path: Path) -> tuple[Array, tuple[float, float]]:
     """The first volume in canonical orientation, float32 (x, y, z), and mm from row to row, column to column."""
-    image, turning = _load(path), _nibabel().orientations
+    image, turning = load(path), _nibabel().orientations
     stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
     turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))
     _, (across, along, _) = _canonical(image)
@@ -146,10 +147,16 @@ def _volume(
 def _labels(path: Path, changed: int) -> tuple[Array, tuple[float, float]]:
     """Classes, uint8 (x, y, z), and mm of a pixel."""
     values, spacing = _values(path)
-    classes = np.rint(values)
-    if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
+    return classes_of(values), spacing
+
+
+def classes_of(values: Array) -> Array:
+    """The classes in a mask, uint8. Raises ScanError where its values are none."""
+    classes = np.rint(np.nan_to_num(values))
+    if classes.min() < 0 or classes.max() > 255 or np.abs(np.nan_to_num(values) - classes).max() > 1e-3:
         raise ScanError("its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count")
-    return classes.astype(np.uint8), spacing
+    made: Array = classes.astype(np.uint8)
+    return made
 
 
 def _slice(volume: Array, part: int | None) -> Array:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partitions.importing.notes import ALL_COLUMNS, Take
-from partitions.importing.scans import ReadOptions
+from partitions.recipes.pictures import PictureRecipe
+from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Recipe
 
 
@@ -18,11 +19,11 @@ class ImportOptions:
     ``size``: pictures are resized to size x size (None: as they are, all alike); ``label``: the label column of a csv,
     or several, joined by commas; ``survival``: the columns of time and event in their place; ``labels``: names of all
     classes, in order; ``labels_from``: a csv of labels by study or patient; ``seed``: of the split, where the source
-    has none. ``window``, ``spacing``, ``slices`` and ``series`` are of scans (``scans.ReadOptions``). ``take``: how a
+    has none. ``window`` to ``outlines`` are of scans (``reading.ReadOptions``). ``take``: how a
     csv is written, the column of texts, what they become, which numbers, and the column of patients. ``recipe``: how to
-    read a table, in place of all that; ``as_gaps``: cells that do not fit the recipe are gaps. ``subgroup``: the column
-    of subgroups (``subgroups.parse_column``). ``overwrite``: whether the data file may be there already; ``cohort``: a
-    name for the people whose data these are.
+    read a table, in place of all that, and ``pictures``: how to read pictures and scans; ``as_gaps``: cells that do not
+    fit the recipe are gaps. ``subgroup``: the column of subgroups (``subgroups.parse_column``). ``overwrite``: whether
+    the data file may be there already; ``cohort``: a name for the people whose data these are.
     """
 
     size: int | None = None
@@ -36,8 +37,12 @@ class ImportOptions:
     spacing: float | None = None
     slices: int = 1
     series: str = ""
+    volume: tuple[int, int, int] | None = None
+    voxel: tuple[float, float, float] | None = None
+    outlines: tuple[str, ...] = ()
     take: Take = ALL_COLUMNS
     recipe: Recipe | None = None
+    pictures: PictureRecipe | None = None
     as_gaps: bool = False
     overwrite: bool = False
     cohort: str = ""
@@ -49,7 +54,11 @@ class ImportOptions:
     @property
     def reading(self) -> ReadOptions:
         """Read options of pictures and scans. Raises DataError for values out of their range."""
-        return ReadOptions(self.size, self.window, self.spacing, self.slices, self.series)
+        if self.pictures:
+            return self.pictures.reading
+        return ReadOptions(
+            self.size, self.window, self.spacing, self.slices, self.series, self.volume, self.voxel, self.outlines
+        )
 
 
 DEFAULTS = ImportOptions()

@@ -1,4 +1,4 @@
-"""Images: read options, image info, sizes, redacted errors."""
+"""Images: image info, sizes, redacted errors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 from PIL import Image
 
 from partitions.common.errors import DataError
 from partitions.common.sizes import TooLargeError
+from partitions.recipes.reading import Acquisition, ReadOptions
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
 
@@ -22,34 +22,12 @@ KEY = secrets.token_bytes(32)  # of this process; it is never written
 
 
 @dataclass(frozen=True)
-class ReadOptions:
-    """Read options of pictures and scans.
-
-    ``size``: pixels of a side; ``window``: centre and width, in the scan's own units;
-    ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a pattern for its description.
-    """
-
-    size: int | None = None
-    window: tuple[float, float] | None = None
-    spacing: float | None = None
-    slices: int = 1
-    series: str = ""
-
-    def __post_init__(self) -> None:
-        for name, number in (("size", self.size), ("slices", self.slices)):
-            if number is not None and number < 1:
-                raise DataError(f"{name} is {number}; it must be 1 or more")
-        for name, value in (("the window's width", self.window and self.window[1]), ("spacing", self.spacing)):
-            if value is not None and not 0 < value < np.inf:
-                raise DataError(f"{name} is {value:g}; it must be above 0")
-
-
-@dataclass(frozen=True)
 class ImageInfo:
     """Image info: what the header tells of a picture.
 
     ``deep``: it becomes float32 in 0..1 and not uint8; ``patient``: a pseudonym, "" without a named patient; ``notes``:
-    what a hospital must know of it, each a text that ends the sentence "12 of 340 pictures ...".
+    what a hospital must know of it, each a text that ends the sentence "12 of 340 pictures ..."; ``acquired``: what
+    other pictures must be alike in.
     """
 
     height: int
@@ -58,6 +36,8 @@ class ImageInfo:
     deep: bool
     patient: str = ""
     notes: tuple[str, ...] = field(default=())
+    acquired: Acquisition = field(default_factory=Acquisition)
+    depth: int = 0  # of a volume
 
 
 def pseudonym(name: str) -> str:
@@ -121,9 +101,9 @@ class ScanError(DataError):
 class Unavailable(DataError):
     """The library that reads a kind of scan is not installed."""
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, done: str = "read") -> None:
         super().__init__(
-            f"{kind} is read with {package}, which is not installed here: pip install {package}, "
+            f"{kind} is {done} with {package}, which is not installed here: pip install {package}, "
             "or `make install` in a checkout of silofl"
         )
 
@@ -134,7 +114,7 @@ def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
 
     Raises DataError, one line: ``where`` and a text of ours, or the kind of error alone.
     """
-    loggers = [logging.getLogger(name) for name in ("pydicom", "nibabel", "nibabel.global")]
+    loggers = [logging.getLogger(name) for name in ("pydicom", "nibabel", "nibabel.global", "highdicom")]
     levels = [logger.level for logger in loggers]
     try:
         for logger in loggers:

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -42,14 +43,15 @@ from partitions.importing.csv_source import Found
 from partitions.importing.discovery import find_rows
 from partitions.importing.division import assign_splits, number_patients, patient_notes, rare_notes
 from partitions.importing.images import SampleSource, kind_of, read_mask
-from partitions.importing.new_rows import new_inputs
+from partitions.importing.new_rows import new_inputs, new_pictures
 from partitions.importing.notes import Take, copies, read_inputs
 from partitions.importing.options import DEFAULTS, ImportOptions
-from partitions.importing.streams import count_notes, describe, probe_all, read_pictures, rows_of
+from partitions.importing.streams import count_notes, describe, draft_pictures, probe_all, read_pictures, rows_of
 from partitions.importing.targets import find_import_task, read_answers
 from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
 from partitions.npz import write_npz
+from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import fit, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import tidy
@@ -64,7 +66,8 @@ FEWEST_DIVIDED = 3  # patients; of fewer there is none for a part
 @dataclass(frozen=True)
 class Imported:
     """Result of an import. ``label_names``: of classes that had to be numbered, of findings, of measurements;
-    ``notes``: what was left out, and what the hospital must look at; ``recipe``: of a table, as it was used.
+    ``notes``: what was left out, and what the hospital must look at; ``recipe``: of a table, as it was used, or of
+    ``pictures``.
     """
 
     file: Path
@@ -73,6 +76,7 @@ class Imported:
     feature_names: tuple[str, ...]
     notes: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    pictures: PictureRecipe | None = None
     divided: bool = True
 
     @property
@@ -97,12 +101,15 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
     options = with_recipe(options)
     with reading(source):
         found = find_rows(source, options)
-        if options.recipe and (not found.columns or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED):
+        few_or_unlabelled = not found.labelled or len(np.unique(number_patients(found.rows))) < FEWEST_DIVIDED
+        if options.recipe and (not found.columns or few_or_unlabelled):
             return import_whole(out, found, options.recipe, options)
+        if options.pictures and few_or_unlabelled:
+            return import_pictures(out, found, options.pictures, options)
         made = collect(source, found, options)
     notes = (*made.notes, *copies(made.samples, made.places))
     write_collected(out, made, options)
-    return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe)
+    return Imported(out, summary(made.data), made.label_names, made.feature_names, notes, made.recipe, made.pictures)
 
 
 @contextmanager
@@ -134,7 +141,31 @@ def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions
     write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)})
     why = "too few to be divided" if found.columns else "without labels"
     text = f"{len(x)} samples, {why}, in one part: {describe_inputs(x)}"
-    return Imported(out, text, names, tuple(f.name for f in recipe.features), (*found.notes, *notes), recipe, False)
+    columns = tuple(f.name for f in recipe.features)
+    return Imported(out, text, names, columns, (*found.notes, *notes), recipe, divided=False)
+
+
+def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: ImportOptions) -> Imported:
+    """Write new pictures as one part (``x``): to predict, because they have no labels or are too few to be divided."""
+    pictures, infos = new_pictures(found, recipe)
+    like, samples = pictures.like, pictures.samples
+    arrays, streams = {"x": like}, {"x": iter(pictures)}
+    if like.dtype != np.uint8:
+        arrays["x"] = np.moveaxis(like, -1, 1)
+        streams["x"] = (np.moveaxis(picture, -1, 0) for picture in pictures)
+    names: tuple[str, ...] = ()
+    if found.labelled:
+        y, names, _ = read_answers(samples, found.columns, recipe.classes, recipe.task, options.reading, recipe.outputs)
+        arrays |= written_labels("", y, recipe.task)
+        if recipe.task == "segmentation":
+            streams["y"] = (read_mask(sample, options.reading) for sample in samples)
+    if any(sample.patient for sample in samples):
+        arrays["patient"] = number_patients(samples)
+    schema = make_schema((), tuple(map(tidy, recipe.classes)))
+    write_npz(out, arrays | written_schema(schema) | {"recipe": np.array(recipe.json)}, streams)
+    why = "too few to be divided" if found.labelled else "without labels"
+    text = f"{len(like)} samples, {why}, in one part: {describe_inputs(like)}"
+    return Imported(out, text, names, (), (*found.notes, *infos), None, recipe, False)
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
@@ -150,6 +181,10 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
 
 def with_recipe(options: ImportOptions) -> ImportOptions:
     """The options as their recipe has them, if there is one."""
+    if own := options.pictures:
+        take = Take(patient=own.patient or None)
+        made = replace(options, label=None, labels=own.classes, task=own.task, seed=own.seed, take=take)
+        return replace(made, survival=(own.label[0], own.label[1]) if own.task == "survival" else None)
     recipe = options.recipe
     if recipe is None:
         return options
@@ -182,6 +217,7 @@ class Collected:
     feature_names: tuple[str, ...]
     notes: tuple[str, ...]
     recipe: Recipe | None = None
+    pictures: PictureRecipe | None = None
 
     @property
     def in_files(self) -> bool:
@@ -196,7 +232,7 @@ class Collected:
 def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     """Read the samples' labels, look at their inputs, and divide them."""
     take = options.take
-    samples, notes, recipe = found.rows, found.notes, found.recipe
+    samples, notes, recipe, pictures = found.rows, found.notes, found.recipe, options.pictures
     check_options(source, samples, options)
     task = find_import_task(samples, options.task, options.labels, options.survival is not None)
     if samples[0].file:
@@ -205,19 +241,20 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
             replace(sample, patient=sample.patient or info.patient) for sample, info in zip(samples, infos, strict=True)
         ]
         notes = (*notes, *count_notes(infos))
-    known = recipe.outputs if recipe else 0
+    known = recipe.outputs if recipe else pictures.outputs if pictures else 0
     y, names, outputs = read_answers(samples, found.columns, options.labels, task, options.reading, known)
     patients = number_patients(samples)
     places = assign_splits(samples, patients, options.seed)
     notes = (*notes, *patient_notes(samples, take.patient))
     named = any(sample.patient for sample in samples)
-    if empty := next((split for split in ("train", "test") if split not in places), None):
-        people = f", of {len(np.unique(patients))} patients" if named else ""
-        what = {"train": "training"}.get(empty, empty)
-        raise DataError(f"{source} gives no {what} samples; it has {len(samples)} samples in all{people}")
+    check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
     vocabulary = 0
     if recipe is None or found.table is None:
-        x = describe(samples, infos)
+        x = describe(samples, infos, pictures)
+        roles: dict[str, Any] = {"label": found.columns, "labels_by": found.by, "patient": found.patient}
+        classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
+        roles |= {"task": task, "classes": classes, "outputs": outputs, "seed": options.seed}
+        pictures = replace(pictures or draft_pictures(infos, x, options), **roles)
     else:
         notes = (*notes, *rare_notes(found.table, recipe, patients))
         recipe = with_fills(recipe, fit(found.table[places == "train"], recipe))
@@ -225,8 +262,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         recipe = replace(recipe, task=task, classes=names if task in ONE_CLASS else recipe.classes, outputs=outputs)
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
         notes = (*notes, *more)
-    if task == "segmentation" and y.shape != x.shape[:3]:
-        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:3]}")
+    if task == "segmentation" and y.shape != x.shape[:-1]:
+        raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:-1]}")
     check_names(sample.subgroup for sample in samples)
     groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
     features = recipe.features if recipe else ()
@@ -235,10 +272,17 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         Split(rows_of(x, chosen), rows_of(y, chosen), patients[chosen] if named else None, of(groups, chosen))
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
-    text = recipe.json if recipe else ""
+    text = recipe.json if recipe else pictures.json if pictures else ""
     data = SiloData(train, val, test, outputs, task, vocabulary)
     data = replace(data, schema=schema, recipe=text, cohort=options.cohort)
-    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe)
+    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures)
+
+
+def check_places(source: Path, places: Array, people: str) -> None:
+    """Raise DataError where no sample is for training, or none for testing."""
+    if empty := next((split for split in ("train", "test") if split not in places), None):
+        what = {"train": "training"}.get(empty, empty)
+        raise DataError(f"{source} gives no {what} samples; it has {len(places)} samples in all{people}")
 
 
 def of(values: Array | None, rows: Array) -> Array | None:

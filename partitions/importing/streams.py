@@ -11,9 +11,14 @@ from tqdm import tqdm
 
 from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource, kind_of, name_of, probe, read, read_mask
-from partitions.importing.scans import ImageInfo, ReadOptions
+from partitions.importing.options import ImportOptions
+from partitions.importing.scans import ImageInfo
 from partitions.labels import read_count
+from partitions.recipes.pictures import PictureRecipe, differences, expect
+from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
+
+MOST_NAMED = 3  # pictures in a message
 
 
 def blank(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
@@ -31,13 +36,16 @@ def probe_all(samples: Sequence[SampleSource], reading: ReadOptions) -> list[Ima
     return [probe(sample, reading) for sample in tqdm(samples, desc="looking", unit="")]
 
 
-def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo]) -> Array:
-    """Blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour."""
+def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None) -> Array:
+    """Blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as a recipe has them."""
+    if recipe:
+        check_expected(samples, infos, recipe)
+        return blank((len(samples), *recipe.shape), np.dtype(recipe.dtype).type)
     first, plain = infos[0], None  # the first one that is no scan, whose depth is what its maker chose
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
         what = f"{sample.where}: {name_of(sample.file)}"
-        if (info.height, info.width) != (first.height, first.width):
+        if (info.height, info.width) != (first.height, first.width):  # volumes are alike already
             sizes = f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
             raise DataError(f"{what} is {sizes}; use --size")
         if kind_of(sample.file) == "picture":
@@ -45,7 +53,43 @@ def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo]) -> Arr
             if info.deep != plain.deep:
                 raise DataError(f"{what} mixes 8-bit and 16-bit pictures; convert them alike")
     deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
-    return blank((len(samples), first.height, first.width, channels), np.float32 if deep else np.uint8)
+    sides = (first.depth, first.height, first.width) if first.depth else (first.height, first.width)
+    return blank((len(samples), *sides, channels), np.float32 if deep else np.uint8)
+
+
+def check_expected(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
+    """Raise DataError, one line that names the first pictures which are not what the recipe expects, and how."""
+    faults = [
+        f"{sample.where}: {'; '.join(found)}"
+        for sample, info in zip(samples, infos, strict=True)
+        if (found := [*differences(info.acquired, recipe.expected), *unlike(info, recipe)])
+    ]
+    if faults:
+        more = f"; and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
+        raise DataError(
+            f"{len(faults)} of {len(samples)} pictures do not fit the recipe: {'; '.join(faults[:MOST_NAMED])}{more}; "
+            "take them out, or allow it under [expected] in the recipe if the model may be used for them"
+        )
+
+
+def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
+    """What of a picture cannot become what the recipe makes."""
+    *depth, height, width, channels = recipe.shape
+    if info.channels > channels:
+        yield "it is in colour, where the recipe has grey"
+    if info.deep and recipe.dtype == "uint8":
+        yield "it has more than 8 bits, where the recipe has 8"
+    if not info.deep and recipe.dtype == "float32" and info.acquired.format == "picture" and channels == 1:
+        yield "it has 8 bits, where the recipe has more"
+    if (info.height, info.width) != (height, width) and not depth:
+        yield f"it is {info.width} x {info.height}, where the recipe has {width} x {height}"
+
+
+def draft_pictures(infos: Sequence[ImageInfo], like: Array, options: ImportOptions) -> PictureRecipe:
+    """The recipe by which pictures (n, h, w, c) are read; roles and labels are left open."""
+    return PictureRecipe(
+        tuple(like.shape[1:]), str(like.dtype), options.reading, expect([info.acquired for info in infos])
+    )
 
 
 def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
@@ -68,13 +112,12 @@ def read_pictures(
 
 
 def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[Array, tuple[str, ...], int]:
-    """Blank masks uint8 (n, h, w), no names, and the number of classes: each is read here, and again to be written."""
+    """Blank masks uint8 (n, [d,] h, w), no names, and the number of classes: each is read now, and once more."""
     first, seen = None, np.zeros(256, bool)
     for sample in tqdm(samples, desc="masks", unit=""):
-        assert sample.mask is not None
         mask = read_mask(sample, reading)
         first = mask if first is None else first
-        if mask.shape != first.shape:
+        if mask.shape != first.shape and sample.mask:
             raise DataError(f"{sample.where}: {name_of(sample.mask)} has another size than those before it; use --size")
         seen[np.unique(mask)] = True
     assert first is not None

@@ -9,11 +9,11 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.importing.images import SampleSource
-from partitions.importing.scans import ReadOptions
 from partitions.importing.streams import probe_masks
 from partitions.importing.tables import LONGEST_SHOWN
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, join_survival, read_count, read_labels, short_numbers
 from partitions.recipes.cells import is_number
+from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
 LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
@@ -23,7 +23,7 @@ def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequen
     """Return the task; "auto" is decided by the number of labels and their values."""
     if task != "auto":
         return task
-    if survival or samples[0].mask:
+    if survival or samples[0].mask or samples[0].masks:
         return "survival" if survival else "segmentation"
     if len(samples[0].labels) > 1:
         return (
@@ -46,11 +46,16 @@ def read_answers(
     of findings or of measurements, and how many there are of them. ``known``: how many classes there are, by a recipe.
     """
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
-    if len(samples[0].labels) != wanted or bool(samples[0].mask) != (task == "segmentation"):
+    if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (task == "segmentation"):
         needs = {"segmentation": "a column mask", "survival": "columns of time and event"}.get(task, "one label column")
         raise DataError(f"task = {task} needs {needs}")
     if task == "segmentation":
-        return probe_masks(samples, reading)
+        y, _, outputs = probe_masks(samples, reading)
+        names = tuple(classes) or (("background", *(own.removesuffix("?") for own in reading.outlines)))
+        names = names if len(names) > 1 else ()
+        if names and len(names) < outputs:
+            raise DataError(f"masks have classes 0 to {outputs - 1}, and --labels names {len(names)}: name each")
+        return y, names, max(outputs, len(names))
     if task in ONE_CLASS:
         y, names = number_labels(samples, classes, known)
         return y, names, len(names) or known or read_count(task, {}, {"all": y})

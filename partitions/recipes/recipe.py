@@ -23,16 +23,18 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from partitions.common.errors import DataError
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
 from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed
 from partitions.schema import Feature, check_name, check_range, tidy
+
+T = TypeVar("T")
 
 VERSION = 1
 KINDS = ("number", "category", "date", "skip")
@@ -190,22 +192,32 @@ def written(value: Any) -> str:
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe of a .toml file. Raises DataError, one line that names the file."""
+    return loaded(path, parse_recipe)
+
+
+def read_recipe(text: str) -> Recipe:
+    """The recipe of a JSON text. Raises DataError, one line."""
+    return read(text, parse_recipe)
+
+
+def loaded(path: Path, parse: Callable[[object], T]) -> T:
+    """What ``parse`` makes of a .toml file. Raises DataError, one line that names the file."""
     try:
         if path.stat().st_size > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} bytes")
-        return parse_recipe(tomllib.loads(path.read_text("utf-8")))
+        return parse(tomllib.loads(path.read_text("utf-8")))
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: {' '.join(str(error).split())}") from None
 
 
-def read_recipe(text: str) -> Recipe:
-    """The recipe of a JSON text. Raises DataError, one line."""
+def read(text: str, parse: Callable[[object], T]) -> T:
+    """What ``parse`` makes of a JSON text. Raises DataError, one line."""
     try:
         if len(text) > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
-        return parse_recipe(json.loads(text))
+        return parse(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise DataError(f"the recipe cannot be used ({' '.join(str(error).split())[:300]})") from None
 
@@ -213,6 +225,8 @@ def read_recipe(text: str) -> Recipe:
 def parse_recipe(content: object) -> Recipe:
     """The recipe of a TOML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
     top = table_of(content, "a recipe")
+    if "kind" in top:
+        raise DataError("this recipe is of pictures or scans, and that of a table is wanted here")
     known = (
         "version",
         "seed",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from partitions.common.errors import DataError
+
+LARGEST = 1e300  # a whole number of TOML has no end
 
 
 def table_of(content: object, what: str) -> Mapping[str, Any]:
@@ -38,7 +39,7 @@ def typed(table: Mapping[str, Any], key: str, default: Any) -> Any:
 
 def number(value: object, what: str) -> float:
     """A finite number. Raises DataError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         raise DataError(f"{what} is {str(value)[:40]}, no number")
     return float(value)
 

@@ -55,7 +55,7 @@ def add_export(commands: Any) -> None:
         "--coverage", metavar="SHARE", type=float, default=0.9, help="--conformal: how often it holds (default: 0.9)"
     )
     p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
-    p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's table out of the card")
+    p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's data out of the card")
     p.set_defaults(run=export)
 
 
@@ -63,7 +63,7 @@ def export(args: argparse.Namespace) -> None:
     from client.evidence.conformal import in_words
     from client.export import export_model
     from client.tables.new_samples import disclosed
-    from partitions.recipes.recipe import parse_recipe
+    from partitions.recipes.pictures import parse_any
 
     source, out = Path(args.source), Path(args.out)
     if args.which == "shared":
@@ -91,4 +91,4 @@ def export(args: argparse.Namespace) -> None:
             print("note: the run had other numbers of samples: no test sample of this file may have trained the model")
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
     if card.get("recipe"):
-        print(f"note: {disclosed(parse_recipe(card['recipe']))}")
+        print(f"note: {disclosed(parse_any(card['recipe']))}")

@@ -133,7 +133,9 @@ def test_a_hospital_may_keep_its_recipe(tmp_path, trained, capsys):
     assert main([*command, str(tmp_path / "with.safetensors")]) == 0
     assert "names of 3 columns and 2 categories, and 3 medians, means or most frequent" in capsys.readouterr().out
     source = new(tmp_path / "new.csv", "3;w;81,5;X-1")
-    with pytest.raises(ValueError, match=r"card has no recipe, so it cannot read a csv: name one with --recipe"):
+    with pytest.raises(
+        ValueError, match=r"card has no recipe, so it cannot read a csv or pictures: name one with --recipe"
+    ):
         predict_file(bare, source)
     recipe = tmp_path / "t.recipe.toml"
     recipe.write_text(parse_recipe(json.loads(card_file(model).read_text())["recipe"]).toml())

@@ -17,13 +17,14 @@ from PIL import Image
 from pydicom import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
-from pydicom.uid import ImplicitVRLittleEndian, JPEGLSLossless, RLELossless
+from pydicom.uid import ImplicitVRLittleEndian, JPEGLossless, RLELossless
 from scans import SECRETS, accession, leaks, study_uid, write_dicom
 
 from partitions.importing import dicom
 from partitions.importing.options import ImportOptions
-from partitions.importing.scans import ReadOptions, pseudonym
+from partitions.importing.scans import pseudonym
 from partitions.importing.source import Imported, import_source
+from partitions.recipes.reading import ReadOptions
 from partitions.silo_file import read_silo_file, write_silo_file
 from server.cli.main import main
 
@@ -528,13 +529,13 @@ def test_transfer_syntaxes(tmp_path, uid):
 
 
 def test_what_cannot_be_unpacked_says_what_to_install(tmp_path):
-    """Before anything is read. Nothing here unpacks JPEG-LS."""
+    """Before anything is read. Nothing here unpacks the old lossless JPEG."""
     path = write_dicom(tmp_path / "IM")
     dataset = pydicom.dcmread(path)
-    dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
+    dataset.file_meta.TransferSyntaxUID = JPEGLossless
     dataset.PixelData = encapsulate([b"\xff\xd8\xff\xd9"])
     dataset.save_as(path)
-    with pytest.raises(ValueError, match=r"JPEG-LS Lossless.*one more package: pip install python-gdcm"):
+    with pytest.raises(ValueError, match=r"JPEG Lossless.*one more package: pip install python-gdcm"):
         dicom.probe(path, "here", ReadOptions())
 
 

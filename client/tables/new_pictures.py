@@ -1,0 +1,74 @@
+"""What ``silofl predict`` is asked about: new pictures and scans, by the recipe in a model's card."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from partitions.common.errors import DataError, UserError
+from partitions.common.names import unknown_name
+from partitions.common.sizes import check_size
+from partitions.importing.dicom import IDENTITY, read_key
+from partitions.importing.discovery import find_others
+from partitions.importing.images import SampleSource, kind_of
+from partitions.importing.new_rows import NewPictures, new_pictures
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import reading, with_recipe
+from partitions.recipes.pictures import PictureRecipe
+from partitions.splits import Array
+
+FILE = "file"
+KEYS = (FILE, "patient", "study", "accession")  # what a row of the predictions may be called by
+
+
+def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> tuple[Array, str, list[str], NewPictures]:
+    """The pictures (n, [d,] h, w, c), the name of the column of keys, each picture's key, and where they come from.
+
+    ``data``: a folder, a csv with a column ``file``, or one picture. ``key``: one of :data:`KEYS`; "": the csv's column
+    of patients, of DICOM files the PatientID, and else the file. Raises UserError, one line; a note on standard error
+    says what was passed over.
+    """
+    if key and key not in KEYS:
+        raise unknown_name("--key", key, KEYS)
+    if not data.exists():
+        raise UserError(f"there is no {data}; name a folder of pictures or scans, a csv, or an .npz file")
+    try:
+        with reading(data):
+            found = find_others(data, recipe, with_recipe(ImportOptions(pictures=recipe)), labelled=False)
+            pictures, notes = new_pictures(found, recipe)
+            check_size(pictures.like.nbytes, f"{data}, with {len(pictures.like)} pictures,")
+            column, keys = keys_of(data, pictures.samples, found.patient, key)
+            x = np.empty(pictures.like.shape, pictures.like.dtype)
+            for i, picture in enumerate(pictures):
+                x[i] = picture
+    except DataError as error:
+        raise UserError(str(error)) from None
+    for note in (*found.notes, *notes):
+        print(f"note: {note}", file=sys.stderr)
+    if without := keys.count(""):
+        print(f"note: {without} of {len(keys)} pictures have no {column}", file=sys.stderr)
+    return x, column, keys, pictures
+
+
+def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:
+    """The name of the column of keys, and each picture's. ``patient``: the csv's column of patients, or ""."""
+    if wanted in ("", "patient") and patient:
+        return patient, [sample.key for sample in samples]
+    scans = all(sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples)
+    wanted = wanted or ("patient" if scans else FILE)
+    if wanted == FILE:
+        return FILE, [name_below(data, sample) for sample in samples]
+    if not scans:
+        raise UserError(f"--key {wanted} is of DICOM files, and of a csv's column patient; here it is --key file")
+    assert wanted in IDENTITY
+    return wanted, [read_key(sample.file, sample.where, wanted) for sample in samples if sample.file]
+
+
+def name_below(data: Path, sample: SampleSource) -> str:
+    """A picture's path below the source, or its own name."""
+    assert sample.file is not None
+    below = data if data.is_dir() else data.parent
+    return sample.file.relative_to(below).as_posix() if sample.file.is_relative_to(below) else sample.file.name

@@ -1,0 +1,120 @@
+"""Where the voxels of a volume lie, how it is turned and resampled, and how an outline goes the same way back.
+
+Positions are in mm in DICOM's patient coordinates: x to the patient's left, y to the back, z to the head (LPS). A
+volume is turned, without resampling, to the nearest canonical axes: slices from feet to head, rows from front to back,
+columns from the patient's right to the left, as single slices have them. An oblique volume stays oblique.
+
+Then each axis is resampled about its centre, separately: values by linear interpolation over max(1, step) voxels, as
+Pillow's bilinear filter does (a triangle, which averages where there get fewer voxels), classes by the nearest voxel.
+Outside of the source it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from partitions.importing.scans import ScanError
+from partitions.recipes.reading import ReadOptions
+from partitions.splits import Array
+
+WORLD = (2, 1, 0)  # what canonical axes run along: z to the head, y to the back, x to the left
+RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
+LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Voxels (n0, n1, n2); ``affine`` (4, 4) gives the mm of the voxel with indices (i0, i1, i2, 1)."""
+
+    shape: tuple[int, int, int]
+    affine: Array
+
+    @property
+    def spacing(self) -> Array:
+        """Mm from voxel to voxel along each axis, (3,)."""
+        return np.asarray(np.linalg.norm(self.affine[:3, :3], axis=0))
+
+    @property
+    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which axis of the source is each canonical axis, and which canonical axes run against it."""
+        cosines = self.affine[:3, :3] / self.spacing
+        order = max(
+            permutations(range(3)), key=lambda p: sum(abs(cosines[w, a]) for w, a in zip(WORLD, p, strict=True))
+        )
+        against = tuple(i for i, (w, a) in enumerate(zip(WORLD, order, strict=True)) if cosines[w, a] < 0)
+        return order, against
+
+    @property
+    def canonical(self) -> Grid:
+        """The grid once it is turned."""
+        order, against = self.axes
+        affine = self.affine[:, [*order, 3]].copy()
+        shape = tuple(self.shape[axis] for axis in order)
+        for axis in against:
+            affine[:3, 3] += affine[:3, axis] * (shape[axis] - 1)
+            affine[:3, axis] *= -1
+        return Grid((shape[0], shape[1], shape[2]), affine)
+
+    def turned(self, values: Array) -> Array:
+        """Values (n0, n1, n2) along canonical axes."""
+        order, against = self.axes
+        return np.flip(np.transpose(values, order), against)
+
+    def turned_back(self, values: Array) -> Array:
+        """Values along canonical axes as the source has them."""
+        order, against = self.axes
+        return np.transpose(np.flip(values, against), np.argsort(order))
+
+
+def check_grid(grid: Grid) -> None:
+    """Raise ScanError where voxels have no size, or axes are not at right angles."""
+    spacing = grid.spacing
+    if not np.isfinite(grid.affine).all() or not ((spacing > 0) & (spacing < 1000)).all():
+        raise ScanError("its header does not say how large a voxel is")
+    cosines = grid.affine[:3, :3] / spacing
+    if np.abs(cosines.T @ cosines - np.eye(3)).max() > LARGEST_COSINE:
+        raise ScanError("its axes are not at right angles (a tilted gantry?): resample it to a straight volume first")
+
+
+def same_place(one: Grid, other: Grid) -> bool:
+    """Return whether two grids have their voxels at the same places, however they are stored."""
+    a, b = one.canonical, other.canonical
+    return a.shape == b.shape and np.allclose(a.affine, b.affine, atol=1e-2)
+
+
+def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array]:
+    """The shape that a turned volume gets, and how many of its own voxels a new one is wide along each axis."""
+    assert reading.volume is not None
+    if reading.voxel is None:
+        return reading.volume, np.array(grid.canonical.shape) / np.array(reading.volume)
+    return reading.volume, np.array(reading.voxel) / grid.canonical.spacing
+
+
+def resampled(values: Array, shape: Sequence[int], step: Array, *, nearest: bool = False) -> Array:
+    """Values (n0, n1, n2) on ``shape`` voxels of ``step`` of their own, about the centre; 0 outside."""
+    for axis, (count, width) in enumerate(zip(shape, step, strict=True)):
+        own = values.shape[axis]
+        places = (own - 1) / 2 + (np.arange(count) - (count - 1) / 2) * width
+        if nearest:
+            index = np.floor(places + 0.5).astype(np.int64)
+            inside = (index >= 0) & (index < own)
+            values = np.take(values, np.clip(index, 0, own - 1), axis)
+            if not inside.all():
+                values = values * inside.reshape([-1 if i == axis else 1 for i in range(3)]).astype(values.dtype)
+        elif count != own or width != 1:
+            values = np.moveaxis(np.tensordot(weights(own, places, width), values, (1, axis)), 0, axis)
+    return values
+
+
+def weights(own: int, places: Array, width: float) -> Array:
+    """How much each of ``own`` voxels counts for a value at each of ``places``, float32 (places, own)."""
+    reach = max(1.0, width)
+    triangle = np.clip(1 - np.abs(np.arange(own) - places[:, np.newaxis]) / reach, 0, None)
+    outside = (places < -0.5) | (places > own - 0.5)
+    triangle /= np.maximum(triangle.sum(1, keepdims=True), 1e-12)
+    triangle[outside] = 0
+    return triangle.astype(np.float32)

@@ -1,0 +1,174 @@
+"""Outlines of a DICOM series, from SEG and RTSTRUCT objects, as classes on the series' own voxels.
+
+An outline is found by its name, in any case: of SEG the segment's label, of RTSTRUCT the ROI's name. The names that are
+asked for become the classes 1, 2, ...; where outlines overlap the later name counts. A name that ends in ``?`` may be
+missing. No name of an object is in a message: people write patients into them.
+
+* SEG: binary, fractional (from one half on), and label maps, whose frames lie on the slices of the series.
+* RTSTRUCT: closed planar contours on the slices; a voxel belongs to an outline where its centre is inside an odd number
+  of its contours on that slice (so that a contour within another one is a hole).
+
+Source: DICOM PS3.3, A.51 and C.8.20 (segmentation), A.19 and C.8.8.6 (ROI contours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partitions.common.sizes import check_picture, check_size
+from partitions.importing.dicom import KIND, load, of_frame, spacing_of
+from partitions.importing.scans import ScanError, pseudonym
+from partitions.importing.volumes.grid import Grid
+from partitions.recipes.reading import ReadOptions
+from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+OUTLINES = ("SEG", "RTSTRUCT")
+PARSED = 60  # bytes of memory for a byte of contours, which are decimal texts
+OF_SEG = (
+    *("SegmentationType", "SegmentSequence", "MaximumFractionalValue", "ReferencedSeriesSequence"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "BitsAllocated"),
+    *("PixelSpacing", "ImagePositionPatient"),
+)
+OF_RTSTRUCT = ("StructureSetROISequence", "ROIContourSequence", "ReferencedFrameOfReferenceSequence")
+OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
+
+
+def referenced_series(path: Path) -> set[str]:
+    """Pseudonyms of the series that an object outlines; empty where it is none."""
+    check_size(PARSED * path.stat().st_size, "its file of outlines")
+    dataset = load(path, ("Modality", "ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"))
+    if dataset.get("Modality") not in OUTLINES:
+        return set()
+    named = list(dataset.get("ReferencedSeriesSequence") or [])
+    for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
+        for study in frame.get("RTReferencedStudySequence") or []:
+            named += study.get("RTReferencedSeriesSequence") or []
+    return {pseudonym(str(item.get("SeriesInstanceUID") or "").strip()) for item in named} - {""}
+
+
+def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
+    """Classes of a series' voxels, uint8 as ``grid`` has them. ``names``: of the classes 1, 2, ...
+
+    Raises ScanError where an outline is missing, or does not lie on the series.
+    """
+    check_picture(grid.shape, "its mask")
+    drawn = np.zeros(grid.shape, np.uint8)
+    found = [own for path in files for own in outlines_of(path, grid)]
+    for number, name in enumerate(names, 1):
+        wanted = name.removesuffix("?").strip().casefold()
+        own = [mask for label, mask in found if label == wanted]
+        if not own and not name.endswith("?"):
+            raise ScanError(
+                f"its {len(found)} outlines have none called {name!r}; if a patient may have none, write {name}?"
+            )
+        for mask in own:
+            drawn[mask()] = number
+    return drawn
+
+
+def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
+    """Each outline's name in small letters, and what draws it: bool as ``grid`` has its voxels."""
+    check_size(PARSED * path.stat().st_size, "its file of outlines")
+    dataset = load(path, (*KIND, *OF_SEG, *OF_RTSTRUCT))
+    if dataset.get("Modality") == "SEG":
+        yield from segments(dataset, path, grid)
+    elif dataset.get("Modality") == "RTSTRUCT":
+        yield from contours(dataset, grid)
+    else:
+        raise ScanError("its mask is neither SEG nor RTSTRUCT")
+
+
+def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
+    """The segments of a SEG object."""
+    from pydicom.pixels import pixel_array
+
+    kind, frames = str(dataset.get("SegmentationType")), int(dataset.get("NumberOfFrames") or 1)
+    check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
+    if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
+        raise ScanError(OFF_THE_SLICES)
+    slices = [slice_of(of_frame(dataset, frame), grid) for frame in range(frames)]
+    numbers = [segment_of(dataset, frame) for frame in range(frames)]
+    pixels = np.asarray(pixel_array(path)).reshape(frames, *grid.shape[1:])
+    half = float(dataset.get("MaximumFractionalValue") or 255) / 2 if kind == "FRACTIONAL" else 0.5
+
+    def mask(number: int) -> Array:
+        made = np.zeros(grid.shape, bool)
+        for place, own, frame in zip(slices, numbers, pixels, strict=True):
+            if kind == "LABELMAP":
+                made[place] |= frame == number
+            elif own == number:
+                made[place] |= frame >= half
+        return made
+
+    for segment in dataset.get("SegmentSequence") or []:
+        number = int(segment.SegmentNumber)
+        yield str(segment.get("SegmentLabel") or "").strip().casefold(), lambda number=number: mask(number)
+
+
+def segment_of(dataset: Dataset, frame: int) -> int:
+    """The segment of a frame; 0 in a label map, whose pixels say it."""
+    shared = dataset.get("SharedFunctionalGroupsSequence") or []
+    per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    for groups in (*per_frame[frame : frame + 1], *shared[:1]):
+        for item in groups.get("SegmentIdentificationSequence") or []:
+            return int(item.ReferencedSegmentNumber)
+    return 0
+
+
+def slice_of(header: Dataset, grid: Grid) -> int:
+    """The slice of the series on which a frame lies, pixel on pixel. Raises ScanError where it is none."""
+    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
+    spacing = spacing_of(header, ReadOptions(spacing=1.0))
+    if not position or not directions or not spacing:
+        raise ScanError(OFF_THE_SLICES)
+    row, column = np.array(directions, float).reshape(2, 3)
+    steps = np.column_stack([column * spacing[0], row * spacing[1]])
+    k, i, j = (np.linalg.inv(grid.affine) @ [*map(float, position), 1.0])[:3]
+    fits = np.allclose(steps, grid.affine[:3, 1:3], atol=1e-2 * min(spacing)) and max(abs(i), abs(j)) < 0.1
+    if not fits or abs(k - round(k)) > 0.1 or not 0 <= round(k) < grid.shape[0]:
+        raise ScanError(OFF_THE_SLICES)
+    return int(k + 0.5)
+
+
+def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
+    """The outlines of an RTSTRUCT object."""
+    names = {
+        int(roi.ROINumber): str(roi.get("ROIName") or "").strip().casefold()
+        for roi in dataset.get("StructureSetROISequence") or []
+    }
+    for roi in dataset.get("ROIContourSequence") or []:
+        drawn = list(roi.get("ContourSequence") or [])
+        yield names.get(int(roi.ReferencedROINumber), ""), lambda drawn=drawn: filled(drawn, grid)
+
+
+def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
+    """The voxels within an outline's contours."""
+    made, back = np.zeros(grid.shape, bool), np.linalg.inv(grid.affine)
+    for contour in drawn:
+        if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
+            raise ScanError("its outline has points or lines that enclose nothing")
+        points = np.array(contour.ContourData, float).reshape(-1, 3)
+        places = np.column_stack([points, np.ones(len(points))]) @ back.T
+        k = round(float(np.median(places[:, 0])))
+        if not np.isfinite(places).all() or np.abs(places[:, 0] - k).max() > 0.25 or not 0 <= k < grid.shape[0]:
+            raise ScanError(OFF_THE_SLICES)
+        made[k] ^= inside(places[:, 1], places[:, 2], grid.shape[1:])
+    return made
+
+
+def inside(rows: Array, columns: Array, shape: tuple[int, ...]) -> Array:
+    """Which pixel centres a polygon encloses, bool: those left of an odd number of its edges, row by row."""
+    made = np.zeros(shape, bool)
+    own, across = np.arange(shape[0]), np.arange(shape[1])
+    for a, b, p, q in zip(rows, np.roll(rows, -1), columns, np.roll(columns, -1), strict=True):
+        between = own[(np.minimum(a, b) <= own) & (own < np.maximum(a, b))]
+        crossing = p + (between - a) / (b - a) * (q - p) if len(between) else np.zeros(0)
+        made[between] ^= across < crossing[:, np.newaxis]
+    return made

@@ -1,0 +1,156 @@
+"""A DICOM series as a volume: its slices in the order of their places, or one line on why they are none.
+
+Refused are slices of several orientations, sizes or pixel spacings (a localiser, or a mixed series), two slices at one
+place (several times or echoes), a gap (a missing slice), slices that are shifted in their planes (a tilted gantry), and
+slices that do not say where they lie. A slice that is missing at an end cannot be seen: no header says how many there
+are.
+
+Source: DICOM PS3.3, C.7.6.2.1.1 (place and orientation of a plane).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partitions.common.sizes import check_picture
+from partitions.importing.dicom import (
+    KIND,
+    PIXELS,
+    PLACE,
+    acquired,
+    check_decoder,
+    check_pixels,
+    is_grey,
+    load,
+    of_frame,
+    padding_of,
+    spacing_of,
+    warnings_of,
+)
+from partitions.importing.scans import ScanError
+from partitions.importing.volumes.grid import Grid, check_grid
+from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.splits import Array
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+UNEVEN = 0.05  # of the usual distance: how much more or less two neighbours may be apart
+SHIFTED = 0.5  # pixels that the last slice may be shifted in its plane
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A slice: its file and frame, the mm of its first pixel, directions of its rows and columns, and its pixels."""
+
+    path: Path
+    frame: int
+    position: Array
+    directions: Array  # (6,): along a row, along a column
+    spacing: tuple[float, float]  # from row to row, from column to column
+    pixels: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series' slices in order, where they lie (slice, row, column), and what others must be alike in."""
+
+    planes: tuple[Plane, ...]
+    grid: Grid
+    acquired: Acquisition
+    notes: tuple[str, ...]
+    patient: str  # as the header has it
+
+
+def read_series(files: Sequence[Path]) -> Series:
+    """The slices of a series, by their headers. Raises ScanError where they are no volume."""
+    planes: list[Plane] = []
+    notes: list[str] = []
+    for path in files:
+        dataset = load(path, (*KIND, *PIXELS, *PLACE, "PatientID"))
+        check_pixels(dataset)
+        check_decoder(dataset)
+        if not is_grey(dataset):
+            raise ScanError("its slices are in colour; volumes are grey")
+        notes += warnings_of(dataset)
+        planes += [plane_of(dataset, path, frame) for frame in range(int(dataset.get("NumberOfFrames") or 1))]
+    first = planes[0]
+    check_picture((len(planes), *first.pixels), "its volume")
+    planes, grid = stacked(planes)
+    taken = acquired(dataset, of_frame(dataset, 0))
+    patient = str(dataset.get("PatientID") or "").strip()
+    return Series(tuple(planes), grid, taken, tuple(dict.fromkeys(notes)), patient)
+
+
+def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
+    """Where a slice lies. Raises ScanError where it does not say."""
+    header = of_frame(dataset, frame)
+    position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
+    spacing = spacing_of(header, ReadOptions(spacing=1.0))
+    if not position or not directions or len(position) != 3 or len(directions) != 6 or not spacing:
+        raise ScanError("a slice does not say where it lies, or how large its pixels are: it is no volume")
+    place, axes = np.array(position, float), np.array(directions, float)
+    if not np.isfinite(place).all() or not np.allclose(axes.reshape(2, 3) @ axes.reshape(2, 3).T, np.eye(2), atol=1e-2):
+        raise ScanError("a slice does not say where it lies: its orientation is none")
+    return Plane(path, frame, place, axes, spacing, (int(dataset.Rows), int(dataset.Columns)))
+
+
+def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
+    """The slices in the order of their places, and their grid. Raises ScanError where they are no volume."""
+    first = planes[0]
+    if len(planes) < 2:
+        raise ScanError("its series has one slice: it is no volume")
+    for plane in planes:
+        if not np.allclose(plane.directions, first.directions, atol=1e-3):
+            raise ScanError("its slices have several orientations (a localiser?): choose one series with --series")
+        if plane.pixels != first.pixels or not np.allclose(plane.spacing, first.spacing, rtol=1e-3):
+            raise ScanError("its slices have several sizes: choose one series with --series")
+    row, column = first.directions.reshape(2, 3)
+    normal = np.cross(row, column)
+    ordered = sorted(planes, key=lambda plane: float(plane.position @ normal))
+    places = np.array([plane.position @ normal for plane in ordered])
+    apart = np.diff(places)
+    usual = float(np.median(apart))
+    if (apart < 1e-3).any():
+        at = int(np.argmax(apart < 1e-3))
+        raise ScanError(f"slices {at + 1} and {at + 2} lie at one place: several times or echoes are no volume")
+    if (uneven := np.abs(apart - usual) > UNEVEN * usual).any():
+        at = int(uneven.argmax())
+        raise ScanError(
+            f"slices {at + 1} and {at + 2} of {len(ordered)} lie {apart[at]:.4g} mm apart, others {usual:.4g}: "
+            "one is missing, or there is one too many"
+        )
+    shift = ordered[-1].position - ordered[0].position - (places[-1] - places[0]) * normal
+    if np.linalg.norm(shift) > SHIFTED * min(first.spacing):
+        raise ScanError(
+            "its slices are shifted in their planes (a tilted gantry?): resample it to a straight volume first"
+        )
+    step = (places[-1] - places[0]) / (len(ordered) - 1)
+    affine = np.eye(4)
+    affine[:3, :3] = np.column_stack([normal * step, column * first.spacing[0], row * first.spacing[1]])
+    affine[:3, 3] = ordered[0].position
+    grid = Grid((len(ordered), *first.pixels), affine)
+    check_grid(grid)
+    return ordered, grid
+
+
+def values_of(series: Series) -> tuple[Array, Array]:
+    """The values in the machine's unit, float32 (slice, row, column), and which voxels are no part of it, bool."""
+    from pydicom.pixels import apply_modality_lut, pixel_array
+
+    values, padding = np.empty(series.grid.shape, np.float32), np.zeros(series.grid.shape, bool)
+    inverted = False
+    for k, plane in enumerate(series.planes):
+        dataset = load(plane.path, (*KIND, *PIXELS))
+        frames = int(dataset.get("NumberOfFrames") or 1)
+        stored = pixel_array(plane.path, index=plane.frame if frames > 1 else None)
+        header = of_frame(dataset, plane.frame)
+        padding[k] = padding_of(stored, header)
+        values[k] = apply_modality_lut(stored, header)
+        inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
+    return (-values if inverted else values), padding

@@ -1,0 +1,117 @@
+"""A whole volume of a source: what it is like, its values in 0..1 on the requested voxels, and its classes.
+
+Values go through the requested window, or else run from the 0.5th to the 99.5th percentile of the volume, its padding
+left out. MONOCHROME1 is inverted. A NIfTI file and a DICOM series of one patient become the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from partitions.importing import nifti
+from partitions.importing.scans import ImageInfo, ScanError, pseudonym, redacted_errors
+from partitions.importing.volumes.grid import RAS, Grid, check_grid, resampled, same_place, steps
+from partitions.importing.volumes.outlines import draw
+from partitions.importing.volumes.series import read_series, values_of
+from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.splits import Array
+
+PERCENTILES = (0.5, 99.5)
+NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives all the same"
+
+
+def is_nifti(files: Sequence[Path]) -> bool:
+    """Return whether this is a NIfTI file, and no series."""
+    return len(files) == 1 and files[0].name.lower().endswith((".nii", ".nii.gz"))
+
+
+def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
+    """Return the image info of a volume, by its headers."""
+    assert reading.volume is not None
+    depth, height, width = reading.volume
+    kind = "NIfTI" if is_nifti(files) else "DICOM"
+    with redacted_errors(where, kind):
+        if kind == "NIfTI":
+            turned = nifti_grid(files[0]).canonical
+            taken, patient = Acquisition("nifti", plane="axial"), str(files[0].resolve())
+            notes: tuple[str, ...] = ()
+        else:
+            series = read_series(files)
+            turned, taken, patient = series.grid.canonical, series.acquired, series.patient
+            notes = series.notes + (() if reading.window or taken.modality != "CT" else (NO_UNIT_WINDOW,))
+        between, *across = turned.spacing.tolist()
+        taken = replace(taken, pixel=min(across), between=between)
+        return ImageInfo(height, width, 1, True, pseudonym(patient), notes, taken, depth)
+
+
+def nifti_grid(path: Path) -> Grid:
+    """Where the voxels of a NIfTI file lie. Raises ScanError."""
+    image = nifti.load(path)
+    if len(image.shape) != 3:
+        raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
+    grid = Grid(tuple(image.shape), RAS @ np.asarray(image.affine, float))
+    check_grid(grid)
+    return grid
+
+
+def grid_of(files: Sequence[Path]) -> Grid:
+    """Where the voxels of a volume lie. Raises ScanError."""
+    return nifti_grid(files[0]) if is_nifti(files) else read_series(files).grid
+
+
+def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
+    """A volume, float32 (d, h, w, 1) in 0..1."""
+    with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
+        if is_nifti(files):
+            grid = nifti_grid(files[0])
+            values = np.asarray(nifti.load(files[0]).dataobj, np.float32)
+            padding = ~np.isfinite(values)
+        else:
+            series = read_series(files)
+            grid, (values, padding) = series.grid, values_of(series)
+        shown = np.where(padding, np.float32(0), windowed(values, padding, reading.window))
+        shape, step = steps(grid, reading)
+        return resampled(grid.turned(shown), shape, step).astype(np.float32)[..., np.newaxis]
+
+
+def windowed(values: Array, padding: Array, window: tuple[float, float] | None) -> Array:
+    """Values onto 0..1, float32."""
+    if window:
+        low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
+    else:
+        seen = values[~padding]
+        low, high = np.percentile(seen, PERCENTILES) if seen.size else (0.0, 0.0)
+    scale = high - low if high > low else 1.0
+    shown: Array = np.clip((np.nan_to_num(values) - np.float32(low)) / np.float32(scale), 0, 1)
+    return shown
+
+
+def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions) -> Array:
+    """The classes of a volume, uint8 (d, h, w): of NIfTI, or of the outlines of a DICOM series."""
+    with redacted_errors(where, "NIfTI" if is_nifti(masks) else "DICOM"):
+        grid = grid_of(files)
+        if is_nifti(masks):
+            own = nifti_grid(masks[0])
+            if not same_place(own, grid):
+                raise ScanError("its mask does not lie on its volume: another shape or another affine")
+            turned = own.turned(nifti.classes_of(np.asarray(nifti.load(masks[0]).dataobj, np.float32)))
+        elif is_nifti(files):
+            raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
+        elif not reading.outlines:
+            raise ScanError("its outlines need names: --outlines A,B makes them the classes 1 and 2")
+        else:
+            turned = grid.turned(draw(masks, reading.outlines, grid))
+        shape, step = steps(grid, reading)
+        return resampled(turned, shape, step, nearest=True)
+
+
+def as_source(mask: Array, files: Sequence[Path], where: str, reading: ReadOptions) -> tuple[Array, Grid]:
+    """A mask (d, h, w) of a volume on the voxels of its source, uint8, and where these lie. Outside it is 0."""
+    with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
+        grid = grid_of(files)
+        _, step = steps(grid, reading)
+        return grid.turned_back(resampled(mask, grid.canonical.shape, 1 / step, nearest=True)), grid

@@ -1,0 +1,333 @@
+"""A recipe of pictures and scans: how they become inputs, how labels are found, and what other pictures must be like.
+
+    version = 1
+    kind = "pictures"
+    labels-by = "study"            # file (a csv), folder, study, accession, patient
+    label = ["finding"]            # columns of the csv
+    task = "multiclass"
+    classes = ["no", "yes"]
+    [pictures]                     # what is made: as `silofl import` has these options
+    shape = [224, 224, 1]          # height, width, channels; of whole volumes [depth, height, width, 1]
+    dtype = "float32"
+    window = [40.0, 400.0]
+    spacing = 1.5
+    resize = true                  # to the shape; otherwise pictures must have it
+    [expected]                     # other pictures are refused where they differ
+    formats = ["dicom"]
+    modalities = ["CT"]
+    planes = ["axial"]
+    rescaled = ["yes"]
+    pixel-mm = [0.3, 2.0]          # half of the smallest pixel's to twice the largest's, rounded
+
+It holds no name, date, identifier or text of a header: only codes that DICOM defines, and the rounded range.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import DataError
+from partitions.labels import TASKS
+from partitions.recipes.reading import Acquisition, ReadOptions
+from partitions.recipes.recipe import VERSION, Recipe, loaded, parse_recipe, read, written
+from partitions.recipes.values import number, refuse_unknown, table_of, texts, typed
+from partitions.schema import Feature
+
+KIND = "pictures"
+FORMATS = ("picture", "dicom", "nifti")
+LABELS_BY = ("file", "folder", "study", "accession", "patient", "outlines")
+PLANES = ("axial", "coronal", "sagittal", "")
+ANSWERS = ("yes", "no")
+# Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. What a header says besides is called "other".
+MODALITIES = frozenset(
+    re.findall(
+        r"\w+",
+        "AR AU BI BMD CD CF CR CT CTPROTOCOL DD DG DM DOC DS DX EC ECG EPS ES FA FID FS GM HC HD IO IVOCT IVUS KER LEN "
+        "LP LS MA MG MR MS NM OAM OCT OP OPM OPR OPT OPV OSS OT PX RF RG RTIMAGE SM SMR SR ST TG TM US VA XA XC PT",
+    )
+)
+GREY = ("MONOCHROME1", "MONOCHROME2")
+YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
+PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
+TOP = ("version", "kind", "seed", "labels-by", "label", "task", "classes", "outputs", "patient")
+MADE = ("shape", "dtype", "window", "spacing", "slices", "series", "resize", "outlines")
+LISTS = ("formats", "modalities", "planes", "photometric", "rescaled")
+RANGES = {"pixel-mm": "pixel", "slice-mm": "between"}
+COMMENTS = (
+    "What is made of each picture.",
+    "What the pictures were. Others are refused where they differ: add here what the model may be used for.",
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the pictures were whose recipe this is: each of several, "" where a header does not say.
+
+    ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where it is not to be looked at.
+    """
+
+    formats: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ()
+    planes: tuple[str, ...] = ()
+    photometric: tuple[str, ...] = ()
+    rescaled: tuple[str, ...] = ()
+    pixel: tuple[float, float] | None = None
+    between: tuple[float, float] | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As TOML and JSON have it."""
+        known = {key: getattr(self, key) for key in LISTS} | {key: getattr(self, own) for key, own in RANGES.items()}
+        return {key: list(own) for key, own in known.items() if own}
+
+
+@dataclass(frozen=True)
+class PictureRecipe:
+    """How pictures are read; ``shape``: (h, w, c) of each, as a data file keeps it, or (d, h, w, c) of a volume."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    reading: ReadOptions = field(default_factory=ReadOptions)
+    expected: Expected = field(default_factory=Expected)
+    labels_by: str = "file"
+    label: tuple[str, ...] = ()
+    task: str = "auto"
+    classes: tuple[str, ...] = ()
+    outputs: int = 0
+    patient: str = ""
+    seed: int = 42
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """Pictures have no columns."""
+        return ()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As TOML and JSON have it."""
+        top: dict[str, Any] = {"version": VERSION, "kind": KIND, "seed": self.seed, "labels-by": self.labels_by}
+        top |= {"label": list(self.label), "task": self.task}
+        top |= {"classes": list(self.classes)} if self.classes else {}
+        top |= {"outputs": self.outputs} if self.outputs else {}
+        top |= {"patient": self.patient} if self.patient else {}
+        own: ReadOptions = self.reading
+        made: dict[str, Any] = {"shape": list(self.shape), "dtype": self.dtype}
+        made |= {"resize": True} if own.size else {}
+        made |= {"window": list(own.window)} if own.window else {}
+        made |= {"spacing": own.spacing} if own.spacing else {}
+        made |= {"spacing": list(own.voxel)} if own.voxel else {}
+        made |= {"slices": own.slices} if own.slices > 1 else {}
+        made |= {"series": own.series} if own.series else {}
+        made |= {"outlines": list(own.outlines)} if own.outlines else {}
+        return top | {"pictures": made, "expected": self.expected.content}
+
+    @property
+    def json(self) -> str:
+        """The recipe as data files and model cards hold it."""
+        return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+    def toml(self, about: str = "") -> str:
+        """The recipe as a file for people."""
+        content = self.content
+        tables = {key: content.pop(key) for key in ("pictures", "expected")}
+        lines = [f"# {line}" for line in about.splitlines()]
+        lines += [f"{key} = {written(value)}" for key, value in content.items()]
+        for (name, table), comment in zip(tables.items(), COMMENTS, strict=True):
+            lines += ["", f"# {comment}", f"[{name}]", *(f"{key} = {written(value)}" for key, value in table.items())]
+        return "\n".join(lines) + "\n"
+
+
+AnyRecipe = Recipe | PictureRecipe
+
+
+def load_any(path: Path) -> AnyRecipe:
+    """The recipe of a .toml file, of a table or of pictures. Raises DataError, one line that names the file."""
+    return loaded(path, parse_any)
+
+
+def read_any(text: str) -> AnyRecipe:
+    """The recipe of a JSON text, of a table or of pictures. Raises DataError, one line."""
+    return read(text, parse_any)
+
+
+def parse_any(content: object) -> AnyRecipe:
+    """The recipe of a TOML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
+    if isinstance(content, Mapping) and "kind" in content:
+        return parse_pictures(content)
+    return parse_recipe(content)
+
+
+def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
+    """The recipe of pictures. Raises DataError, one line."""
+    refuse_unknown(content, (*TOP, "pictures", "expected"), "a recipe of pictures")
+    if content["kind"] != KIND or content.get("version") != VERSION:
+        raise DataError(f'a recipe of version {VERSION} has no kind, or kind = "{KIND}"')
+    made, expected = (table_of(content.get(key, {}), f"[{key}]") for key in ("pictures", "expected"))
+    refuse_unknown(made, MADE, "[pictures]")
+    refuse_unknown(expected, (*LISTS, *RANGES), "[expected]")
+    shape = shape_of(made.get("shape"))
+    recipe = PictureRecipe(
+        shape,
+        typed(made, "dtype", ""),
+        parse_reading(made, shape),
+        parse_expected(expected),
+        labels_by=typed(content, "labels-by", "file"),
+        label=texts(content.get("label", []), "label"),
+        task=typed(content, "task", "auto"),
+        classes=texts(content.get("classes", []), "classes"),
+        outputs=typed(content, "outputs", 0),
+        patient=typed(content, "patient", ""),
+        seed=typed(content, "seed", 42),
+    )
+    check_in("dtype", recipe.dtype, ("uint8", "float32"))
+    check_in("labels-by", recipe.labels_by, LABELS_BY)
+    check_in("task", recipe.task, ("auto", *TASKS))
+    return recipe
+
+
+def check_in(key: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise DataError for a value that is none of these."""
+    if value not in allowed:
+        raise DataError(f"{key} is {value[:40]!r}; it is one of {', '.join(map(repr, allowed))}")
+
+
+def shape_of(value: object) -> tuple[int, ...]:
+    """(h, w, c) or (d, h, w, 1). Raises DataError."""
+    shape = numbers(value, "shape", 4 if isinstance(value, list) and len(value) == 4 else 3)
+    channels = (1,) if len(shape) == 4 else (1, 3)
+    if not all(own.is_integer() and 1 <= own < 1 << 15 for own in shape) or shape[-1] not in channels:
+        raise DataError("shape is height, width and channels, for example [224, 224, 1]; of volumes depth before them")
+    return tuple(map(int, shape))
+
+
+def parse_reading(made: Mapping[str, Any], shape: tuple[int, ...]) -> ReadOptions:
+    """How pictures of this shape are read. Raises DataError."""
+    resize = typed(made, "resize", False)
+    if resize and shape[0] != shape[1]:
+        raise DataError("resize makes squares; shape has another height than width")
+    window = numbers(made["window"], "window", 2) if "window" in made else None
+    voxel = numbers(made["spacing"], "spacing", 3) if isinstance(made.get("spacing"), list) else None
+    return ReadOptions(
+        size=shape[1] if resize else None,
+        window=(window[0], window[1]) if window else None,
+        spacing=number(made["spacing"], "spacing") if "spacing" in made and not voxel else None,
+        slices=typed(made, "slices", 1),
+        series=typed(made, "series", ""),
+        volume=(shape[0], shape[1], shape[2]) if len(shape) == 4 else None,
+        voxel=(voxel[0], voxel[1], voxel[2]) if voxel else None,
+        outlines=texts(made.get("outlines", []), "outlines"),
+    )
+
+
+def parse_expected(table: Mapping[str, Any]) -> Expected:
+    """What pictures must be like. Raises DataError."""
+    known: dict[str, tuple[str, ...] | frozenset[str]] = {
+        "formats": FORMATS,
+        "modalities": MODALITIES | {"other", ""},
+        "planes": PLANES,
+        "photometric": PHOTOMETRIC | {"other", ""},
+        "rescaled": ANSWERS,
+    }
+    listed = {key: texts(table.get(key, []), key) for key in LISTS}
+    for key, names in listed.items():
+        if strange := [name for name in names if name not in known[key]]:
+            raise DataError(f"{key} has {strange[0][:40]!r}; there are: {', '.join(filter(None, sorted(known[key])))}")
+    ranges = {own: range_of(table, key) for key, own in RANGES.items()}
+    return Expected(**listed, pixel=ranges["pixel"], between=ranges["between"])
+
+
+def range_of(table: Mapping[str, Any], key: str) -> tuple[float, float] | None:
+    """A range of mm, None where there is none. Raises DataError."""
+    if key not in table:
+        return None
+    low, high = numbers(table[key], key, 2)
+    if not 0 < low <= high:
+        raise DataError(f"{key} is the smallest and the largest distance, in mm")
+    return low, high
+
+
+def numbers(value: object, what: str, count: int) -> tuple[float, ...]:
+    """A list of so many numbers. Raises DataError."""
+    if not isinstance(value, list) or len(value) != count:
+        raise DataError(f"{what} is a list of {count} numbers")
+    return tuple(number(own, what) for own in value)
+
+
+# What pictures are, and what they must be
+
+
+def expect(seen: Sequence[Acquisition]) -> Expected:
+    """What a recipe expects of other pictures, from those that there were."""
+    return Expected(
+        formats=found(own.format for own in seen),
+        modalities=found(own.modality for own in seen if own.format == "dicom"),
+        planes=found(own.plane for own in seen if own.format != "picture"),
+        photometric=found(own.photometric for own in seen if own.format == "dicom"),
+        rescaled=found(ANSWERS[not own.rescaled] for own in seen if own.format == "dicom"),
+        pixel=rounded([own.pixel for own in seen]),
+        between=rounded([own.between for own in seen]),
+    )
+
+
+def found(values: Iterator[str]) -> tuple[str, ...]:
+    """What there is, sorted."""
+    return tuple(sorted(set(values)))
+
+
+def rounded(sizes: Sequence[float | None]) -> tuple[float, float] | None:
+    """Half of the smallest to twice the largest, to one digit; None where not each is known."""
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    return float(f"{min(known) / 2:.1g}"), float(f"{max(known) * 2:.1g}")
+
+
+def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
+    """What of a picture is not as expected, each a text such as "its modality is MR, where the recipe has CT"."""
+    told = [("format", own.format, expected.formats)]
+    if own.format == "dicom":
+        told.append(("modality", own.modality, expected.modalities))
+    if own.format != "picture":
+        told.append(("plane", own.plane, expected.planes))
+    for what, value, known in told:
+        if known and value not in known:
+            there = " or ".join(name or "none" for name in known)
+            yield f"its {what} is {value or 'not stated'}, where the recipe has {there}"
+    if own.format == "dicom" and expected.rescaled and ANSWERS[not own.rescaled] not in expected.rescaled:
+        yield (
+            "its values are rescaled to a unit, where the recipe's are not"
+            if own.rescaled
+            else "its values have no rescaling to a unit, where the recipe's have"
+        )
+    if expected.pixel:
+        yield from outside("its pixels are", own.pixel, expected.pixel)
+    if expected.between:
+        yield from outside("from slice to slice are", own.between, expected.between)
+
+
+def outside(what: str, size: float | None, known: tuple[float, float]) -> Iterator[str]:
+    """What of a distance is not as expected."""
+    low, high = known
+    if size is None:
+        yield f"it does not say how large its pixels are, where the recipe has {low:g} to {high:g} mm"
+    elif not low <= size <= high:
+        yield f"{what} {size:.3g} mm, where the recipe has {low:g} to {high:g}"
+
+
+def photometric_notes(seen: Sequence[Acquisition], expected: Expected) -> list[str]:
+    """Notes on grey values and colours that are written in another way than the recipe's, and are converted."""
+    if not expected.photometric:
+        return []
+    others = Counter(own.photometric for own in seen if own.format == "dicom")
+    return [
+        f"{count} of {len(seen)} pictures are {name or 'of no stated interpretation'}, which the recipe's were not: "
+        "converted as the standard has it"
+        for name, count in others.items()
+        if name not in expected.photometric
+    ]

@@ -1,0 +1,70 @@
+"""How pictures and scans are read: the options of ``silofl import`` that a recipe repeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitions.common.errors import DataError
+
+MOST_SIDE = 4096  # voxels of a volume, on a side
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Read options of pictures and scans.
+
+    ``size``: pixels of a side; ``window``: centre and width, in the scan's own units;
+    ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a pattern for its description.
+    ``volume``: (d, h, w) of a whole volume, in place of slices; ``voxel``: mm of its voxels along these axes, None for
+    stretching it; ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT objects.
+    """
+
+    size: int | None = None
+    window: tuple[float, float] | None = None
+    spacing: float | None = None
+    slices: int = 1
+    series: str = ""
+    volume: tuple[int, int, int] | None = None
+    voxel: tuple[float, float, float] | None = None
+    outlines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, number in (("size", self.size), ("slices", self.slices)):
+            if number is not None and number < 1:
+                raise DataError(f"{name} is {number}; it must be 1 or more")
+        for name, value in (("the window's width", self.window and self.window[1]), ("spacing", self.spacing)):
+            if value is not None and not 0 < value < np.inf:
+                raise DataError(f"{name} is {value:g}; it must be above 0")
+        if self.volume is None:
+            if self.voxel or self.outlines:
+                raise DataError("voxels of three sizes and --outlines are of volumes: say --volume D,H,W")
+            return
+        if self.size or self.spacing or self.slices > 1:
+            raise DataError("--size and --slices are of single slices: --volume D,H,W takes whole volumes")
+        if not all(0 < side <= MOST_SIDE for side in self.volume):
+            raise DataError(f"a volume has 1 to {MOST_SIDE} voxels on a side")
+        if self.voxel and not all(0 < side < np.inf for side in self.voxel):
+            raise DataError("spacing is the mm of a voxel, above 0")
+        if len({name.removesuffix("?").casefold() for name in self.outlines}) < len(self.outlines):
+            raise DataError("--outlines names one twice")
+
+
+@dataclass(frozen=True)
+class Acquisition:
+    """What a header says of how a picture was taken, as far as other pictures must be alike.
+
+    ``format``: picture, dicom or nifti; ``modality``: as DICOM codes it; ``plane``: axial, coronal, sagittal, or ""
+    where it is not stated; ``photometric``: DICOM's interpretation; ``rescaled``: whether values are in a unit of the
+    machine, by slope and intercept or a table; ``pixel``: mm of a pixel's smaller side, None where it is not stated;
+    ``between``: mm from slice to slice of a volume.
+    """
+
+    format: str = "picture"
+    modality: str = ""
+    plane: str = ""
+    photometric: str = ""
+    rescaled: bool = False
+    pixel: float | None = None
+    between: float | None = None

@@ -1,0 +1,127 @@
+"""Volumes from import to outlines in the hospital's own formats: train, predict, and read back what is written."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from scans import NAMED, leaks, write_dicom, write_nifti
+
+from partitions.importing.scans import pseudonym
+from partitions.importing.volumes import volume
+from partitions.importing.volumes.grid import RAS
+from partitions.importing.volumes.outlines import referenced_series
+from partitions.importing.volumes.series import read_series
+from partitions.recipes.reading import ReadOptions
+from server.cli.main import main
+
+SHAPE = (8, 8, 8)
+
+
+def organ(i: int) -> Any:
+    """A box that is elsewhere in each patient, bool (slice, row, column)."""
+    made = np.zeros(SHAPE, bool)
+    made[1:5, 1 + i % 3 : 5 + i % 3, 2:6] = True
+    return made
+
+
+def scan(folder: Path, i: int) -> list[Path]:
+    """A series from head to feet, whose organ is bright."""
+    files = []
+    for k, pixels in enumerate(np.where(organ(i), 900, 100).astype(np.uint16)):
+        place: dict[str, Any] = {"ImagePositionPatient": [-10.0, -20.0, -3.0 * k], "FrameOfReferenceUID": f"1.2.3.{i}"}
+        place["ImageOrientationPatient"] = [1, 0, 0, 0, 1, 0]
+        path = folder / f"{i}" / f"IM{k}"
+        files.append(write_dicom(path, pixels, patient=f"P{i}", study=i, number=k + 1, PixelSpacing=[2, 1], **place))
+    return files
+
+
+def stored(files: list[Path], i: int) -> tuple[Any, Any]:
+    """The mask of a series along NIfTI's axes, and its affine."""
+    affine = (RAS @ read_series(files).grid.affine)[:, [2, 1, 0, 3]]
+    return np.transpose(organ(i)[::-1], (2, 1, 0)).astype(np.uint8), affine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A U-Net for volumes of two silos; series and their masks in a csv."""
+    folder = tmp_path_factory.mktemp("model")
+    lines = ["file,mask,patient"]
+    for i in range(12):
+        mask, affine = stored(scan(folder / "x", i), i)
+        write_nifti(folder / f"m{i}.nii.gz", mask, affine)
+        lines.append(f"x/{i},m{i}.nii.gz,P{i}")
+    (folder / "l.csv").write_text("\n".join(lines))
+    data = folder / "ours.npz"
+    options = ["--volume", "8,8,8", "--window=500,1000", "--labels", "background,organ", "--out", str(data)]
+    assert main(["import", str(folder / "l.csv"), *options]) == 0
+    settings = ["unet.levels=1", "unet.width=4", "optimizer=adam", "learning-rate=0.02", "local-epochs=12"]
+    run = ["--partition", "iid", "--silos", "2", "--rounds", "2", "--out", str(folder / "run"), "--set", *settings]
+    assert main(["simulate", "--data", str(data), "--strategy", "fedavg", *run, "threads=1", "batch-size=4"]) == 0
+    export = ["export", str(folder / "run"), "--silo", "hospital-01", "--which", "last", "--out"]
+    assert main([*export, str(folder / "m.safetensors")]) == 0
+    return folder / "m.safetensors"
+
+
+def test_outlines_come_back_on_the_source_s_voxels(tmp_path, model, capsys):
+    """Of a DICOM series as NIfTI and SEG, which say the same and lie on the series; the truth is found again."""
+    files = scan(tmp_path / "new", 20)
+    out, masks = tmp_path / "p.csv", tmp_path / "masks"
+    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--out", str(out)]
+    assert main([*command, "--masks", str(masks)]) == 0
+    with out.open() as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == ["patient", "pixels_background", "pixels_organ", "mask"]
+    assert (row["patient"], row["mask"]) == ("P20", "0001.nii.gz")
+    assert sorted(path.name for path in masks.iterdir()) == ["0001.dcm", "0001.nii.gz"]
+    image: Any = nibabel.load(masks / "0001.nii.gz")
+    wanted, affine = stored(files, 20)
+    np.testing.assert_allclose(image.affine, affine, atol=1e-4)
+    drawn = np.asarray(image.dataobj)
+    assert drawn.sum() == int(row["pixels_organ"])
+    assert 2 * (drawn & wanted).sum() / (drawn.sum() + wanted.sum()) > 0.9
+    wish = ReadOptions(volume=SHAPE, outlines=("organ",))
+    from_seg = volume.read_mask(files, [masks / "0001.dcm"], "here", wish)
+    np.testing.assert_array_equal(from_seg, volume.read_mask(files, [masks / "0001.nii.gz"], "here", wish))
+    seg = pydicom.dcmread(masks / "0001.dcm")
+    header = pydicom.dcmread(files[0], stop_before_pixels=True)
+    assert (seg.Modality, seg.PatientID) == ("SEG", "P20") and seg.StudyInstanceUID == header.StudyInstanceUID
+    assert referenced_series(masks / "0001.dcm") == {pseudonym(header.SeriesInstanceUID)}
+    assert seg.SegmentSequence[0].SegmentLabel == "organ" and NAMED["PatientComments"] not in str(seg)
+    assert leaks(image.to_bytes().decode("latin-1")) == []
+    assert main([*command, "--masks", str(masks)]) == 2
+    assert "is there already, and not an empty folder" in capsys.readouterr().err
+
+
+def test_nifti_gets_its_own_affine_back(tmp_path, model):
+    """A volume stored along other axes; the recipe of a DICOM hospital must allow NIfTI first."""
+    files = scan(tmp_path / "dicom", 21)
+    _, affine = stored(files, 21)
+    values = np.where(organ(21)[::-1], 900, 100).astype(np.int16)
+    turned = affine[:, [2, 1, 0, 3]]  # slices first
+    write_nifti(tmp_path / "new" / "v.nii.gz", values, turned)
+    recipe = (model.parent / "ours.recipe.toml").read_text()
+    (tmp_path / "r.toml").write_text(recipe.replace('formats = ["dicom"]', 'formats = ["dicom", "nifti"]'))
+    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--masks", str(tmp_path / "masks")]
+    assert main(command) == 2
+    assert main([*command, "--recipe", str(tmp_path / "r.toml"), "--out", str(tmp_path / "p.csv")]) == 0
+    image: Any = nibabel.load(tmp_path / "masks" / "0001.nii.gz")
+    assert image.shape == values.shape and [path.name for path in (tmp_path / "masks").iterdir()] == ["0001.nii.gz"]
+    np.testing.assert_allclose(image.affine, turned, atol=1e-4)
+    drawn = np.asarray(image.dataobj).astype(bool)
+    assert 2 * (drawn & organ(21)[::-1]).sum() / (drawn.sum() + organ(21).sum()) > 0.9
+    assert (tmp_path / "p.csv").read_text().splitlines()[1].startswith("v.nii.gz,")
+
+
+def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
+    data, masks = model.parent / "ours.npz", tmp_path / "masks"
+    assert main(["predict", "--model", str(model), "--data", str(data), "--masks", str(masks)]) == 2
+    assert "a folder is for volumes, which scans give; name a file that ends in .npz" in capsys.readouterr().err
+    assert main(["predict", "--model", str(model), "--data", str(data), "--masks", str(tmp_path / "m.npz")]) == 0
+    with np.load(tmp_path / "m.npz") as npz:
+        assert npz["masks"].shape[1:] == SHAPE and not masks.exists()

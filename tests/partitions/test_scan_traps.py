@@ -1,0 +1,136 @@
+"""Scans made to do harm: each ends in one clear line, without the memory that it asks for."""
+
+from __future__ import annotations
+
+import gzip
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pydicom
+import pytest
+from pydicom import Dataset
+from pydicom.sequence import Sequence
+from scans import write_dicom, write_nifti
+from volumes import SHAPE, box, values, write_rtstruct, write_seg, write_series
+
+from partitions.common.errors import DataError
+from partitions.importing import dicom
+from partitions.importing.volumes import volume
+from partitions.importing.volumes.outlines import referenced_series
+from partitions.recipes.reading import ReadOptions
+
+WISH = ReadOptions(volume=SHAPE, window=(500, 1000), outlines=("liver",))
+MOST = 64e6  # bytes that a refusal may take
+
+
+def changed(path: Path, **attributes: Any) -> Path:
+    """The file with attributes that are not true of its pixels."""
+    dataset = pydicom.dcmread(path)
+    for keyword, value in attributes.items():
+        setattr(dataset, keyword, value)
+    dataset.save_as(path)
+    return path
+
+
+def refusal(read: Any) -> str:
+    """The one line in which it ends, within the memory that it may take."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError) as caught:
+            read()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_header_of_terabytes(tmp_path):
+    """Rows and Columns of 65535, in a file of a kilobyte: of one slice, of each of a series, of a SEG object."""
+    files = write_series(tmp_path / "s", values())
+    for path in files:
+        changed(path, Rows=65535, Columns=65535)
+    assert "GB of memory" in refusal(lambda: volume.probe(files, "here", WISH))
+    assert "GB of memory" in refusal(lambda: dicom.read(files[0], "here", ReadOptions()))
+    series = write_series(tmp_path / "t", values())
+    seg = write_seg(tmp_path / "seg", series, {"liver": box()})
+    changed(seg, NumberOfFrames=2_000_000_000)
+    assert "GB of memory" in refusal(lambda: volume.read_mask(series, [seg], "here", WISH))
+
+
+def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
+    """Each slice is within the limit, the volume is not: nothing is decoded."""
+    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.000002")  # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
+    files = write_series(tmp_path, values())
+    assert "its volume would take" in refusal(lambda: volume.probe(files, "here", WISH))
+
+
+def test_sequences_within_sequences(tmp_path):
+    """A thousand of them, where functional groups are looked for."""
+    item = Dataset()
+    for _ in range(1000):
+        outer = Dataset()
+        outer.SharedFunctionalGroupsSequence = Sequence([item])
+        item = outer
+    path = write_dicom(tmp_path / "IM")
+    content = path.read_bytes()
+    start, end = b"\xfe\xff\x00\xe0\xff\xff\xff\xff", b"\xfe\xff\x0d\xe0\x00\x00\x00\x00"
+    sequence, close = b"\x00\x52\x29\x92SQ\x00\x00\xff\xff\xff\xff", b"\xfe\xff\xdd\xe0\x00\x00\x00\x00"
+    nested = (sequence + start) * 5000 + (end + close) * 5000
+    at = content.rindex(b"\xe0\x7f\x10\x00")  # before the pixels
+    path.write_bytes(content[:at] + nested + content[at:])
+    text = refusal(lambda: dicom.probe(path, "here", ReadOptions()))
+    assert text == "here: its file cannot be read as DICOM (RecursionError)"
+
+
+def test_contours_of_nonsense(tmp_path):
+    """No numbers, too few, infinite ones, and a hundred thousand points for nothing."""
+    files = write_series(tmp_path / "s", values())
+    for points in ([["nan"] * 3] * 4, [[1e300] * 3] * 3, [[0.0, 0.0, 1e6]] * 3):
+        path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.array(points, float)]})
+        assert "here: " in refusal(lambda path=path: volume.read_mask(files, [path], "here", WISH))
+    path = write_rtstruct(tmp_path / "rt", files, {"liver": [np.zeros((3, 3))]})
+    dataset = pydicom.dcmread(path)
+    dataset.ROIContourSequence[0].ContourSequence[0].ContourData = ["1", "2"]
+    dataset.save_as(path)
+    assert "cannot be read as DICOM (ValueError)" in refusal(lambda: volume.read_mask(files, [path], "here", WISH))
+
+
+def test_a_file_of_outlines_that_is_too_large(tmp_path, monkeypatch):
+    files = write_series(tmp_path / "s", values())
+    path = write_seg(tmp_path / "seg", files, {"liver": box()})
+    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.0001")
+    with pytest.raises(DataError, match="its file of outlines would take"):
+        referenced_series(path)
+
+
+def test_nifti_that_unpacks_to_much(tmp_path):
+    """A header of a terabyte, and a small .gz of a large volume, whole and cut short."""
+    path = write_nifti(tmp_path / "v.nii", np.zeros((4, 4, 4), np.int16))
+    content = bytearray(path.read_bytes())
+    content[40:48] = np.array([3, 32000, 32000, 32000], "<i2").tobytes()
+    path.write_bytes(bytes(content))
+    assert "GB of memory" in refusal(lambda: volume.probe([path], "here", WISH))
+    packed = tmp_path / "v.nii.gz"
+    packed.write_bytes(gzip.compress(bytes(content) + b"\0" * 20_000_000))
+    assert "GB of memory" in refusal(lambda: volume.read([packed], "here", WISH))
+
+
+@pytest.mark.parametrize("affine", [np.zeros((4, 4)), np.full((4, 4), np.nan), np.diag([1e9, 1, 1, 1])])
+def test_an_affine_that_is_none(tmp_path, affine):
+    path = write_nifti(tmp_path / "v.nii", np.zeros((4, 4, 4), np.int16))
+    image: Any = nibabel.load(path)
+    image.header["sform_code"], image.header["qform_code"] = 2, 0
+    for name, row in zip(("srow_x", "srow_y", "srow_z"), affine, strict=False):
+        image.header[name] = row
+    content = bytearray(path.read_bytes())
+    content[: image.header.sizeof_hdr if hasattr(image.header, "sizeof_hdr") else 348] = (
+        image.header.structarr.tobytes()
+    )
+    path.write_bytes(bytes(content))
+    assert "here: " in refusal(lambda: volume.probe([path], "here", WISH))
