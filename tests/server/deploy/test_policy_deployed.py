@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny import TinyGrid, train_replies
 
+from client.site import audit_gate
 from client.site.budget.ledger import Ledger
 from client.site.study import approvals
 from client.site.study.accounting import used_up
@@ -22,6 +26,10 @@ from server.deploy.federation import read_federation
 from server.deploy.local import record
 from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
+from server.run import checkpoints
+from server.run.loop import RoundLoop
+from server.simulation.engine import flower_identity
+from strategies.base.run_settings import parse_settings
 
 pytestmark = [
     pytest.mark.deployed,
@@ -115,6 +123,7 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     entries = audit.verify(state / "audit").entries
     budgets = [one["budget"] for one in entries if "epsilon" in one.get("budget", {}).get("after", {})]
     assert [(one["before"]["epsilon"], one["after"]["epsilon"]) for one in budgets] == [(0.0, spent)]
+    assert_same_in_process(tmp_path, directory, run, lines[0]["run-id"])
     before = len(log.read_text())
     policy.write_text(f"epsilon = {spent}\nmin-silos = 1\n")
     submit.run({**run, "out": str(tmp_path / "used-up")})
@@ -123,6 +132,31 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     assert {row.silo for row in rows if row.metric == "epsilon"} == {"hospital-01", "hospital-02"}
     assert [row.silo for row in rows if row.metric == "rejected"] == ["hospital-03"]
     assert len(Ledger(state).lines()) == 2
+
+
+def assert_same_in_process(tmp_path: Path, directory: Path, run: dict[str, Any], run_id: str) -> None:
+    """With the keys of the three sites' noise, the same data and the run's id, a simulation sends the same bits."""
+    names = [f"hospital-{number:02}" for number in (1, 2, 3)]
+    settings = parse_settings({**run, "silos": 3})
+    grid = TinyGrid({name: directory / "data" / f"{name}.npz" for name in names}, settings)
+    for name, context in zip(names, grid.contexts.values(), strict=True):
+        state = tmp_path / "in-process" / name
+        state.mkdir(parents=True)
+        shutil.copy(directory / "silos" / name / "noise-key", state)
+        context.node_config["state-dir"] = str(state)
+    loop = RoundLoop(grid, settings)
+    with flower_identity(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints.secrets, "token_hex", lambda _: run_id)
+        loop.run()
+    sent = {silo: arrays(audit_gate.records(reply)) for (silo, _), reply in train_replies(grid)}
+    for name in names:
+        entries = audit.verify(directory / "silos" / name / "audit").entries
+        (left,) = (e["sent"] for e in entries if (e["asked"], e["run"]) == ("train", "private"))
+        assert arrays(left) == sent[name] != []
+
+
+def arrays(sent: Iterable[dict[str, Any]]) -> list[str]:
+    return [one["sha256"] for one in sent if "shape" in one]
 
 
 def test_a_server_that_weakens_every_setting(

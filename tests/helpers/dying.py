@@ -1,0 +1,120 @@
+"""A silo that is killed, for real, as it answers a private training message (`COMMAND`).
+
+It answers as in a process of Flower's own: app, ledger and audit log in one. The round is the second of a run, so
+that there is a state to go back to. For each phase a copy of the silo's state directory gets the message in a process
+that dies there. Then it gets the same message again, and the message that a resumed run makes of it. Prints a line of
+JSON for each phase.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.app import Context, Message
+from tiny import TinyGrid, federate, random_silos, tensor_of
+
+import client.app
+from client.app import app
+from client.session import ClientSession
+from client.site import audit_gate
+from client.site.budget.ledger import SENT, Ledger, charges
+from client.site.trust import audit, chain
+from server.simulation.engine import flower_identity
+from strategies.base.privacy.training import PrivateTraining
+
+# Flower's name for a process that has none of the site's around it.
+COMMAND = "import sys; sys.argv[0] = 'flwr-clientapp'; import dying; dying.main(dying.Path(sys.argv[1]))"
+SETTINGS: dict[str, Any] = {"strategy": "ditto", "dp": True, "batch_size": 10, "rounds": 2, "learning_rate": 0.1}
+# phase: whose function is not called any more, or is not left; and at which call
+PHASES: dict[str, tuple[Any, str, int]] = {
+    "before the charge": (client.app, "charge_message", 1),
+    "as the charge is written": (chain, "write_whole", 1),
+    "before training": (ClientSession, "open_client", 1),
+    "in training": (PrivateTraining, "gradient", 3),
+    "before the state is saved": (ClientSession, "save", 1),
+    "before the reply is noted": (audit_gate, "note_reply", 1),
+    "before the audit log": (audit_gate, "write_down", 1),
+    "as the reply leaves": (client.app, "release_reply", -1),
+}
+
+
+def die(*_: Any, **__: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def dying(owner: Any, name: str, call: int) -> None:
+    """Die at this call of a function; -1: as the first one returns."""
+    real, calls = getattr(owner, name), iter(range(1, 1000))
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            die()
+        found = real(*args, **kwargs)
+        return found if call > 0 else die()
+
+    setattr(owner, name, counted)
+
+
+def second_round(folder: Path) -> tuple[Message, Context]:
+    """Silo a's training message of round 2, with its state directory as it then was, in FOLDER/before."""
+    kept: list[tuple[Message, Context]] = []
+    (folder / "policy.toml").write_text("epsilon = 1000\nmin-silos = 1\n")
+
+    def prepare(grid: TinyGrid) -> None:
+        own = next(c for c in grid.contexts.values() if c.node_config["name"] == "a")
+        own.node_config["policy"] = str(folder / "policy.toml")
+
+        def before(silo: str, message: Message, context: Context) -> None:
+            if grid.key_of(message) == ("a", 2) and message.metadata.message_type == "train":
+                shutil.copytree(folder / "state", folder / "before")
+                kept.append((message, context))
+
+        grid.before = before
+
+    federate(random_silos(folder, {"a": 40, "b": 40}), state_dir=folder / "state", prepare=prepare, **SETTINGS)
+    return kept[0]
+
+
+def vectors(reply: Message) -> list[bytes]:
+    assert not reply.has_error(), reply.error
+    return [tensor_of(array).numpy().tobytes() for r in reply.content.array_records.values() for array in r.values()]
+
+
+def facts(state: Path) -> dict[str, Any]:
+    lines = Ledger(state).lines()
+    own = [line for line in charges(lines) if line["round"] == 2]
+    entries = audit.verify(state / "audit").entries
+    logged = [e for e in entries if (e["silo"], e["round"], e["asked"]) == ("a", 2, "train")]
+    sent = sum(line["kind"] == SENT and line["round"] == 2 for line in lines)
+    return {"charges": len(own), "noted": sent, "logged": len(logged), "steps": [line["steps"] for line in own]}
+
+
+def main(folder: Path) -> None:
+    message, context = second_round(folder)
+    whole: list[bytes] = []
+    with flower_identity():
+        for number, (phase, place) in enumerate({"": None, **PHASES}.items()):
+            state = folder / f"state-{number}"
+            shutil.copytree(folder / "before", state)
+            context.node_config["state-dir"] = str(state)
+            result: dict[str, Any] = {"phase": phase}
+            if place is not None:
+                if not (child := os.fork()):
+                    dying(*place)
+                    app(message, context)
+                    os._exit(0)
+                result |= {"status": os.waitpid(child, 0)[1], "killed": facts(state)}
+            again = vectors(app(message, context))
+            whole = whole or again
+            result |= {"equal": again == whole, "again": facts(state)}
+            context.run_id, before = context.run_id + 1, context.run_config
+            context.run_config = {**before, "resume": True}
+            result |= {"resumed equal": vectors(app(message, context)) == whole, "resumed": facts(state)}
+            context.run_id, context.run_config = context.run_id - 1, before
+            print(json.dumps(result), flush=True)
