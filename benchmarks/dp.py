@@ -1,7 +1,12 @@
-"""Differential privacy, measured: `python -m benchmarks.privacy dp attacks|counts|accuracy [DATASET...]`.
+"""Differential privacy, measured: `python -m benchmarks.privacy dp audit|attacks|counts|accuracy [...]`.
 
-`attacks` and `counts` repeat the attacks of `benchmarks.privacy` on messages with differential privacy; `accuracy` is
-what it costs in accuracy.
+`audit` is all evidence together, or the parts of it that its arguments name:
+
+* `accountant`: epsilon of 50 settings beside another accountant's, where that is installed (below);
+* `step`: a private step beside a plain one, in time and memory, and beside Opacus's, where that is in `OPACUS=DIR`;
+* `canaries`: the one-run audit, with planted faults (`benchmarks.dp_audit`);
+* `attacks`, `counts`: the attacks of `benchmarks.privacy` on messages with differential privacy;
+* `accuracy [DATASET...]`: what it costs in accuracy; half an hour for three data sets.
 
 `accountant` needs dp-accounting 0.6.0 (Google's) in an environment of its own, for it wants another version of attrs:
 
@@ -10,11 +15,12 @@ what it costs in accuracy.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +78,7 @@ EPSILONS = (0.0, 8.0, 3.0, 1.0)  # 0: without differential privacy
 HOSPITALS, ROUNDS = 3, 20
 SIZES = (100, 1000, 5000)  # training samples of each hospital
 METHODS = ("local", "fedavg", "fedper", "apple", "ditto")
+DATASETS = ("mnist", "fashion-mnist")
 
 
 def private(epsilon: float) -> dict[str, object]:
@@ -192,14 +199,58 @@ def final(dataset: str, size: int, method: str, epsilon: float) -> str:
     return f"{100 * sum(found) / len(found):.1f}"
 
 
+PARTS: dict[str, Callable[[], str]] = {
+    "accountant": lambda: installed("dp_accounting", accountant),
+    "step": lambda: step(),
+    "canaries": lambda: canaries(),
+    "attacks": attacks,
+    "counts": counts,
+    "accuracy": lambda: accuracy(DATASETS),
+}
+
+
+def installed(package: str, part: Callable[[], str]) -> str:
+    return part() if find_spec(package) else f"not done: {package} is not installed here (benchmarks/dp.py says how)"
+
+
+def step() -> str:
+    """What a private step costs, and whether it is Opacus's."""
+    from benchmarks.dp_step import CASES, costs
+
+    if folder := os.environ.get("OPACUS", ""):
+        sys.path.append(folder)
+    lines = list(costs(tuple(CASES), 3, bool(folder)))
+    return "\n".join(lines if folder else [*lines, "beside Opacus: not done, OPACUS names no folder"])
+
+
+def canaries() -> str:
+    from benchmarks.dp_audit import lines
+
+    return "\n".join(lines(1000, 100, 2))
+
+
+def audit(parts: Sequence[str]) -> str:
+    """All evidence, or these parts of it, each under its name."""
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise SystemExit(f"python -m benchmarks.privacy dp audit: {unknown[0]} is none of {', '.join(PARTS)}")
+    found = []
+    for part in parts or PARTS:
+        found.append(f"## {part}\n\n{PARTS[part]()}\n")
+        print(found[-1], file=sys.stderr)
+    return "\n".join(found)
+
+
 def measure(arguments: Sequence[str]) -> str:
     """What the command line asks for. Raises SystemExit for anything else."""
-    what, *rest = [*arguments, ""]
-    datasets = [one for one in rest if one] or ["mnist", "fashion-mnist"]
-    made: dict[str, Callable[[], str]] = {"attacks": attacks, "counts": counts, "accuracy": lambda: accuracy(datasets)}
-    if what not in made:
-        raise SystemExit(f"python -m benchmarks.privacy dp {'|'.join(made)}: one of these")
-    return made[what]()
+    what, *rest = arguments or [""]
+    if what == "audit":
+        return audit(rest)
+    if what == "accuracy":
+        return accuracy(rest or DATASETS)
+    if what not in PARTS or rest:
+        raise SystemExit(f"python -m benchmarks.privacy dp audit|{'|'.join(PARTS)}: one of these")
+    return PARTS[what]()
 
 
 if __name__ == "__main__":

@@ -186,19 +186,25 @@ def _bound(score: Tensor, inside: np.ndarray, guesses: int) -> tuple[float, floa
     return tuple(lower_bound(guesses, c, len(inside), DELTA) for c in (right, guesses))  # type: ignore[return-value]
 
 
+def lines(canaries: int, guesses: int, rounds: int) -> Iterator[str]:
+    """A line for each claimed epsilon and each fault: what each view shows."""
+    torch.set_num_threads(1)
+    for target in (1.0, 3.0, 8.0):
+        for fault in FAULTS:
+            found = audit(target, fault=fault, canaries=canaries, guesses=guesses, rounds=rounds)
+            line = ", ".join(f"{f.view} {f.bound:.2f}" for f in found)
+            note = " EXCEEDED" if any(f.bound > f.claimed for f in found) else ""
+            yield f"claimed {found[0].claimed:.2f}, fault {fault}: {line}; at most {found[0].most:.2f}{note}"
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dp_audit", description=__doc__.splitlines()[0])
     parser.add_argument("--canaries", type=int, default=1000, metavar="M", help="canaries (default: 1000)")
     parser.add_argument("--guesses", type=int, default=100, metavar="R", help="guesses (default: 100)")
     parser.add_argument("--rounds", type=int, default=2, metavar="T", help="rounds (default: 2)")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    for target in (1.0, 3.0, 8.0):
-        for fault in FAULTS:
-            found = audit(target, fault=fault, canaries=args.canaries, guesses=args.guesses, rounds=args.rounds)
-            line = ", ".join(f"{f.view} {f.bound:.2f}" for f in found)
-            note = " EXCEEDED" if any(f.bound > f.claimed for f in found) else ""
-            print(f"claimed {found[0].claimed:.2f}, fault {fault}: {line}; at most {found[0].most:.2f}{note}")
+    for line in lines(args.canaries, args.guesses, args.rounds):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ its own, where there is one:
     pip install --no-deps --target /tmp/opacus opacus==1.6.0 opt-einsum
     python -m benchmarks.dp_step --opacus /tmp/opacus
 
-Times are the best of ``--repeats``, taken in turns.
+A step is a gradient and the update of the model. Times are the best of ``--repeats``, taken in turns, of one core.
+Memory is the most at once, with model, gradient and batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import importlib
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,32 +29,56 @@ from models.initialisation import flat_model
 from models.networks.registry import build
 from models.privacy.clipping import Clipping
 from models.privacy.noise import derived, digest_of, noised
+from models.tasks.segmentation import segmentation_loss
 from models.training import own_gradient
 
-CASES: dict[str, tuple[Any, ...]] = {
+CASES: dict[str, tuple[Any, ...]] = {  # every built-in network that mixes no records; Opacus knows the first four
     "fedala-cnn": (1, 28, 28),
     "small-cnn": (1, 8, 8),
     "mlp": (1, 8, 8),
     "fasttext": ("tokens", 200, 20000),
+    "apple-cnn": (1, 28, 28),
+    "diversifed-cnn": (3, 32, 32),
+    "fedapm-cnn": (3, 32, 32),
+    "player-cnn": (1, 28, 28),
+    "player-heart": (10,),
+    "linear": (30,),
+    "fedapm-signals": (3, 128),
+    "fedapm-image-text": ("tokens", 60, 5000),
+    "player-transformer": ("tokens", 119, 9520),
+    "vit-s": (3, 64, 64),
+    "unet": (1, 32, 32),
 }
+OPACUS = tuple(CASES)[:4]
+FEWER = {"vit-s": 16, "player-transformer": 16, "unet": 16}  # records of a batch, for all others BATCH
 BATCH, CLASSES, CLIP, RATE = 64, 5, 0.5, 0.1
 
 
-def batch(shape: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    y = torch.randint(0, CLASSES, (BATCH,))
+def batch(name: str, records: int = BATCH) -> tuple[Tensor, Tensor]:
+    shape = CASES[name]
+    y = torch.randint(0, CLASSES, (records, *(shape[1:] if name == "unet" else ())))
     if shape[0] == "tokens":
-        return torch.randint(1, shape[2], (BATCH, shape[1]), dtype=torch.int32), y
-    return torch.randn(BATCH, *shape), y
+        return torch.randint(1, shape[2], (records, shape[1]), dtype=torch.int32), y
+    return torch.randn(records, *shape), y
+
+
+def peak(call: Callable[[], object]) -> int:
+    """The most bytes that PyTorch has at once in a call, beyond those that it had before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    found = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = [e.nbytes() for e in sorted(found, key=lambda e: e.start_ns())]
+    return max(accumulate(sizes), default=0)
 
 
 def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Milliseconds of each call, the best of so many rounds of all."""
+    """Milliseconds of one core that each call takes, the best of so many rounds of all."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats + 1):  # the first one warms up
         for name, call in calls.items():
-            started = time.perf_counter()
+            started = time.thread_time()
             call()
-            best[name] = min(best[name], 1e3 * (time.perf_counter() - started))
+            best[name] = min(best[name], 1e3 * (time.thread_time() - started))
     return best
 
 
@@ -94,8 +120,53 @@ def opacus_calls(name: str, x: Tensor, y: Tensor, total: Tensor) -> tuple[dict[s
     return {"Opacus, ghost": by_ghost, "Opacus, each sample": each}, apart
 
 
+def steps(name: str, records: int) -> tuple[dict[str, Callable[[], object]], Clipping, tuple[Tensor, Tensor]]:
+    """A plain and a private step of a network, each with the update of its model, and what they are computed of."""
+    torch.manual_seed(0)
+    model, (x, y) = flat_model(name, CASES[name], CLASSES, None, "cpu"), batch(name, records)
+    loss = segmentation_loss if name == "unet" else F.cross_entropy
+    clipping = Clipping(model, CLIP)
+
+    def update() -> None:
+        model.step(lambda vector, gradient: vector.sub_(gradient, alpha=1e-9))
+
+    def plain() -> None:
+        own_gradient(model, x, y, loss)
+        update()
+
+    def private() -> None:
+        total, _ = clipping.total(x, y, loss, None, None)
+        key = derived(b"", "noise", digest_of([model.vector, total]))
+        model.gradient.copy_(noised(total, CLIP, key).div_(records))
+        update()
+
+    clipping.total(x, y, loss, None, None)  # the trial
+    return {"plain": plain, "private": private}, clipping, (x, y)
+
+
+def costs(names: Sequence[str], repeats: int, opacus: bool = False) -> Iterator[str]:
+    """A line for each network: what a private step takes beside a plain one, in turns, of time and of memory."""
+    for name in names:
+        records = FEWER.get(name, BATCH)
+        calls, clipping, (x, y) = steps(name, records)
+        model, apart = clipping.model, ""
+        if opacus and name in OPACUS:
+            total, _ = clipping.total(x, y, F.cross_entropy, None, None)
+            more, difference = opacus_calls(name, x, y, total)
+            calls |= more
+            apart = f"; a step differs from Opacus's by {difference:.1e}"
+        found = in_turns(calls, repeats)
+        kept = 8 * model.layout.size + x.numel() * x.element_size()  # the model, its gradient, the batch
+        most = {what: kept + peak(calls[what]) for what in ("plain", "private")}
+        times = ", ".join(f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items())
+        sizes = f"{most['plain'] / 1e6:.1f} MB, {most['private'] / 1e6:.1f} MB ({most['private'] / most['plain']:.2f})"
+        how = "together" if all(clipping.tried.values()) else "one by one"
+        yield f"{name}, {model.layout.size} numbers, {records} records {how}: {times}; {sizes}{apart}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dp_step", description=__doc__.splitlines()[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--opacus", metavar="DIR", help="a folder that Opacus is installed in")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds of measurement (default: 5)")
     args = parser.parse_args()
@@ -103,28 +174,8 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     if args.opacus:
         sys.path.append(args.opacus)  # behind our own `benchmarks`
-    for name, shape in CASES.items():
-        torch.manual_seed(0)
-        model, (x, y) = flat_model(name, shape, CLASSES, None, "cpu"), batch(shape)
-        clipping = Clipping(model, CLIP)
-        total, _ = clipping.total(x, y, F.cross_entropy, None, None)
-
-        def private(model: Any = model, clipping: Any = clipping, x: Tensor = x, y: Tensor = y) -> None:
-            found, _ = clipping.total(x, y, F.cross_entropy, None, None)
-            noised(found, CLIP, derived(b"", "noise", digest_of([model.vector, found])))
-
-        calls: dict[str, Callable[[], object]] = {
-            "plain": lambda model=model, x=x, y=y: own_gradient(model, x, y, F.cross_entropy),  # type: ignore[misc]
-            "clipped": lambda clipping=clipping, x=x, y=y: clipping.total(x, y, F.cross_entropy, None, None),  # type: ignore[misc]
-            "clipped and noised": private,
-        }
-        apart = None
-        if args.opacus:
-            more, apart = opacus_calls(name, x, y, total)
-            calls |= more
-        found = in_turns(calls, args.repeats)
-        times = ", ".join(f"{what} {ms:.1f} ms ({ms / found['plain']:.1f})" for what, ms in found.items())
-        print(f"{name}: {times}" + ("" if apart is None else f"; a step differs from Opacus's by {apart:.1e}"))
+    for line in costs(args.networks or tuple(CASES), args.repeats, bool(args.opacus)):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

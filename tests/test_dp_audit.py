@@ -1,10 +1,11 @@
-"""The one-run audit: never above the claimed epsilon, and planted faults are found."""
+"""The one-run audit: never above the claimed epsilon, and planted faults are found. And what a step takes of memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from benchmarks.dp_audit import FAULTS, audit, lower_bound
+from benchmarks.dp_step import peak, steps
 
 
 def test_the_bound_is_the_published_one() -> None:
@@ -20,3 +21,13 @@ def test_the_audit_finds_faults_and_only_these(fault: str) -> None:
     assert {f.view for f in found} == {"gradients", "sent", "exported"}
     assert all(f.claimed <= 1.0 < f.most for f in found)
     assert any(f.bound > f.claimed for f in found) == (fault != "none")
+
+
+@pytest.mark.parametrize("network", ["fedala-cnn", "diversifed-cnn", "fasttext", "fedapm-signals"])
+def test_a_private_step_has_at_most_twice_a_plain_step_s_memory(network: str) -> None:
+    """With the model, its gradient and the batch; of a few numbers a step is more, which are kilobytes."""
+    calls, clipping, (x, _) = steps(network, 64)
+    kept = 8 * clipping.model.layout.size + x.numel() * x.element_size()
+    assert all(clipping.tried.values())
+    plain, private = (kept + peak(calls[what]) for what in ("plain", "private"))
+    assert kept < plain < private <= 2 * plain

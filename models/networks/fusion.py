@@ -23,6 +23,7 @@ FedAPM (KDD 2025), appendix B.2, after FedMultimodal. Its paper and its code dif
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +125,31 @@ class Gru(nn.Module):
         # As in training always: without dropout that changes no number, and on a GPU there is no gradient otherwise.
         states: Tensor = torch.gru(x, start, weights, True, 1, 0.0, True, False, True)[0]
         return states
+
+    @torch.no_grad()
+    def linear_maps(self, x: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Its two linear maps, of the inputs and of the states before (models/privacy/layers.py).
+
+        Of each weight, bias, inputs (b, t, ...) and the gradient (b, t, 3 width) of its outputs, for that of the states
+        (b, t, width), through time. With h the state before, i and s the outputs of the maps, gates r, z and n as in
+        ``nn.GRU``: r = sigmoid(i_r + s_r), z = sigmoid(i_z + s_z), n = tanh(i_n + r s_n), h' = n + z (h - n).
+        """
+        states = self(x)
+        before = torch.cat([states.new_zeros(len(x), 1, self.width), states[:, :-1]], 1)
+        of_x = F.linear(x, self.weight_ih_l0, self.bias_ih_l0).chunk(3, -1)
+        of_h = F.linear(before, self.weight_hh_l0, self.bias_hh_l0).chunk(3, -1)
+        r, z = ((a + b).sigmoid_() for a, b in zip(of_x[:2], of_h[:2], strict=True))
+        n = (of_x[2] + r * of_h[2]).tanh_()
+        to_n = (1 - z) * (1 - n * n)
+        shares = torch.stack([to_n * of_h[2] * r * (1 - r), (before - n) * z * (1 - z), to_n * r], 2)
+        found, later = torch.empty_like(d), torch.zeros_like(d[:, 0])
+        for t in range(d.shape[1] - 1, -1, -1):
+            own = found[:, t].copy_(d[:, t]).add_(later)
+            later = torch.addmm(own * z[:, t], (shares[:, t] * own.unsqueeze(1)).flatten(1), self.weight_hh_l0)
+        of_states = (shares * found.unsqueeze(2)).flatten(2)
+        of_inputs = torch.cat([of_states[..., : 2 * self.width], to_n * found], -1)
+        yield self.weight_ih_l0, self.bias_ih_l0, x, of_inputs
+        yield self.weight_hh_l0, self.bias_hh_l0, before, of_states
 
 
 class PictureConvolutions(nn.Module):

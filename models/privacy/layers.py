@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +24,18 @@ from torch.nn.utils import parametrize
 
 from models.lora import LowRank
 
-Gradients = Iterator[tuple[nn.Parameter, Tensor]]
+
+class Rows(NamedTuple):
+    """The gradient of a table: what is added to which of its rows; all others are zeros."""
+
+    which: Tensor
+    values: Tensor
+
+
+Each = Iterator[tuple[nn.Parameter, Tensor]]
+Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
 CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-UNFOLDED = 2**22  # numbers of unfolded inputs at once
+UNFOLDED = 2**19  # numbers of unfolded inputs at once
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ def layer_of(module: Any) -> Layer | None:
         return NORM
     if hasattr(module, "own_gradients"):
         return OWN
+    if hasattr(module, "linear_maps"):
+        return MAPS
     return LORA if _low_rank(module) is not None else None
 
 
@@ -213,13 +224,13 @@ def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
     tokens, rows = a.flatten().long(), d.flatten(0, -2)
     if layer.padding_idx is not None:
         rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
-    yield layer.weight, torch.zeros_like(layer.weight).index_add_(0, tokens, rows)
+    yield layer.weight, Rows(tokens, rows)
 
 
 # -- normalisation within a sample, and parameters that a module uses itself ---------------------------------
 
 
-def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Gradients:
+def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Each:
     """Each sample's gradients (b, ...)."""
     if isinstance(layer, nn.GroupNorm):
         scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
@@ -233,14 +244,14 @@ def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Gradients:
         yield layer.bias, d.sum(dims) if dims else d
 
 
-def _own_each(module: Any, _: Tensor, d: Tensor) -> Gradients:
+def _own_each(module: Any, _: Tensor, d: Tensor) -> Each:
     for name, gradient in module.own_gradients(d).items():
         parameter = getattr(module, name)
         if is_trained(parameter):
             yield parameter, gradient
 
 
-def _of_each(each: Callable[[Any, Tensor, Tensor], Gradients]) -> Layer:
+def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
     """Of a few parameters, whose gradients are small enough to have one for each sample."""
 
     def square(layer: Any, a: Tensor, d: Tensor) -> Tensor:
@@ -252,9 +263,32 @@ def _of_each(each: Callable[[Any, Tensor, Tensor], Gradients]) -> Layer:
     return Layer(square, weighted)
 
 
+# -- a module that is made of linear maps of its own parameters (a GRU) --------------------------------------
+
+
+def _maps(module: Any, a: Tensor, d: Tensor) -> Tensor:
+    total = d.new_zeros(len(d))
+    for weight, bias, inputs, gradients in module.linear_maps(a, d):
+        if is_trained(weight):
+            total += linear_square(inputs, gradients)
+        if is_trained(bias):
+            total += _bias_square(gradients)
+    return total
+
+
+def _maps_weighted(module: Any, a: Tensor, d: Tensor) -> Gradients:
+    for weight, bias, inputs, gradients in module.linear_maps(a, d):
+        flat = gradients.flatten(0, -2)
+        if is_trained(weight):
+            yield weight, flat.mT @ inputs.flatten(0, -2)
+        if is_trained(bias):
+            yield bias, flat.sum(0)
+
+
 LINEAR = Layer(_linear, _linear_weighted)
 LORA = Layer(_lora, _lora_weighted)
 CONVOLUTION = Layer(_convolution, _convolution_weighted)
 EMBEDDING = Layer(_embedding, _embedding_weighted)
 NORM = _of_each(_norm_each)
 OWN = _of_each(_own_each)
+MAPS = Layer(_maps, _maps_weighted)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
 GRID = 2.0**-36  # in standard deviations of the noise
 BITS = 53  # of a uniform number
+BLOCK = 2**15  # numbers that are made together: what stays in a core's cache
 
 
 def derived(key: bytes, *purpose: str | int | bytes) -> bytes:
@@ -38,7 +40,7 @@ def _bytes(part: str | int | bytes) -> bytes:
 
 def digest_of(tensors: Iterable[Tensor]) -> bytes:
     """32 bytes that are others for other numbers."""
-    found = hashlib.blake2b(digest_size=32)
+    found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         found.update(tensor.detach().cpu().contiguous().flatten().numpy().view(np.uint8).data)
@@ -47,8 +49,17 @@ def digest_of(tensors: Iterable[Tensor]) -> bytes:
 
 def uniforms(key: bytes, count: int) -> np.ndarray:
     """So many whole numbers, even from 0 up to below 2^53; the same key has the same ones."""
-    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
-    numbers: np.ndarray = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - BITS)
+    return _drawn(key_stream(key), count)
+
+
+def key_stream(key: bytes) -> CipherContext:
+    """The key stream: what zeros are encrypted to."""
+    return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+
+def _drawn(stream: CipherContext, count: int) -> np.ndarray:
+    """The next numbers of a key stream."""
+    numbers: np.ndarray = np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(64 - BITS)
     return numbers
 
 
@@ -57,21 +68,28 @@ def poisson_sample(key: bytes, units: int, rate: float) -> np.ndarray:
     return np.flatnonzero(uniforms(key, units) < np.uint64(round(rate * 2**BITS)))
 
 
-def gaussians(key: bytes, count: int) -> np.ndarray:
-    """Numbers (count,) of the normal distribution (Box and Muller 1958), float64."""
-    pairs = (count + 1) // 2
-    drawn = uniforms(key, 2 * pairs)
-    radius = np.sqrt(-2 * np.log((drawn[:pairs] + 1.0) * 2.0**-BITS))  # of (0, 1]
-    angle = drawn[pairs:] * (2 * np.pi * 2.0**-BITS)
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
+    """Numbers of the normal distribution (Box and Muller 1958), float64, in blocks of at most :data:`BLOCK`."""
+    stream = key_stream(key)
+    for start in range(0, count, BLOCK):
+        own = min(BLOCK, count - start)
+        pairs = (own + 1) // 2
+        drawn = torch.from_numpy(_drawn(stream, 2 * pairs).astype(np.float64))
+        radius = drawn[:pairs].add_(1.0).mul_(2.0**-BITS).log_().mul_(-2.0).sqrt_()  # of (0, 1]
+        angle = drawn[pairs:].mul_(2 * math.pi * 2.0**-BITS)
+        yield torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:own]
 
 
 def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
-    """``total`` (d,) plus noise of this standard deviation, on the grid; float64, on the device of ``total``."""
+    """``total`` (d,) plus noise of this standard deviation, on the grid; then rounded to the type of ``total``."""
     step = deviation * GRID
-    noise = np.rint(gaussians(key, total.numel()) / GRID).astype(np.int64)
-    values = torch.round(total.double() / step).long() + torch.from_numpy(noise).to(total.device)
-    return values.double() * step
+    found = torch.empty(total.numel(), dtype=total.dtype)
+    parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), found))
+    blocks = zip(*parts, gaussians(key, total.numel()), strict=True)
+    for sum_, values, noise in blocks:
+        on_grid = sum_.double().div_(step).round_().long()
+        values.copy_(on_grid.add_(noise.mul_(1 / GRID).round_().long()).double().mul_(step))
+    return found.to(total.device)
 
 
 def seed(key: bytes) -> int:

@@ -115,7 +115,7 @@ class PrivateTraining:
         total, value = self.clipping.total(x, y, loss, network, batch.groups)
         key = derived(self.key, "noise", self.gradients, digest_of([self.model.vector, total]))
         deviation = self.plan.noise_multiplier * self.plan.clip_norm * self.uses**0.5
-        self.model.gradient.copy_(noised(total, deviation, key) / self.sampling.divisor)
+        self.model.gradient.copy_(noised(total, deviation, key).div_(self.sampling.divisor))
         for entry, parameter in zip(self.model.layout.parameters, self.model.parameters, strict=True):
             if not is_trained(parameter):
                 self.model.gradient[entry.start : entry.stop] = 0.0
