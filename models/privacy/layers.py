@@ -32,10 +32,11 @@ class Rows(NamedTuple):
     values: Tensor
 
 
-Each = Iterator[tuple[nn.Parameter, Tensor]]
+Each = Iterator[tuple[nn.Parameter, Tensor, tuple[int, ...]]]
 Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
 CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 UNFOLDED = 2**19  # numbers of unfolded inputs at once
+CANCELLED = 1000  # times the norm of a sample's gradient: the norms of its terms together
 
 
 @dataclass(frozen=True)
@@ -75,19 +76,33 @@ def is_trained(parameter: object) -> bool:
 
 
 def linear_square(a: Tensor, d: Tensor) -> Tensor:
-    """|d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O)."""
+    """|d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
     if positions == 1:
         return a.square().sum((1, 2)) * d.square().sum((1, 2))
+    terms = (a.square().sum(2) * d.square().sum(2)).sqrt().sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
-        return ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
-    return (d.mT @ a).square().sum((1, 2))
+        a, d = a.double(), d.double()  # squares of terms that cancel to a thousandth need it
+        return at_least(((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0).to(terms.dtype), terms)
+    return at_least((d.mT @ a).square().sum((1, 2)), terms)
+
+
+def at_least(squares: Tensor, terms: Tensor) -> Tensor:
+    """Squared norms (b,) of sums whose terms have the norms ``terms`` (b,) together, as sums are clipped by them.
+
+    A sum counts for at least a thousandth of its terms. What is left of terms that cancel further is not known to
+    float32, neither here nor in the sum over samples. Weights that a server has made can have that of any sample.
+    """
+    return torch.maximum(squares, (terms / CANCELLED).square())
 
 
 def _bias_square(d: Tensor) -> Tensor:
     """Of d (b, [positions,] O)."""
-    return (d.flatten(1, -2).sum(1) if d.dim() > 2 else d).square().sum(1)
+    if d.dim() == 2:
+        return d.square().sum(1)
+    d = d.flatten(1, -2)
+    return at_least(d.sum(1).square().sum(1), d.square().sum(2).sqrt().sum(1))
 
 
 def _linear(layer: Any, a: Tensor, d: Tensor) -> Tensor:
@@ -217,7 +232,8 @@ def _embedding(layer: Any, a: Tensor, d: Tensor) -> Tensor:
     key, place = torch.unique(sample * layer.num_embeddings + tokens, return_inverse=True)
     sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
     which = torch.div(key, layer.num_embeddings, rounding_mode="floor")
-    return d.new_zeros(len(d)).index_add_(0, which, sums.square().sum(1))
+    squares = d.new_zeros(len(d)).index_add_(0, which, sums.square().sum(1))
+    return at_least(squares, rows.square().sum(2).sqrt().sum(1))
 
 
 def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
@@ -231,7 +247,7 @@ def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
 
 
 def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Each:
-    """Each sample's gradients (b, ...)."""
+    """The terms of each sample's gradients (b, ...), and over which dimensions they add up."""
     if isinstance(layer, nn.GroupNorm):
         scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
     else:
@@ -239,26 +255,33 @@ def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Each:
         scaled = F.layer_norm(a, layer.normalized_shape, eps=layer.eps)
         dims = tuple(range(1, d.dim() - len(layer.normalized_shape)))
     if is_trained(layer.weight):
-        yield layer.weight, (d * scaled).sum(dims) if dims else d * scaled
+        yield layer.weight, d * scaled, dims
     if is_trained(layer.bias):
-        yield layer.bias, d.sum(dims) if dims else d
+        yield layer.bias, d, dims
 
 
 def _own_each(module: Any, _: Tensor, d: Tensor) -> Each:
     for name, gradient in module.own_gradients(d).items():
         parameter = getattr(module, name)
         if is_trained(parameter):
-            yield parameter, gradient
+            yield parameter, gradient, ()
 
 
 def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
     """Of a few parameters, whose gradients are small enough to have one for each sample."""
 
+    def summed(terms: Tensor, dims: tuple[int, ...]) -> Tensor:
+        return (terms.sum(dims) if dims else terms).flatten(1)
+
     def square(layer: Any, a: Tensor, d: Tensor) -> Tensor:
-        return sum((g.flatten(1).square().sum(1) for _, g in each(layer, a, d)), start=d.new_zeros(len(d)))
+        total = d.new_zeros(len(d))
+        for _, terms, dims in each(layer, a, d):
+            found = summed(terms, dims).square().sum(1)
+            total += at_least(found, summed(terms.abs(), dims).square().sum(1).sqrt()) if dims else found
+        return total
 
     def weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
-        return ((parameter, gradient.sum(0)) for parameter, gradient in each(layer, a, d))
+        return ((parameter, summed(terms, dims).sum(0)) for parameter, terms, dims in each(layer, a, d))
 
     return Layer(square, weighted)
 

@@ -44,6 +44,11 @@ def silo_scores(strategy: PersonalizedStrategy, rows: Sequence[Row], task: Task)
     return found
 
 
+def epsilons(rows: Sequence[Row]) -> dict[str, float]:
+    """Return what each silo has spent of privacy in the run so far, where it trains with differential privacy."""
+    return {row.silo: row.value for row in rows if (row.metric, row.split) == ("epsilon", "") and row.silo}
+
+
 REPORTED_FAULT = re.compile(rf"\w+( in [\w./]+:\d+)?: {FAULT};")  # as client.faults.report writes it
 
 
@@ -137,6 +142,7 @@ class Reporter:
             bytes_down=strategy.bytes_down,
             bytes_up=strategy.bytes_up,
             per_silo=silo_scores(strategy, rows, task),
+            **({"epsilon": spent} if (spent := epsilons(rows)) else {}),
             **{task.score: None if math.isnan(score) else score},
         )
         if self.watch is not None:

@@ -24,7 +24,7 @@ from models.training import MeanLoss, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
-from strategies.base.privacy.training import PrivateTraining, private_batches
+from strategies.base.privacy.training import PrivateTraining, kept_finite, private_batches
 from strategies.base.settings import Common, values_of
 from strategies.base.state import State
 from strategies.base.training.batches import shuffled_batches
@@ -311,6 +311,8 @@ class SiloClient(NumPyClient):
         if self.shares_buffers:
             vectors = [*vectors, gather(self.model.buffers, self.shared_buffers())]
         personal = self.personal().clone()
+        if self.privacy is not None:
+            personal = kept_finite(self.state, personal, received, self.silo.name)
         # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
             raise UserError(f"the local training diverged (a lower {' or '.join(self._rates())} may help)")
@@ -362,7 +364,9 @@ class SiloClient(NumPyClient):
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        if math.isfinite(self.silo.max_step) and self.info.trains:  # a study fixes models to be evaluated itself
+        # A study fixes models to be evaluated itself. With noise no model is told more than another; a refusal says
+        # how near it is to the silo's own one, which may have none.
+        if math.isfinite(self.silo.max_step) and self.info.trains and self.privacy is None:
             last = self.first_model() if self.previous is None else self.previous
             fresh = self.previous is None and self.round <= 1
             check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)

@@ -80,6 +80,9 @@ def test_a_silo_whose_budget_is_used_up_is_left_out_and_the_run_goes_on(
     events = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
     (reason,) = {event["rejected"]["a"] for event in events if event.get("rejected")}
     assert reason.startswith("a refuses: its policy has epsilon = ") and "silofl budget" in reason
+    seen = [event["epsilon"] for event in events if event["event"] == "round"]  # as `silofl watch` shows it
+    assert [sorted(one) for one in seen] == [["a", "b", "c"]] * 2 + [["b", "c"]] * 2
+    assert seen[1] == pytest.approx({"a": steps(8), "b": steps(8), "c": steps(8)})
     again = federate(files, state_dir=state, prepare=policy, **PRIVATE)  # a new run has no new budget
     assert not spent(again, "a") and len(spent(again, "b")) == 4
     capsys.readouterr()

@@ -164,6 +164,37 @@ def test_the_length_of_a_long_vector_is_not_too_short() -> None:
     assert float(length(vector)) == pytest.approx(float(vector.double().norm()), rel=1e-6)
 
 
+@pytest.mark.parametrize("bias", [1.0, 1e3, 1e5])
+def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None:
+    """As of attention, gradients of the outputs sum to zero over positions, and a server's weights make inputs nearly
+    equal: what is left of the terms is less than float32 tells of their squares. The trial's records, which are empty,
+    show nothing of it.
+    """
+
+    class Cancelling(nn.Module):
+        block_names = ("norm", "fc", "out")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.fc, self.out = nn.LayerNorm(64), nn.Linear(64, 64), nn.Linear(64, 3)
+            nn.init.constant_(self.norm.bias, bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.fc(self.norm(x))
+            found: Tensor = self.out(((z - z.mean(1, keepdim=True)) * x).sum(1))
+            return found
+
+    for number in range(8):
+        torch.manual_seed(number)
+        model, x, y = FlatModel(Cancelling()), torch.zeros(4, 8, 64), torch.tensor([0, 1, 2, 0])
+        x[3] = torch.randn(8, 64)
+        clipping = Clipping(model, 0.1)
+        total, _ = clipping.total(x, y, F.cross_entropy, None, None)
+        others, _ = clipping.total(x[:3], y[:3], F.cross_entropy, None, None)
+        assert list(clipping.tried.values()) == [True]
+        assert float(length(total - others)) <= 0.1 * 1.001
+
+
 def test_frozen_parts_count_for_nothing() -> None:
     torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(5)

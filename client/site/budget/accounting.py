@@ -85,6 +85,10 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
         raise SiteError(f"dp.unit = {unit:.40}: one of {', '.join(UNITS)} is wanted here")
     units = data.units(unit)
     batch = min(value("batch-size"), data.records)
+    if batch < 1:
+        raise SiteError(
+            f"batch-size = {run.get('batch-size')!r:.40} of {data.records} records: no cost can be computed"
+        )
     rate, steps = batch / data.records, steps_of(run, data.records / batch, value)
     delta = value("dp.delta") or default_delta(units)
     noise, target = value("dp.noise-multiplier"), value("dp.target-epsilon")

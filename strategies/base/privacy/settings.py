@@ -9,7 +9,13 @@ from strategies.base.settings import setting
 class Privacy:
     """The settings of ``dp = true``."""
 
-    clip_norm: float = setting(1.0, "longest gradient of one unit; a longer one is shortened", symbol="C", above=0)
+    clip_norm: float = setting(
+        1.0,
+        "longest gradient of one unit; a longer one is shortened",
+        symbol="C",
+        minimum=1e-6,  # far from where float32 rounds a gradient to something longer
+        maximum=1e6,
+    )
     noise_multiplier: float = setting(
         1.0,
         "standard deviation of the noise on a batch's sum of gradients, in clip norms",

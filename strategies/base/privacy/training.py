@@ -20,19 +20,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from logging import WARNING
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.common import log
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from models.flat import FlatModel
+from models.flat import FlatModel, is_finite
 from models.privacy.clipping import Clipping
 from models.privacy.layers import is_trained
 from models.privacy.noise import derived, digest_of, noised, poisson_sample, seed
 from models.training import Loss, OnFeatures, seed_dropout
 from strategies.base.privacy.plan import Plan, Sampling
+from strategies.base.state import State
 
 
 @dataclass
@@ -128,6 +131,20 @@ def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
     numbers = np.frombuffer(patient, dtype)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> Tensor:
+    """The personal model, or where it diverged the received one; numbers of the state that are not finite become 0.
+
+    Whether a model that is trained without noise diverges is told by its records: an error would tell the server.
+    """
+    for key, array in state.arrays.items():
+        if array.is_floating_point() and not is_finite(array):
+            state.arrays[key] = array.nan_to_num(0.0, 0.0, 0.0)
+    if is_finite(personal):
+        return personal
+    log(WARNING, "%s: its own model diverged; it starts again from the received one", name)
+    return received.clone()
 
 
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:

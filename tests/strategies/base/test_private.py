@@ -17,14 +17,22 @@ from two_layers import DEEP, replies_of
 
 from client.app import app as client_app
 from client.privacy.noise_key import kept_key
+from client.privacy.private_round import private_round
+from models.initialisation import flat_model
 from models.privacy.noise import seed
+from models.samples import Samples
 from models.training import generator
 from partitions.common.errors import DataError, UserError
 from server.simulation.engine import flower_identity
 from strategies import strategies
+from strategies.base.client import GLOBAL, Silo, SiloClient
 from strategies.base.privacy.plan import Sampling
-from strategies.base.privacy.training import PrivateTraining
-from strategies.base.transport.payload import array_record, decode, tensor_of
+from strategies.base.privacy.settings import Privacy
+from strategies.base.privacy.training import PrivateTraining, Units
+from strategies.base.settings import Common
+from strategies.base.state import State
+from strategies.base.strategy import NoSettings
+from strategies.base.transport.payload import Model, array_record, decode, tensor_of
 
 SIZES = {"a": 9, "b": 11, "c": 8}
 PRIVATE = [name for name, method in strategies().items() if method.info.dp == "gradient"]
@@ -204,8 +212,6 @@ def test_steps_and_rates_are_those_of_the_plan() -> None:
 
 
 def test_training_beyond_the_plan_fails(three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strategies.base.client import SiloClient
-
     monkeypatch.setattr(SiloClient, "noised_passes", lambda self: (1,))  # of two epochs
     with pytest.raises(Exception, match="no silo sent a usable update"):
         federate(three, state_dir=tmp_path / "state", **options("fedavg", dp=True))
@@ -248,6 +254,43 @@ def test_patients_are_drawn_whole(tmp_path: Path) -> None:
         files, state_dir=tmp_path / "s", **options("fedavg", dp=True, dp__unit="patient", dp__noise_multiplier=0.5)
     )
     assert len(messages(run)) == 4
+
+
+def test_whether_a_model_without_noise_diverges_is_not_told(three: Files, tmp_path: Path) -> None:
+    """Ditto's own model does here, in every round: the message is that of a run where it does not."""
+    settings = options("ditto", strategy="ditto", rounds=2)
+    with pytest.raises(Exception, match="no silo sent a usable update"):
+        federate(three, state_dir=tmp_path / "plain", **{**settings, "ditto__lambda": 1e30})
+    whole = {}
+    for mu in (0.1, 1e30):
+        run = federate(three, state_dir=tmp_path / f"{mu}", **{**settings, "dp": True, "ditto__lambda": mu})
+        whole[mu] = messages(run)
+        kept = [
+            State.load(file).arrays["personal"] for file in sorted((tmp_path / f"{mu}").rglob("*-000002.safetensors"))
+        ]
+        assert len(kept) == 3 and all(bool(torch.isfinite(model).all()) for model in kept)
+    assert len(whole[1e30]) == len(whole[0.1]) == 6
+
+
+def test_a_study_s_step_tells_nothing_of_a_model_without_noise(tmp_path: Path) -> None:
+    """Without noise a far model is refused; with it, it is trained from."""
+    rows, labels = np.zeros((4, 3), np.float32), np.zeros(4, np.int64)
+    model = flat_model("linear", (3,), 2, None, "cpu")
+    train, start = Samples(rows, labels), torch.ones(model.layout.size)
+    silo = Silo("a", train, train, train, model, lambda purpose: start, max_step=0.5)
+    common, info = Common(dp=True, batch_size=2, rounds=2), strategies()["fedavg"].info
+    config = {"round": 2, "models": {GLOBAL: Model(5 * start)}, "numbers": {}, "evaluate": False}
+    client = SiloClient(silo, common, NoSettings(), State({"personal": start}), info)
+    with pytest.raises(UserError, match="a refuses"):
+        client.fit([5 * start], config)
+    private_round(client, Privacy(), Units(4), b"key", config)
+    assert len(client.fit([5 * start], config)[0]) == 1
+
+
+@pytest.mark.parametrize("norm", [1e-44, 1e30])
+def test_a_clip_norm_beyond_what_float32_tells_is_refused(three: Files, norm: float) -> None:
+    with pytest.raises(UserError, match=r"dp\.clip-norm"):
+        settings_of(three, strategy="fedavg", dp=True, dp__clip_norm=norm)
 
 
 def test_the_key_of_the_noise_is_made_once_and_belongs_to_its_owner(tmp_path: Path) -> None:
