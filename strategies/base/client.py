@@ -364,8 +364,8 @@ class SiloClient(NumPyClient):
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        # A study fixes models to be evaluated itself. With noise no model is told more than another; a refusal says
-        # how near it is to the silo's own one, which may have none.
+        # A study fixes models to be evaluated itself. With noise no model reads more than another; a refusal says how
+        # near it is to the silo's own one, which may have none.
         if math.isfinite(self.silo.max_step) and self.info.trains and self.privacy is None:
             last = self.first_model() if self.previous is None else self.previous
             fresh = self.previous is None and self.round <= 1

@@ -136,7 +136,7 @@ def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
 def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> Tensor:
     """The personal model, or where it diverged the received one; numbers of the state that are not finite become 0.
 
-    Whether a model that is trained without noise diverges is told by its records: an error would tell the server.
+    Whether a model that is trained without noise diverges depends on its records, and an error would tell the server.
     """
     for key, array in state.arrays.items():
         if array.is_floating_point() and not is_finite(array):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from cases import CASES, OPTIONS
 from flwr.app import Message, RecordDict
+from hospitals import NETWORKS, hospital_files
 from tiny import Files, Run, federate, random_silos, settings_of, write_silo
 from torch import Tensor
 from two_layers import DEEP, replies_of
@@ -19,6 +20,7 @@ from client.app import app as client_app
 from client.privacy.noise_key import kept_key
 from client.privacy.private_round import private_round
 from models.initialisation import flat_model
+from models.privacy.clipping import Clipping
 from models.privacy.noise import seed
 from models.samples import Samples
 from models.training import generator
@@ -60,11 +62,9 @@ def equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_what_leaves_is_a_function_of_noised_gradients_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tiny_bn: None
-) -> None:
-    """With numbers that know no data in the place of the noised gradients, other data send the same messages."""
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers that know no data in the place of the noised gradients."""
 
     def gradient(training: PrivateTraining, x: Any, y: Tensor, loss: Any, network: Any) -> Tensor:
         training.batches[y].uses -= 1
@@ -74,6 +74,13 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
         return torch.zeros(())
 
     monkeypatch.setattr(PrivateTraining, "gradient", gradient)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_leaves_is_a_function_of_noised_gradients_only(
+    tmp_path: Path, unseen: None, name: str, tiny_bn: None
+) -> None:
+    """Other data send the same messages."""
     runs = []
     for data_seed in (0, 1):
         folder = tmp_path / str(data_seed)
@@ -83,6 +90,59 @@ def test_what_leaves_is_a_function_of_noised_gradients_only(
     one, other = runs
     assert one and one.keys() == other.keys()
     assert [key for key in one if not equal(one[key], other[key])] == []
+
+
+OF_DATA: dict[str, dict[str, Any]] = {  # texts, signals, several inputs, outlines, volumes, and parts of a network
+    **{kind: NETWORKS[kind] for kind in ("multilabel", "ordinal", "regression", "segmentation", "balls")},
+    **{kind: NETWORKS[kind] for kind in ("notes", "pulses", "stays")},
+    "notes, the last layer": {**NETWORKS["notes"], "trainable": "head"},
+    "notes, LoRA": {**NETWORKS["notes"], "lora_rank": 2},
+    "pulses, LoRA and the GRU": {**NETWORKS["pulses"], "lora_rank": 2, "trainable": "gru.*,head"},
+}
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_it_is_with_every_input_task_and_part(tmp_path: Path, unseen: None, name: str) -> None:
+    """Whole runs of Ditto, whose own model sees the records as they are; then with inputs in another order, and masks,
+    findings and measurements that are all those of the first record.
+    """
+    settings = {**OF_DATA[name], "strategy": "ditto", "dp": True, "normalization": "none", "rounds": 2}
+    kind, _, _ = name.partition(",")
+    files = hospital_files(tmp_path, kind)
+    one = messages(federate(files, state_dir=tmp_path / "one", **settings))
+    for file in files.values():
+        arrays = dict(np.load(file))
+        arrays |= {key: np.flip(value, 0) for key, value in arrays.items() if key.startswith("x")}
+        if arrays["y"].ndim > 1:  # of one class alone there is no file
+            arrays["y"] = np.repeat(arrays["y"][:1], len(arrays["y"]), 0)
+        np.savez(file, **arrays)
+    other = messages(federate(files, state_dir=tmp_path / "other", **settings))
+    assert len(one) == 6 and one.keys() == other.keys()
+    assert [key for key in one if not equal(one[key], other[key])] == []
+
+
+@pytest.mark.parametrize("name", OF_DATA)
+def test_a_record_s_gradient_is_its_own_in_all_of_them(tmp_path: Path, name: str) -> None:
+    """A round with noise, in which the records of each network go together."""
+    settings = {**OF_DATA[name], "strategy": "fedavg", "dp": True, "normalization": "none", "rounds": 1}
+    seen: list[bool] = []
+    real = Clipping._trial
+
+    def trial(*given: Any) -> bool:
+        seen.append(real(*given))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Clipping, "_trial", trial)
+        run = federate(hospital_files(tmp_path, name.partition(",")[0]), state_dir=tmp_path / "state", **settings)
+    assert len(messages(run)) == 3 and seen == [True] * 3
+    assert all(bool(torch.isfinite(value).all()) for value in messages(run).values())
+
+
+def test_survival_is_refused(tmp_path: Path) -> None:
+    settings = {**NETWORKS["survival"], "strategy": "fedavg", "dp": True, "normalization": "none"}
+    with pytest.raises(Exception, match="dp = true: not for survival: Cox's loss is no sum over records"):
+        federate(hospital_files(tmp_path, "survival"), state_dir=tmp_path / "state", **settings)
 
 
 @pytest.fixture
