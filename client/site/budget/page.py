@@ -54,18 +54,23 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[
 
 
 def uncovered(state: Path, versions: set[str]) -> list[str]:
-    """The runs for which these data were trained on without differential privacy, as far as the audit log goes."""
+    """The runs that have got something of these data without differential privacy, as far as the audit log goes."""
     entries = verify(state / "audit").entries
     settings = settings_of(entries)
     runs = (
         entry["run"] or entry["run-id"]
         for entry in entries
         if entry.get("cohort") in versions
-        and entry["asked"].startswith("train")
-        and any("shape" in sent for sent in entry["sent"])
+        and any(map(is_of_records, entry["sent"]))
         and not is_private(settings.get(entry["line"], {}))
     )
     return list(dict.fromkeys(runs))
+
+
+def is_of_records(sent: Mapping[str, Any]) -> bool:
+    """Whether a record of a reply is computed of patients: a vector, metrics or evidence, sums of columns."""
+    keys = {key for key in sent.get("keys", ()) if not key.startswith("seconds.")}
+    return "shape" in sent or (sent["name"] == "metrics" and bool(keys)) or not keys.isdisjoint({"sum", "square_sum"})
 
 
 def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:

@@ -14,17 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from client.site.budget.accounting import Cost, epsilon_of
+from client.site.audit_gate import records
+from client.site.budget.accounting import Cost, cost_of, epsilon_of
 from client.site.budget.cohort import DataFile, data_file, read_by_process
 from client.site.budget.ledger import Ledger, Release
-from client.site.budget.page import budgets
+from client.site.budget.page import budgets, is_of_records
 from client.site.errors import SiteError
 from client.site.trust.policy import Policy, parse_policy
 from models.privacy.accountant import epsilon
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
 from partitions.units import describe_units
 from server.cli.main import main
+from server.simulation.engine import flower_identity
 
 ROOT = Path(__file__).parents[3]
 COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
@@ -368,6 +372,30 @@ def test_silofl_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["budget", str(state)]) == 2
     err = capsys.readouterr().err
     assert err.startswith("silofl budget: the ledger ") and "line 1: changed" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "counts"),
+    [
+        ({"model.model": ArrayRecord({"vector": torch.zeros(3)})}, True),
+        ({"metrics": MetricRecord({"received.test.loss": 0.5})}, True),
+        ({"metrics": MetricRecord({"evidence.brier": [0.5]})}, True),
+        ({"card": ConfigRecord({"n_train": 20, "sum": [1.0]})}, True),
+        ({"card": ConfigRecord({"n_train": 20, "classes": 2})}, False),
+        ({"metrics": MetricRecord({"seconds.train": 1.0}), "config": ConfigRecord({"round": 1})}, False),
+    ],
+)
+def test_what_no_epsilon_covers_is_all_that_is_of_records(content: dict[str, Any], counts: bool) -> None:
+    """Without ``dp = true``: evaluations and sums too, not training alone."""
+    with flower_identity():
+        reply = Message(RecordDict(content), dst_node_id=1, message_type="query")
+    assert any(map(is_of_records, records(reply))) == counts
+
+
+@pytest.mark.parametrize("size", [0, -3, "none"])
+def test_a_batch_size_that_tells_no_cost_is_refused(size: Any, tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="no cost can be computed"):
+        cost_of({"strategy": "fedavg", "dp": True, "batch-size": size}, known(tmp_path))
 
 
 def test_silofl_budget_of_a_site_without_charges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from study_text import study_text
 from tiny import Files, TinyGrid, federate, random_silos
 from two_layers import DEEP
 
-from client import app
+from client.exchange import answer
 from client.site.study.protocol import Study, parse_study
 from partitions.common.errors import RunFailedError, UserError
 from strategies import strategies
@@ -39,7 +39,7 @@ def five(tmp_path: Path) -> Files:
 @pytest.fixture
 def under(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Every message of the test belongs to a study with this step."""
-    return lambda step: monkeypatch.setattr(app, "check_message", lambda *args, **kwargs: study(step))
+    return lambda step: monkeypatch.setattr(answer, "check_message", lambda *args, **kwargs: study(step))
 
 
 def test_by_hand() -> None:
