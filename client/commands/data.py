@@ -237,10 +237,10 @@ def predict(args: argparse.Namespace) -> None:
 
     masks, model = Path(args.masks) if args.masks else None, Path(args.model)
     text = predict_file(model, Path(args.data), masks, args.recipe, args.as_gaps, args.key)
-    for note in uncertainty(read_model(model)[0]):
-        print(f"note: {note}", file=sys.stderr)
     if args.out:
         write_atomically(Path(args.out), text)
         print(args.out)
     else:
         print(text, end="")
+    for note in uncertainty(read_model(model)[0]):
+        print(f"note: {note}", file=sys.stderr)

@@ -6,6 +6,7 @@ a set of classes or an interval. One function, :func:`answer`, does all of it: f
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from partitions.schema import Schema, difference, few, moved, order_of, parse_sc
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
+MOST_VALUES = 1 << 22  # of volumes at once; a U-Net's outputs are several times that
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, mod
     names: tuple[str, ...] = ()
     rows: list[list[float | str]] = []
     drawn: list[Array] = []
-    for i in range(0, len(x), BATCH):
-        part = x[i : i + BATCH]
+    at_once = BATCH if x.ndim < 5 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
+    for i in range(0, len(x), at_once):
+        part = x[i : i + at_once]
         part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
         names, found = rows_of(card, outputs)

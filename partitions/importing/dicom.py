@@ -11,6 +11,9 @@ Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI tabl
 
 from __future__ import annotations
 
+import mmap
+import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, unpacked
+from partitions.common.sizes import BLOCK, MOST_FRAMES, TooLargeError, check_picture, check_size, unpacked
 from partitions.importing.scans import ImageInfo, ScanError, Unavailable, fit, fitted, pseudonym, redacted_errors
 from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
 from partitions.recipes.reading import Acquisition, ReadOptions
@@ -51,6 +54,7 @@ PIXELS = (
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),  # where enhanced files have the above
     *("BurnedInAnnotation", "ConversionType"),
 )
+START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)  # of JPEG-LS: height, width, components
 GROUPS = (  # of enhanced files: what says something of a frame
     *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
     *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
@@ -136,7 +140,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         if not dataset.get("Rows") or not dataset.get("Columns"):
             raise ScanError("its file holds no picture")
         check_pixels(dataset)
-        check_decoder(dataset)
+        check_decoder(dataset, path)
         header = of_frame(dataset, _frame(dataset, frame))
         height, width = fitted(dataset.Rows, dataset.Columns, spacing_of(header, reading), reading)
         grey = is_grey(dataset)
@@ -170,6 +174,7 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
 
         dataset = load(path, (*KIND, *PIXELS))
         check_pixels(dataset)
+        check_decoder(dataset, path)
         frame = _frame(dataset, frame)
         array = pixel_array(path, index=frame)
         header = of_frame(dataset, frame)
@@ -318,8 +323,8 @@ def warnings_of(dataset: Dataset) -> tuple[str, ...]:
     return (MAYBE_BURNT,) if often and said != "NO" else ()
 
 
-def check_decoder(dataset: Dataset) -> None:
-    """Refuse a compression that nothing here unpacks, before hours of reading."""
+def check_decoder(dataset: Dataset, path: Path) -> None:
+    """Refuse a compression that nothing here unpacks, before hours of reading, or that unpacks to too much."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 
@@ -332,6 +337,25 @@ def check_decoder(dataset: Dataset) -> None:
         raise ScanError(
             f"its file is compressed ({syntax.name}), which needs one more package: pip install python-gdcm"
         )
+    if syntax.is_encapsulated:
+        check_encoded(dataset, path, syntax.name)
+
+
+def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
+    """Raise TooLargeError where compressed pixels would become more than may be, whatever the header says.
+
+    Pillow looks after JPEG and JPEG 2000 itself. Of RLE two bytes become up to 128 (PS3.5, annex G), and an encoder
+    hardly ever needs more bytes than there are pixels; JPEG-LS says its size in its own header (ITU-T T.87, C.2.2).
+    """
+    size, bits = path.stat().st_size, int(dataset.get("BitsAllocated") or 8)
+    pixels = dataset.Rows * dataset.Columns * (dataset.get("SamplesPerPixel") or 1)
+    plain = pixels * bits // 8 * int(dataset.get("NumberOfFrames") or 1)
+    if "RLE" in syntax and size > 2 * plain + BLOCK:
+        check_size(64 * size, "its picture, unpacked,")
+    if "JPEG-LS" in syntax:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            for start in START_OF_FRAME.finditer(content):
+                check_picture(struct.unpack(">HHB", start[1]))
 
 
 def _first(value: Any) -> float | None:

@@ -47,8 +47,10 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     if not table and tables and not is_joined(tables[0], source):
         return sliced(read_csv(tables[0], options), reading)
     table = table or next(iter(tables), None)
-    if reading.outlines and (table or not holds_dicom(source)):
-        raise DataError(f"{source}: --outlines are of a folder of DICOM files, and of no csv: they are the labels")
+    if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
+        raise DataError(
+            f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
+        )
     if table or holds_dicom(source):
         studies = find_studies(source, table, label, classes, reading, take, labelled=not reading.outlines)
         return Found(studies.rows, studies.columns, studies.notes, by=studies.by, patient=studies.patient)

@@ -12,7 +12,9 @@ import numpy as np
 import pydicom
 import pytest
 from pydicom import Dataset
+from pydicom.encaps import encapsulate
 from pydicom.sequence import Sequence
+from pydicom.uid import JPEGLSLossless, RLELossless
 from scans import write_dicom, write_nifti
 from volumes import SHAPE, box, values, write_rtstruct, write_seg, write_series
 
@@ -68,6 +70,44 @@ def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.000002")  # 2147 bytes: 6 slices of 8 x 8 voxels take 3072
     files = write_series(tmp_path, values())
     assert "its volume would take" in refusal(lambda: volume.probe(files, "here", WISH))
+
+
+def encoded(path: Path, syntax: Any, frame: bytes) -> Path:
+    """A picture of 8 x 8 pixels, whose one frame is these bytes."""
+    dataset = pydicom.dcmread(write_dicom(path, np.zeros((8, 8), np.uint16)))
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.PixelData = encapsulate([frame])
+    dataset["PixelData"].VR = "OB"
+    dataset.save_as(path)
+    return path
+
+
+def test_a_bomb_within_a_compressed_frame(tmp_path, monkeypatch):
+    """RLE whose runs become 64 times the file, 26 MB here and gigabytes in a larger one; JPEG-LS of 65535 x 65535."""
+    header = np.zeros(16, "<u4")
+    header[:3] = 2, 64, 64 + 200_000
+    runs = b"\x81\x00" * 1_000_000
+    path = encoded(tmp_path / "a", RLELossless, header.tobytes() + runs)
+    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.1")
+    for read in (dicom.read, dicom.probe):
+        assert "its picture, unpacked, would take 0.1 GB" in refusal(
+            lambda read=read: read(path, "here", ReadOptions())
+        )
+    assert "unpacked" in refusal(lambda: volume.probe([path, path], "here", WISH))
+    monkeypatch.delenv("SILOFL_LARGEST_FILE")
+    start = b"\xff\xd8\xff\xf7\x00\x0b\x10\xff\xff\xff\xff\x01\x01\x11\x00\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00"
+    path = encoded(tmp_path / "b", JPEGLSLossless, start + b"\0" * 100 + b"\xff\xd9")
+    assert "its picture would take 34.4 GB" in refusal(lambda: dicom.read(path, "here", ReadOptions()))
+
+
+@pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless])
+def test_honest_compression_is_read(tmp_path, syntax):
+    pixels = np.random.default_rng(0).integers(0, 4096, (16, 16)).astype(np.uint16)
+    dataset = pydicom.dcmread(write_dicom(tmp_path / "a", pixels))
+    dataset.compress(syntax)
+    dataset.save_as(tmp_path / "a")
+    made = dicom.read(tmp_path / "a", "here", ReadOptions(window=(2048, 4096)))[..., 0]
+    np.testing.assert_allclose(made * 4096, pixels, atol=0.1)
 
 
 def test_sequences_within_sequences(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import highdicom
 import numpy as np
 import pytest
 from pydicom import Dataset
@@ -18,6 +19,7 @@ from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS, Grid, resampled
 from partitions.importing.volumes.outlines import inside
 from partitions.importing.volumes.series import read_series
+from partitions.importing.volumes.writing import write_segmentation
 from partitions.recipes.reading import ReadOptions
 from server.cli.main import main
 
@@ -226,9 +228,6 @@ def test_a_seg_object(tmp_path, kind):
 
 def test_highdicom_s_own_seg_is_read(tmp_path):
     """An object of the library that many programs use, also as a label map."""
-    highdicom = pytest.importorskip("highdicom")
-    from partitions.importing.volumes.writing import write_segmentation
-
     files = write_series(tmp_path, values())
     write_segmentation(tmp_path / "seg.dcm", files, box().astype(np.uint8), ("background", "liver"), "here")
     assert highdicom.seg.segread(tmp_path / "seg.dcm").number_of_segments == 1
@@ -332,6 +331,24 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
     assert "from slice to slice are 20 mm, where the recipe has 2 to 6" in capsys.readouterr().err
 
 
+def test_volumes_with_a_label(tmp_path):
+    """A csv of labels by patient; of two series the one with most slices, or the one that is named."""
+    for i in range(6):
+        write_series(tmp_path / "x" / f"{i}" / "a", values() + 10 * i, study=i)
+        other: dict[str, Any] = {"series": 2, "SeriesDescription": "scout"}
+        write_series(tmp_path / "x" / f"{i}" / "b", values()[:3], study=i, **other)
+    rows = (f"P{i}-UMPF,{i % 2}\n" for i in range(6))
+    (tmp_path / "l.csv").write_text("patient,label\n" + "".join(rows))
+    options: dict[str, Any] = {"labels_from": tmp_path / "l.csv", "window": WINDOW}
+    made = import_source(tmp_path / "x", tmp_path / "a.npz", ImportOptions(volume=SHAPE, **options))
+    parts = (made.data.train, made.data.val, made.data.test)
+    found = sorted((round(float(x[0, 0, 0, 0]) * 100), int(y)) for p in parts for x, y in zip(p.x, p.y, strict=True))
+    assert found == [(i, i % 2) for i in range(6)] and made.data.task == "multiclass"
+    assert made.data.input_shape == (1, *SHAPE)
+    made = import_source(tmp_path / "x", tmp_path / "b.npz", ImportOptions(volume=(3, 8, 8), series="scout", **options))
+    np.testing.assert_allclose(made.data.train.x[0, ..., 0] * 1000, values()[:3], atol=1e-2)
+
+
 def test_a_csv_of_volumes_and_masks(tmp_path):
     """A folder of one series, or a NIfTI file, in the column file; NIfTI masks of both, stored along other axes."""
     lines = ["file,mask,patient"]
@@ -359,10 +376,12 @@ def test_a_csv_of_volumes_and_masks(tmp_path):
         (["--outlines", "liver"], "say --volume D,H,W"),
         (["--volume", "6,8,8", "--outlines", "a,A"], "--outlines names one twice"),
         (["--volume", "6,8,8", "--outlines", "a"], "no study has a series with a SEG or RTSTRUCT object"),
+        (["--volume", "6,8,8", "--outlines", "a", "--label", "x"], "leave out a csv and its columns"),
+        (["--volume", "4096,4096,4096", "--labels", "1"], "--volume 4096,4096,4096 would take 549.8 GB of memory"),
         (["--volume", "6,8,8", "--spacing", "x"], "--spacing is 'x'; it is mm"),
     ],
 )
 def test_bad_options(tmp_path, capsys, options, words):
-    write_series(tmp_path / "x", values())
+    write_series(tmp_path / "x" / "1", values())
     assert main(["import", str(tmp_path / "x"), *options, "--out", str(tmp_path / "a.npz")]) == 2
     assert words in capsys.readouterr().err

@@ -74,7 +74,7 @@ def read_series(files: Sequence[Path]) -> Series:
     for path in files:
         dataset = load(path, (*KIND, *PIXELS, *PLACE, "PatientID"))
         check_pixels(dataset)
-        check_decoder(dataset)
+        check_decoder(dataset, path)
         if not is_grey(dataset):
             raise ScanError("its slices are in colour; volumes are grey")
         notes += warnings_of(dataset)

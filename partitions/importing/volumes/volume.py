@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from partitions.common.sizes import check_picture
 from partitions.importing import nifti
 from partitions.importing.scans import ImageInfo, ScanError, pseudonym, redacted_errors
 from partitions.importing.volumes.grid import RAS, Grid, check_grid, resampled, same_place, steps
@@ -33,6 +34,7 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
     """Return the image info of a volume, by its headers."""
     assert reading.volume is not None
     depth, height, width = reading.volume
+    check_picture(reading.volume, f"{where}: --volume {depth},{height},{width}")
     kind = "NIfTI" if is_nifti(files) else "DICOM"
     with redacted_errors(where, kind):
         if kind == "NIfTI":
