@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -31,8 +32,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
 # federations.
 FIRST = (
-    *("test_deployed.py", "test_local_federation.py", "test_tasks_deployed.py", "test_every_method.py"),
-    *("test_every_task.py", "test_workers.py", "test_prefork.py", "test_supernode.py", "test_robust.py", ""),
+    *("test_deployed.py", "test_local_federation.py", "test_policy_deployed.py", "test_tasks_deployed.py"),
+    *("test_every_method.py", "test_every_task.py", "test_device.py", "test_workers.py", "test_prefork.py"),
+    *("test_supernode.py", "test_robust.py", ""),
 )
 
 
@@ -53,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+def pytest_collection_finish() -> None:
+    """Libraries and tests are here to stay: the collector need not look through them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Where the public data sets lie: SILOFL_DATA, or beside the repository. Skips where there are none."""
@@ -68,6 +76,14 @@ def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _power_stays_on() -> Iterator[None]:
+    """What this process writes need not be on the disk to be read again; waiting for that takes half of many a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

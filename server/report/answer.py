@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from scipy import stats
+from scipy import special
 
 from server.report.events import read_json
 from server.report.evidence import over_silos
@@ -65,7 +65,7 @@ def harmed(study: Study, best: str, base: str) -> dict[str, Gain]:
     """Return the silos that are shown to lose, whatever the others do."""
     gains = {silo: study.gain(best, base, silo) for silo in study.silos}
     gains = {silo: gain for silo, gain in gains.items() if not math.isnan(gain.interval[1])}
-    wider = float(stats.norm.ppf(1 - 0.025 / max(len(gains), 1))) / Z
+    wider = float(special.ndtri(1 - 0.025 / max(len(gains), 1))) / Z
     return {silo: g for silo, g in gains.items() if g.mean + wider * (g.interval[1] - g.mean) < 0}
 
 
@@ -176,7 +176,7 @@ def t_interval(differences: Sequence[float]) -> Interval:
     n = len(differences)
     if n < HOSPITALS_NEEDED:
         return UNKNOWN
-    mean, half = statistics.fmean(differences), float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences)
+    mean, half = statistics.fmean(differences), float(special.stdtrit(n - 1, 0.975)) * statistics.stdev(differences)
     return mean - half / math.sqrt(n), mean + half / math.sqrt(n)
 
 

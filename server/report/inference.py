@@ -26,14 +26,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from server.report.uncertainty import UNKNOWN, Interval
 
 HOSPITALS_NEEDED = 6  # with fewer, gains of one sign everywhere have a probability of 2 / 2^n > 5 % by chance alone
 SEEDS_NEEDED = 3
 DRAWS = 4000
-Z = float(stats.norm.ppf(0.975))
+Z = float(special.ndtri(0.975))
 
 Array = npt.NDArray[np.float64]
 
@@ -118,7 +118,7 @@ def _split_normal(rng: np.random.Generator, below: Array, above: Array, shape: t
 
 def _expansion(n: int) -> float:
     """Return the factor for the deviations of ``n`` units."""
-    return float(stats.t.ppf(0.975, n - 1)) / Z * math.sqrt(n / (n - 1))
+    return float(special.stdtrit(n - 1, 0.975)) / Z * math.sqrt(n / (n - 1))
 
 
 def _percentile(values: Array) -> Interval:
@@ -168,4 +168,4 @@ def paired_test(differences: Sequence[float] | Array, needed: int) -> PairedTest
     else:
         signs = np.random.default_rng(0).choice((-1.0, 1.0), (FLIPS_DRAWN, len(d)))
         share = float(((np.abs(signs @ d) >= abs(d.sum()) - 1e-12).sum() + 1) / (FLIPS_DRAWN + 1))
-    return PairedTest(len(d), float(2 * stats.t.sf(abs(t), len(d) - 1)), share)
+    return PairedTest(len(d), float(2 * special.stdtr(len(d) - 1, -abs(t))), share)

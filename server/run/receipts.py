@@ -18,12 +18,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message
 
 from client.site.errors import SiteError
-from client.site.trust.receipts import ASKED, FILE, RECORD, kept, read, signed
+from client.site.trust.receipts import ASKED, FILE, KEY, RECORD, kept, read, signed
 from client.site.trust.signing import load_signing_key
 from partitions.common.files import append
 from strategies.base.schema.reporting import LONGEST_NAME, printable
 
-KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
 HASH = re.compile(r"[0-9a-f]{64}")
 MOST_LINES = 2**53
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,32 @@ from client.site.runtime.launch import free_ports, program
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_under_ray(settings: dict[str, Any], out: Path, made: str = "summary.json") -> None:
-    """`flwr run . local` of three silos, whose local SuperLink, at ports of its own, ends with it."""
+@contextlib.contextmanager
+def local_superlink() -> Iterator[dict[str, str]]:
+    """Environment of `flwr run . local`: the SuperLink that the first one starts, a daemon, ends with this."""
     port, control = map(str, free_ports(2))
-    ports = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
-    values = {**settings, "out": str(out)}
-    text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
     try:
-        done = subprocess.run(
-            [
-                *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
-                *("--run-config", text),
-            ],
-            env=os.environ | ports,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        yield {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port, "FLWR_LOCAL_CONTROL_API_PORT": control}
     finally:
         for pid in superlinks(port):
             os.kill(pid, signal.SIGTERM)
+
+
+def run_under_ray(settings: dict[str, Any], out: Path, ports: Mapping[str, str], made: str = "summary.json") -> None:
+    """`flwr run . local` of three silos."""
+    values = {**settings, "out": str(out)}
+    text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
+    done = subprocess.run(
+        [
+            *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
+            *("--run-config", text),
+        ],
+        env={**os.environ, **ports},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert (out / made).exists(), done.stdout[-3000:] + done.stderr[-3000:]
 
 

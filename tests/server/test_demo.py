@@ -26,6 +26,7 @@ def test_data_are_one_file_per_silo_with_enough_to_test(tmp_path: Path) -> None:
             assert len(data["y_test"]) >= 20
 
 
+@pytest.mark.exhaustive  # `make demo` is what has it
 def test_most_silos_gain(tmp_path: Path) -> None:
     """The demonstration's own settings in process, where they give the same numbers as deployed."""
     values = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import forks
+import pytest
 
 METHOD = """
 from strategies.base.info import MethodInfo
@@ -38,25 +40,35 @@ def install(folder: Path, entries: str = ENTRIES, method: str = METHOD) -> Path:
     return folder
 
 
-def silofl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(folder), str(Path(__file__).resolve().parents[2])])
-    command = [sys.executable, "-m", "server.cli.main", *words]
-    return subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, check=False
-    )
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where processes begin that have imported the libraries, and nothing of silofl."""
+    with forks.server(tmp_path_factory.mktemp("forks"), forks.LIBRARIES) as path:
+        yield path
 
 
-def test_an_installed_method_and_network_run(tmp_path):
+def silofl(libraries: Path, folder: Path, *words: str) -> tuple[int, str]:
+    """Exit code and standard error."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    with (folder / "err").open("w") as errors, open(os.devnull, "r+") as nothing:
+        files = [nothing.fileno(), nothing.fileno(), errors.fileno()]
+        code = forks.ask(libraries, words, folder, environment, files)
+    return code, (folder / "err").read_text()
+
+
+def test_an_installed_method_and_network_run(tmp_path, libraries):
     folder = install(tmp_path / "site")
     small = ["--silos", "2", "--partition", "iid", "--rounds", "1", "--dataset", "breast-cancer"]
-    done = silofl(folder, "simulate", "--strategy", "twin", *small, "--set", "model=narrow", "--out", "run")
-    assert done.returncode == 0, done.stderr
+    code, said = silofl(
+        libraries, folder, "simulate", "--strategy", "twin", *small, "--set", "model=narrow", "--out", "run"
+    )
+    assert code == 0, said
     (run,) = json.loads((folder / "run" / "summary.json").read_text())["runs"]
     assert run["strategy"] == "twin"
     assert "narrow" in (folder / "run" / "config.toml").read_text()
 
 
-def test_a_plugin_that_cannot_be_used_is_named(tmp_path):
+def test_a_plugin_that_cannot_be_used_is_named(tmp_path, libraries):
     other = "[silofl.strategies]\nfedavg = twins:Twin\n"
     for i, (entries, method, words) in enumerate(
         (
@@ -70,5 +82,5 @@ def test_a_plugin_that_cannot_be_used_is_named(tmp_path):
         )
     ):
         folder = install(tmp_path / f"{i}", entries, method)
-        done = silofl(folder, "partition", "--dataset", "digits", "--partition", "iid", "--out", "x")
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        code, said = silofl(libraries, folder, "partition", "--dataset", "digits", "--partition", "iid", "--out", "x")
+        assert code == 2 and words in said and said.count("\n") == 1, said

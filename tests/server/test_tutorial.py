@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 
 
@@ -47,23 +49,26 @@ def test_the_whole_way(tmp_path: Path) -> None:
     """A step without an "exit code" on the page ends with 0; every line that the page shows is there, in order."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, module in (("silofl", "-m server.cli.main"), ("python", "")):
-        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {module} "$@"\n')
+    for name, program in (("silofl", f"-S {forks.__file__} {tmp_path}/forks"), ("python", "")):
+        (tools / name).write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
         (tools / name).chmod(0o755)
     paths = {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(PAGE.parents[1])}
     folder = tmp_path / "work"
     folder.mkdir()
     found = steps()
     assert len(found) > 20 and sum(command.startswith("silofl") for command, _ in found) >= 10
-    for command, expected in found:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env={**os.environ, **paths, "LANG": "C.UTF-8", "SILOFL_TRACEBACK": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}"
-        assert not (missing := shown(done.stdout, expected)), f"{command}\nshows no {missing!r}, but:\n{done.stdout}"
+    with forks.server(tmp_path):
+        for command, expected in found:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=folder,
+                env={**os.environ, **paths, "LANG": "C.UTF-8", "SILOFL_TRACEBACK": ""},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{command}\n{done.stdout}"
+            assert not (missing := shown(done.stdout, expected)), (
+                f"{command}\nshows no {missing!r}, but:\n{done.stdout}"
+            )

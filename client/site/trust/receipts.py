@@ -36,6 +36,7 @@ from .policy import Policy, PolicyRefusedError
 KIND = "silofl receipt 1"
 ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or nothing yet
 RECORD = "audit"  # of a reply: number and hash of its line
+KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
 FILE, KEY_FILE, NAMED = "receipts.jsonl", "server-key", "receipts-named"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"

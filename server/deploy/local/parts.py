@@ -16,13 +16,13 @@ from client.site.runtime.launch import (
     supernode_command,
 )
 from client.site.runtime.prefork.sockets import template_pid
+from client.site.trust.receipts import KEY as RECEIPT_KEY
 from partitions.common.errors import RunFailedError
 from server.deploy import processes
 from server.deploy.credentials import Credentials
 from server.deploy.local.record import SUPERLINK, TEMPLATE, LocalFederation, LocalSilo
 from server.deploy.processes import Process
 from server.deploy.superlink import in_place_of
-from server.run.receipts import KEY as RECEIPT_KEY
 
 # In the command line of a part's own process; a SuperNode is first a shell script, then client/site/private.py.
 MAIN_PROCESSES = ("server.deploy.superlink", "flower-supernode", "private.py runtime.supernode")

@@ -591,3 +591,12 @@ def test_help_loads_nothing_that_takes_time() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "server.cli.deploy" in loaded
     assert not loaded & {"numpy", "torch", "flwr", "yaml", "logging", "tempfile", "dataclasses", "inspect"}
+
+
+def test_commands_around_a_federation_load_no_pytorch() -> None:
+    """It takes two seconds, and neither a SuperLink nor keys, bundles or a live view need it."""
+    code = "import sys, server.deploy.bundle, server.deploy.compose, server.deploy.local, server.deploy.superlink\n"
+    code += "import server.watch.serve, server.watch.source, server.watch.text\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "server.deploy.local.parts" in loaded and "torch" not in loaded

@@ -9,23 +9,27 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hospitals import one_file
-from ray_runs import command_of, run_under_ray
+from ray_runs import command_of, local_superlink, run_under_ray
 from schemas import DECLARED, PERMUTED, save
 from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site.trust import audit
+from server.cli.main import main
 from server.deploy import local, processes, submit
 from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.local import LocalFederation, parts, record, start
 from server.results.history import History
+from server.results.study import study_config, study_runs
+from server.run.evaluation.models import read_models, run_values
+from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
 
 pytestmark = [
@@ -33,49 +37,75 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
 ]
 
-ROOT = Path(__file__).resolve().parents[3]
+SIMULATED: dict[str, Any] = {**RUN, "silos": 3, "rounds": 2, "strategy": "ditto"}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "augment", "dtype"),
-    [  # APPLE, too, below
-        ("fedala", "", "float32"),
-        ("ditto", "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1", "topk"),
-    ],
-)
-def test_in_process_and_deployed_give_the_same_numbers(
-    federation: LocalFederation, tmp_path: Path, strategy: str, augment: str, dtype: str
-) -> None:
-    """Bit for bit: metrics of every silo and round, losses included, and the bytes."""
-    settings = {**RUN, "strategy": strategy, "augment": augment, "wire-dtype": dtype}
+def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederation, tmp_path: Path) -> None:
+    """Bit for bit: metrics of every silo and round, losses included, and the bytes. Whole models: APPLE's, below."""
+    augment = "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1"
+    settings = {**RUN, "strategy": "ditto", "augment": augment, "wire-dtype": "topk"}
     simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     submit.run({**settings, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-# Without the federation: another process may run them meanwhile.
-@pytest.mark.parametrize(("strategy", "made", "dtype"), [("apple", "", "float32"), ("ditto", "stays", "int8")])
-def test_ray_gives_the_same_numbers(folder: Path, tmp_path: Path, strategy: str, made: str, dtype: str) -> None:
-    """`flwr run . local`: the local SuperLink that it starts is a daemon, and ends with the test.
+@pytest.fixture(scope="module")
+def ports(folder: Path) -> Iterator[dict[str, str]]:
+    with local_superlink() as ports:
+        yield ports
 
-    Of pictures, and of samples with several inputs whose changes travel coded.
-    """
-    settings = {**RUN, "strategy": strategy, "wire-dtype": dtype, "silos": 3}
-    if made:
-        settings |= {"dataset": str(one_file(tmp_path, made)), "model": "auto"}
+
+# Under Ray, without the federation. Pictures: the matrix of models, below.
+def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
+    """Samples with several inputs, whose changes travel coded."""
+    settings = {**RUN, "strategy": "ditto", "wire-dtype": "int8", "silos": 3}
+    settings |= {"dataset": str(one_file(tmp_path, "stays")), "model": "auto"}
     simulate({**settings, "out": str(tmp_path / "here")}, quiet=True)
-    run_under_ray(settings, tmp_path / "there")
+    run_under_ray(settings, tmp_path / "there", ports)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
-def test_ray_maps_columns_and_labels_by_name(folder: Path, tmp_path: Path) -> None:
+def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Path) -> None:
     """A table in another order than is declared: the numbers are those of one in the declared order."""
     (tmp_path / "turned").mkdir()
     files = save(tmp_path / "all.npz"), save(tmp_path / "turned" / "all.npz", **PERMUTED)
-    settings = {**RUN, "strategy": "fedala", "partition": "iid", "silos": 3, "agreed": DECLARED}
+    settings = {**RUN, "strategy": "apple", "partition": "iid", "silos": 3, "agreed": DECLARED}
     simulate({**settings, "dataset": str(files[0]), "out": str(tmp_path / "here")}, quiet=True)
-    run_under_ray({**settings, "dataset": str(files[1])}, tmp_path / "there")
+    run_under_ray({**settings, "dataset": str(files[1])}, tmp_path / "there", ports)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in this process, one hospital held out."""
+    out = tmp_path_factory.mktemp("runs") / "here"
+    return simulate({**SIMULATED, "hold-out": "hospital-02", "out": str(out)}, quiet=True)
+
+
+def test_a_hospital_is_held_out(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+    submit.run({**RUN, "rounds": 2, "strategy": "ditto", "hold-out": "hospital-02", "out": str(tmp_path / "there")})
+    assert rows(tmp_path / "there") == rows(here)
+    assert any("zero_shot" in row for row in rows(here))
+
+
+def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+    matrix = evaluate(here, tmp_path / "a", "all")
+    there = tmp_path / "b"
+    given = ["--models", "all", "--connection", federation.connection.name, "--out", str(there)]
+    # The run in process has its silos' states on this machine.
+    assert main(["evaluate", str(here), *given]) == 0
+    assert (there / "matrix.csv").read_text() == matrix.read_text()
+
+
+def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -> None:
+    matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
+    files = gather_models(here, tmp_path / "models", "shared")
+    data = {key: SIMULATED[key] for key in ("dataset", "partition", "silos", "threads")}
+    values = {**data, **run_values(read_models(files)), "out": str(out)}
+    directory = submit.open_directory(out, study_config(study_runs(values)), "", resume=False)
+    (tmp_path / "models").rename(directory.path / "models")
+    run_under_ray({k: v for k, v in values.items() if k not in ("out", "ala")}, out, ports, "matrix.csv")
+    assert (out / "matrix.csv").read_text() == matrix.read_text()
 
 
 def superlink(federation: LocalFederation) -> list[int]:
@@ -87,27 +117,25 @@ def server_app(federation: LocalFederation) -> list[int]:
     return [one.pid for one in processes.find(federation.directory) if "flwr-serverapp" in command_of(one.pid)]
 
 
-@pytest.fixture(scope="module")
-def eight_rounds(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """Settings, and the run in this process."""
-    settings, out = (
-        {**RUN, "strategy": "apple", "rounds": 8, "apple.common-init": True},
-        tmp_path_factory.mktemp("runs"),
-    )
-    return settings, simulate({**settings, "silos": 3, "out": str(out / "here")}, quiet=True)
-
-
-@pytest.mark.parametrize("victims", [supernode, superlink, server_app])
 def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
-    federation: LocalFederation,
-    folder: Path,
-    eight_rounds: tuple[dict[str, Any], Path],
-    tmp_path: Path,
-    victims: Callable[[LocalFederation], list[int]],
+    federation: LocalFederation, folder: Path, tmp_path: Path
 ) -> None:
-    """kill -9 after round 2 of 8; what is left of the run is stopped, `up` mends, `resume` goes on."""
-    settings, here = eight_rounds
+    """kill -9 of a SuperNode after round 2 of 12, of the SuperLink after round 4, of the ServerApp after round 6; each
+    time what is left of the run is stopped, `up` mends, and `resume` goes on.
+    """
+    settings = {**RUN, "strategy": "apple", "rounds": 12, "apple.common-init": True}
+    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
     out = tmp_path / "there"
+    for after, victims in ((2, supernode), (4, superlink), (6, server_app)):
+        killed(out, settings, after, victims)
+        bring_up(folder)
+        settings = {**settings, "resume": True}
+    submit.run({**settings, "out": str(out)})
+    assert rows(out) == rows(tmp_path / "here")
+
+
+def killed(out: Path, settings: dict[str, Any], after: int, victims: Callable[[LocalFederation], list[int]]) -> None:
+    """A run whose victims are killed after that round, to its end."""
     ended: list[str] = []
 
     def follow() -> None:
@@ -119,7 +147,7 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
 
     follower = threading.Thread(target=follow)
     follower.start()
-    wait_for(lambda: '"round": 2,' in text_of(out / "progress.jsonl"), 120)
+    wait_for(lambda: f'"round": {after},' in text_of(out / "progress.jsonl"), 120)
     pids = victims(record.find_local())
     assert pids
     for pid in pids:
@@ -128,9 +156,6 @@ def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
         submit.stop()
     follower.join(timeout=120)
     assert ended and ended[0] != "completed"
-    bring_up(folder)
-    submit.run({**settings, "out": str(out), "resume": True})
-    assert rows(out) == rows(here)
 
 
 def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:

@@ -47,18 +47,17 @@ silos:
 
 KINDS = ("query", "train", "train", "evaluate")
 USED = {"runs": 1, "rounds": 1, "evaluations": 1, "queries": 1, "messages": 3, "days": 1}
-RUNS = ("without", "within", "outside")
+RUNS = ("within", "outside")
 ROOT = Path(__file__).parents[3]
 
 
 def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
-    """Hospital-03 now wants a study: what its log says of a run without one, within one, and outside one."""
+    """Hospital-03 now wants a study: what its log says of a run within one, and outside one."""
     (tmp_path / "policy.toml").write_text('studies = "required"\nmin-silos = 1\n')
     run = {"strategy": "fedavg", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32}
     texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
     text = draft("trial", run, texts=texts, end=None, apps=app_sums(ROOT))
     state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
-    submit.run({**run, "out": str(tmp_path / "without")})
     approvals.approve(state, "hospital-03", text, "Dr. B", "", [])
     before = len(log.read_text())
     submit.run({**run, "study": "trial", "out": str(tmp_path / "within")})
@@ -82,7 +81,7 @@ def through_a_study(tmp_path: Path, directory: Path) -> list[str]:
     (cohort,) = released(state)
     assert (cohort["models"], cohort["studies"]) == (3, {"": 2, "trial": 1}) and len(cohort["cohort"]) == 64
     silos = {name: {r.silo for r in History(tmp_path / name / "history.csv").rows if r.silo} for name in RUNS}
-    assert [len(silos[name]) for name in RUNS] == [2, 3, 2]
+    assert [len(silos[name]) for name in RUNS] == [3, 2]
     return [line for line in log.read_text().splitlines() if line.startswith("ERROR: hospital-03 refuses")]
 
 
@@ -180,10 +179,7 @@ def test_a_server_that_weakens_every_setting(
         through_a_budget(tmp_path, up.directory)
     finally:
         processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
-    assert logs_of_study[1:] == [
-        'ERROR: hospital-03 refuses: its policy has studies = "required", and the run names none: study = NAME',
-        "ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01",
-    ]
+    assert logs_of_study[1:] == ["ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01"]
     line = "hospital-03 refuses: its policy has min-batch-size = 8, the run batch-size = 1"
     assert f"ERROR: {line}" in logs["hospital-03"].splitlines()
     assert f"cannot take part: {line}\n" in capfd.readouterr().err

@@ -6,11 +6,13 @@ State, store and service are Flower's, behind gRPC on the loopback interface; th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc  # type: ignore[import-untyped]
@@ -38,17 +40,50 @@ from superlink import superlink
 from client.site.flower import internal
 from server.deploy import superlink as ours
 from server.deploy.control import Control
-from server.deploy.superlink import MOST_CALL, MOST_TIMES, WAIT_SECONDS, Bounds, waiting
+from server.deploy.superlink import LOOK_SECONDS, MOST_CALL, MOST_TIMES, WAIT_SECONDS, Bounds, waiting
 from server.run.limits import group_id
 
-WAIT = 2.0  # our SuperLink's patience in these tests
-SOON = WAIT / 2
+
+class Clock:
+    """The module `time` for a SuperLink: a look at the messages is a sleep later only when the test lets time pass."""
+
+    def __init__(self) -> None:
+        self.now, self.turn, self.asleep = 0.0, 0, 0
+        self.changed = threading.Condition()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self.changed:
+            turn, self.asleep = self.turn, self.asleep + 1
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.turn != turn, 60)
+
+    def wait_for(self, sleepers: int) -> None:
+        """Until so many calls have looked and found nothing."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.asleep == sleepers, 60)
+
+    def let_pass(self, seconds: float) -> None:
+        with self.changed:
+            self.now, self.turn, self.asleep = self.now + seconds, self.turn + 1, 0
+            self.changed.notify_all()
+
+
+ENDED: SimpleQueue[bool] = SimpleQueue()  # a call that the caller has given up; a call that has been answered
+pull = waiting(FleetServicer.PullMessages, most=2)
 
 
 class Waiting(FleetServicer):
     """Flower's service as our SuperLink has it."""
 
-    PullMessages = waiting(FleetServicer.PullMessages, most=2)  # type: ignore[assignment]
+    def PullMessages(self, request: Any, context: Any) -> Any:
+        context.add_callback(lambda: ENDED.put(True))
+        try:
+            return pull(self, request, context)
+        finally:
+            ENDED.put(False)
 
 
 Bounds().install(Waiting)
@@ -100,11 +135,10 @@ class Silo:
     node: int
     run: int
 
-    def ask(self, timeout: float = 30.0) -> tuple[list[str], float]:
-        """The numbers of the messages that it is given, and after how many seconds."""
-        started = time.monotonic()
-        answer = self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=self.node)), timeout=timeout)
-        return [m.metadata.message_id for m in answer.messages_list], time.monotonic() - started
+    def ask(self) -> list[str]:
+        """The numbers of the messages that it is given."""
+        answer = self.stub.PullMessages(PullMessagesRequest(node=Node(node_id=self.node)), timeout=60)
+        return [m.metadata.message_id for m in answer.messages_list]
 
     def answer(
         self,
@@ -151,7 +185,14 @@ class Silo:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(ours, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def server(clock: Clock) -> Iterator[Server]:
     stores = ObjectStoreFactory()
     states = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), stores)
     state = states.state()
@@ -165,78 +206,87 @@ def server() -> Iterator[Server]:
     port = service.add_insecure_port("127.0.0.1:0")
     service.start()
     yield Server(states, stores, f"127.0.0.1:{port}", node, run)
+    clock.let_pass(WAIT_SECONDS)
     service.stop(None).wait()
 
 
-@pytest.fixture(autouse=True)
-def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "WAIT_SECONDS", WAIT)
-
-
-def test_a_message_that_is_there_is_given_at_once(server: Server) -> None:
-    name = server.store(1.0)
-    given, seconds = server.silo().ask()
-    assert given == [name] and seconds < SOON
-
-
-def test_without_one_the_answer_is_nothing_after_a_while(server: Server) -> None:
-    given, seconds = server.silo().ask()
-    assert given == [] and seconds >= WAIT
-
-
-def test_it_is_given_as_soon_as_it_has_come_whole(server: Server) -> None:
+def get_nothing(server: Server, clock: Clock) -> None:
+    """A silo asks, waits all the time that there is, and has an answer without a message."""
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(server.silo().ask)
-        time.sleep(0.3)
+        clock.wait_for(1)
+        clock.let_pass(WAIT_SECONDS - LOOK_SECONDS)
+        clock.wait_for(1)
+        clock.let_pass(LOOK_SECONDS)
+        assert asked.result() == []
+
+
+def test_a_message_that_is_there_is_given_at_once(server: Server, clock: Clock) -> None:
+    name = server.store(1.0)
+    assert server.silo().ask() == [name] and clock.asleep == 0
+
+
+def test_without_one_the_answer_is_nothing_after_a_while(server: Server, clock: Clock) -> None:
+    get_nothing(server, clock)
+
+
+def test_it_is_given_as_soon_as_it_has_come_whole(server: Server, clock: Clock) -> None:
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(server.silo().ask)
+        clock.wait_for(1)
         name = server.store(1.0, whole=False)
-        time.sleep(0.3)
-        assert not asked.done()  # its parts are on their way
+        clock.let_pass(LOOK_SECONDS)
+        clock.wait_for(1)  # its parts are on their way
         server.complete()
-        given, seconds = asked.result()
-    assert given == [name] and 0.6 <= seconds < WAIT
+        clock.let_pass(LOOK_SECONDS)
+        assert asked.result() == [name]
 
 
-def test_what_a_silo_has_confirmed_is_not_given_again(server: Server) -> None:
+def test_what_a_silo_has_confirmed_is_not_given_again(server: Server, clock: Clock) -> None:
     silo, name = server.silo(), server.store(1.0)
-    assert silo.ask()[0] == [name]
+    assert silo.ask() == [name]
     silo.confirm(name)
-    assert silo.ask()[0] == []
+    get_nothing(server, clock)
 
 
 def test_what_it_never_got_is_given_again(server: Server) -> None:
     """The line was cut while the answer was on its way, or in the middle of the message's parts."""
     silo, name = server.silo(), server.store(1.0)
-    assert silo.ask()[0] == [name]  # and is lost
+    assert silo.ask() == [name]  # and is lost
     later = server.store(2.0)
-    assert silo.ask()[0] == [name]
+    assert silo.ask() == [name]
     silo.confirm(name)
-    assert silo.ask()[0] == [later]
+    assert silo.ask() == [later]
 
 
-def test_but_not_for_ever(server: Server) -> None:
+def test_but_not_for_ever(server: Server, clock: Clock) -> None:
     silo, name = server.silo(), server.store(1.0)
-    given = [silo.ask()[0] for _ in range(MOST_TIMES + 2)]
-    assert given == [[name]] * (MOST_TIMES + 1) + [[]]
+    assert [silo.ask() for _ in range(MOST_TIMES + 1)] == [[name]] * (MOST_TIMES + 1)
+    get_nothing(server, clock)
 
 
-def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server) -> None:
-    with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
-        server.silo().ask(timeout=0.3)
-    time.sleep(0.3)
+def test_a_silo_that_has_gone_takes_no_message_with_it(server: Server, clock: Clock) -> None:
+    while not ENDED.empty():  # of tests before
+        ENDED.get()
+    asked = server.silo().stub.PullMessages.future(PullMessagesRequest(node=Node(node_id=server.node)))
+    clock.wait_for(1)
+    asked.cancel()
+    assert ENDED.get(timeout=60)  # the server knows it
     name = server.store(1.0)
-    time.sleep(WAIT)
+    clock.let_pass(LOOK_SECONDS)
+    assert not ENDED.get(timeout=60)  # it has looked, and answered nobody
     assert not server.states.state().message_ins_store[name].metadata.delivered_at  # type: ignore[attr-defined]
-    assert server.silo().ask()[0] == [name]
+    assert server.silo().ask() == [name]
 
 
-def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server: Server) -> None:
+def test_more_silos_than_there_is_room_for_have_their_answer_at_once(server: Server, clock: Clock) -> None:
     with ThreadPoolExecutor() as pool:
         held = [pool.submit(server.silo().ask) for _ in range(2)]
-        time.sleep(0.5)
-        given, seconds = server.silo().ask()
-        assert given == [] and seconds < SOON
-        assert all(asked.result()[1] >= WAIT for asked in held)
-    assert server.silo().ask()[1] >= WAIT  # there is room again
+        clock.wait_for(2)
+        assert server.silo().ask() == [] and clock.asleep == 2
+        clock.let_pass(WAIT_SECONDS)
+        assert [asked.result() for asked in held] == [[], []]
+    get_nothing(server, clock)  # there is room again
 
 
 # --- how large a reply may be -------------------------------------------------------------------------------

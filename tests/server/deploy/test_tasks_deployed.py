@@ -1,4 +1,6 @@
-"""Tasks besides classes, and several inputs, in real federations: three hospitals' own files, over gRPC."""
+"""Tasks besides classes, several inputs and a declared schema in a real federation: three hospitals' own files, over
+gRPC.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hospitals import MADE, NETWORKS, hospital_files
-from tiny import federate
+from hospitals import MADE, NAMES, NETWORKS, hospital_files
+from schemas import COLUMNS, LABELS, PERMUTED, save
+from tiny import PLAIN, federate
 from trio import bring_up, rows
 
 from client.site.runtime.launch import FLOWER
@@ -31,14 +34,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setenv(key, value)
         files = hospital_files(folder, "ordinal")
         silos = "".join(f"\n  - {{name: {name}, data: {file}, policy: public}}" for name, file in files.items())
+        (folder / "schema.toml").write_text(f"features = {list(COLUMNS)}\nlabels = {list(LABELS)}\n")
         (folder / "federation.yaml").write_text(f"name: tasks\nsilos:{silos}\n")
         bring_up(folder)
         yield folder
         local.down("tasks")
 
 
-@pytest.mark.parametrize("task", [*MADE, "balls", "stays"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        *("survival", "balls", "stays"),
+        *(pytest.param(task, marks=pytest.mark.exhaustive) for task in MADE if task != "survival"),
+    ],
+)
 def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task: str) -> None:
+    """Times and events; masks, of volumes; several inputs. The other tasks send nothing that these do not send."""
     files = hospital_files(folder, task)
     run = {"strategy": "fedala", "rounds": 2, "threads": 1, "batch-size": 16, "learning-rate": 0.05, "seed": 42}
     run |= {key.replace("__", ".").replace("_", "-"): value for key, value in NETWORKS[task].items()}
@@ -48,3 +59,21 @@ def test_deployed_and_in_process_are_the_same(folder: Path, tmp_path: Path, task
     submit.run({**run, "out": str(tmp_path / "there")})
     federate(files, policy="public", directory=tmp_path / "here", **run)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
+
+
+def test_files_in_other_orders_give_the_numbers_of_the_declared_order(folder: Path, tmp_path: Path) -> None:
+    """One hospital's file is permuted, one has a foreign column and is left out; the other two train."""
+    one, other, foreign = NAMES
+    save(folder / f"{one}.npz")
+    save(folder / f"{other}.npz", **PERMUTED)
+    save(folder / f"{foreign}.npz", feature_names=("age", "sex", "bmi"))
+    file = folder / "federation.yaml"
+    file.write_text(file.read_text() + "schema: schema.toml\n")
+    run = {**PLAIN, "strategy": "fedala", "rounds": 2, "normalization": "agreed"}
+    submit.run({**run, "out": str(tmp_path / "there")})
+    fitting = {name: save(tmp_path / f"{name}.npz") for name in (one, other)}
+    federate(fitting, directory=tmp_path / "here", **run)
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    notes = (tmp_path / "there" / "progress.jsonl").read_text()
+    assert f"{other} has its columns and labels in another order: it maps them by name" in notes
+    assert f"{foreign} is left out: it has columns named bmi, the federation file has chol" in notes

@@ -20,7 +20,7 @@ from server.results.history import Row
 from server.run.loop import RoundLoop
 from strategies import strategies
 
-SILOS = 4
+SILOS = 2
 METHODS = sorted(name for name, method in strategies().items() if not method.info.pooled)  # there one silo trains
 
 
@@ -29,10 +29,10 @@ NEEDS = {"fedbn": {"model": "tiny-bn"}}  # settings without which a method refus
 
 @pytest.fixture(scope="module", autouse=True)
 def _few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A quarter of the digits: enough for several batches of each silo."""
+    """An eighth of the digits: enough for several batches of each silo."""
     file = tmp_path_factory.mktemp("data") / "digits.npz"
     x, y = load_digits(return_X_y=True)
-    np.savez(file, x=x[:450].reshape(-1, 8, 8).astype(np.uint8) * 15, y=y[:450])
+    np.savez(file, x=x[:225].reshape(-1, 8, 8).astype(np.uint8) * 15, y=y[:225])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIMULATED, "dataset", str(file))
         yield
@@ -57,10 +57,10 @@ def figures(federation: RoundLoop) -> list[Row]:
 def test_every_method_gives_the_numbers_of_the_cpu(
     strategy: str, tiny_bn: None, request: pytest.FixtureRequest
 ) -> None:
-    on_cpu = figures(run(strategy=strategy, rounds=3))
+    on_cpu = figures(run(strategy=strategy, rounds=2))
     request.getfixturevalue("on_device")
     with phony_device():
-        assert figures(run(strategy=strategy, rounds=3)) == on_cpu
+        assert figures(run(strategy=strategy, rounds=2)) == on_cpu
 
 
 @pytest.mark.parametrize("strategy", METHODS)
