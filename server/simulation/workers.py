@@ -223,12 +223,13 @@ def in_processes(count: int, jobs: Mapping[str, Job]) -> Generator[Ends, None, N
                 waiting.remove(key)
             time.sleep(PAUSE)
             ended = {key: code for key, process in going.items() if (code := process.poll()) is not None}
-            going = {key: process for key, process in going.items() if key not in ended}
+            for key in ended:
+                let_go(going.pop(key))
             yield ended
     finally:
         for process in going.values():
             process.kill()
-            process.wait()
+            let_go(process)
 
 
 def start(job: Job, program: Sequence[str] = ("-m", "server.simulation.workers")) -> Process:
@@ -243,6 +244,12 @@ def start(job: Job, program: Sequence[str] = ("-m", "server.simulation.workers")
         env=environment,
         start_new_session=True,
     )
+
+
+def let_go(process: Process) -> None:
+    """Wait for the end of a process, and close its standard input."""
+    with process:
+        pass
 
 
 def work(path: str, key: str, resume: bool, until: int = 0) -> int:

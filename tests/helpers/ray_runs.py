@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from client.site.runtime.launch import free_ports, program
+from client.site.trust.apps import build
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,12 +30,23 @@ def local_superlink() -> Iterator[dict[str, str]]:
 
 
 def run_under_ray(settings: dict[str, Any], out: Path, ports: Mapping[str, str], made: str = "summary.json") -> None:
-    """`flwr run . local` of three silos."""
+    """`flwr run . local` of three silos, in the folder of an app that is nothing else: Flower looks at each file."""
     values = {**settings, "out": str(out)}
+    app = out.parent / "app"
+    with zipfile.ZipFile(io.BytesIO(build(ROOT))) as fab:
+        fab.extractall(app)
     text = " ".join(f"{k}='{v}'" if isinstance(v, str) else f"{k}={v}" for k, v in values.items())
     done = subprocess.run(
         [
-            *(program("flwr"), "run", str(ROOT), "local", "--stream", "--federation-config", "num-supernodes=3"),
+            *(
+                program("flwr"),
+                "run",
+                str(out.parent / "app"),
+                "local",
+                "--stream",
+                "--federation-config",
+                "num-supernodes=3",
+            ),
             *("--run-config", text),
         ],
         env={**os.environ, **ports},

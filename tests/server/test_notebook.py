@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.cli.build import build_fab_from_disk
 from tiny import SIMULATED
 
 import silofl
+from client.site.trust.apps import build
 from server.simulation.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -123,6 +123,6 @@ def test_the_facade_is_public_names_and_nothing_else() -> None:
 
 def test_it_is_no_part_of_the_app() -> None:
     """A federation's build is what hospitals pin: a module for notebooks is not in it, and nothing there needs it."""
-    with zipfile.ZipFile(BytesIO(build_fab_from_disk(ROOT))) as app:
+    with zipfile.ZipFile(BytesIO(build(ROOT))) as app:
         assert "server/notebook.py" in app.namelist()
         assert "silofl.py" not in app.namelist()

@@ -242,6 +242,23 @@ def test_a_run_that_is_at_work_is_left_alone(table: Path, tmp_path: Path) -> Non
     study({**given, "resume": True})
 
 
+def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: Path, monkeypatch) -> None:
+    """One ends by itself; the other, which waits, is killed when the study ends."""
+    started = []
+
+    def start_one(job: Job) -> Any:
+        code = "" if job.run.run_key == "local-1" else "input()"
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE))
+        return started[-1]
+
+    monkeypatch.setattr(server.simulation.workers, "start", start_one)
+    runs = study_runs(values(table, tmp_path / "run", strategy="local,fedavg", seed=1))
+    going = in_processes(2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs})
+    assert next(ended for ended in going if ended) == {"local-1": 0}
+    going.close()
+    assert [one.returncode for one in started] == [0, -9] and all(one.stdin.closed for one in started)
+
+
 def test_a_worker_ends_with_its_study() -> None:
     code = "import threading, time; from server.simulation.workers import end_with_parent; "
     code += "threading.Thread(target=end_with_parent).start(); print(1, flush=True); time.sleep(600)"

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 from supernode import LISTED, RUN, RUN_CONFIG, Silo, gone, parent, wait_until
 from tiny import write_silo
@@ -30,7 +29,7 @@ from client.site.runtime.prefork.install import template_command
 from client.site.runtime.prefork.sockets import template_pid
 from client.site.runtime.supernode import Executor
 from client.site.trust import audit
-from client.site.trust.apps import listed
+from client.site.trust.apps import build, listed
 from client.site.trust.pins import AppRefusedError, check_pin, content_sum
 from client.site.trust.policy import Policy
 from strategies.base.schema.reporting import reason_of
@@ -377,7 +376,7 @@ def test_an_app_is_known_by_what_it_holds_too(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_list_of_an_image_is_the_app_of_its_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    content = build_fab_from_disk(Path(__file__).parents[3])
+    content = build(Path(__file__).parents[3])
     (tmp_path / "allowed-apps").write_text(listed(Path(__file__).parents[3]))
     monkeypatch.setenv("SILOFL_ALLOWED_APPS", str(tmp_path / "allowed-apps"))
     check_pin(hashlib.sha256(content).hexdigest(), content)
@@ -482,7 +481,7 @@ def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> Non
     """No shim on PATH, so none of our wrappers: then the app does it itself."""
     silo.node_config["policy"] = "public"
     silo.node_config["data"] = str(write_silo(silo.folder / "data.npz", [[1.0, 2.0], [3.0, 4.0]] * 6, [0, 1] * 6))
-    fab = Fab("", build_fab_from_disk(Path(__file__).parents[3]), {})
+    fab = Fab("", build(Path(__file__).parents[3]), {})
     fab = Fab(hashlib.sha256(fab.content).hexdigest(), fab.content, {})
     path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     code, out, err = silo.run(silo.message(fab, kind="query"), PATH=path)

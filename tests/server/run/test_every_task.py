@@ -236,10 +236,10 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("dataset", BUILT_IN)
 def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str) -> None:
-    """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
+    """docs/tasks.md: data that come with silofl, two rounds, every method (of pictures, two) better than nothing."""
     task, changes = BUILT_IN[dataset]
     settings = {"dataset": dataset, "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "batch-size": 16}
-    methods = "local,fedavg,fedala,apple,ditto"
+    methods = "local,fedavg,fedala,apple,ditto" if dataset == "diabetes" else "fedavg,ditto"
     settings |= {"local-epochs": 5, "apple.common-init": True, "strategy": methods, "out": str(tmp_path / "run")}
     run: dict[str, Any] = {**settings, **changes}
     runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
