@@ -35,7 +35,7 @@ def server(folder: Path, imports: str = EVERYTHING) -> Iterator[Path]:
     path = folder / "forks"
     code = SERVER.format(imports=imports, paths=[str(ROOT), str(Path(__file__).parent)])
     environment = {"PATH": os.defpath, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", code, path]
+    command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"listens\n"

@@ -256,7 +256,7 @@ def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: 
     going = in_processes(2, {run.run_key: Job(RunDirectory(tmp_path / "run"), run) for run in runs})
     assert next(ended for ended in going if ended) == {"local-1": 0}
     going.close()
-    assert [one.returncode for one in started] == [0, -9] and all(one.stdin.closed for one in started)
+    assert [one.returncode for one in started] == [0, -9] and all(one.stdin and one.stdin.closed for one in started)
 
 
 def test_a_worker_ends_with_its_study() -> None:
