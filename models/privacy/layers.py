@@ -36,6 +36,7 @@ Each = Iterator[tuple[nn.Parameter, Tensor, tuple[int, ...]]]
 Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
 CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 UNFOLDED = 2**19  # numbers of unfolded inputs at once
+SHORT = 1e-18  # squares of shorter vectors are not known to float32: terms count as having it
 CANCELLED = 1000  # times the norm of a sample's gradient: the norms of its terms together
 
 
@@ -79,13 +80,18 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
     """|d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
-    if positions == 1:
-        return a.square().sum((1, 2)) * d.square().sum((1, 2))
-    terms = (a.square().sum(2) * d.square().sum(2)).sqrt().sum(1)
+    if positions == 1:  # float64 has the squares of all float32: of 1e-23 times 1e19 one would be 0
+        return torch.mul(*(torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))).square().sum(1)
+    terms = torch.mul(*(_lengths(v).clamp(min=SHORT) for v in (a, d))).sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
         a, d = a.double(), d.double()  # squares of terms that cancel to a thousandth need it
-        return at_least(((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0).to(terms.dtype), terms)
+        return at_least(((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0), terms)
     return at_least((d.mT @ a).square().sum((1, 2)), terms)
+
+
+def _lengths(v: Tensor) -> Tensor:
+    """The norms (b, T) of v (b, T, C), the faster way."""
+    return torch.linalg.vector_norm(v, dim=2) if v.is_contiguous() else v.square().sum(2).sqrt()
 
 
 def at_least(squares: Tensor, terms: Tensor) -> Tensor:

@@ -195,6 +195,30 @@ def test_no_record_counts_for_more_where_a_gradient_cancels(bias: float) -> None
         assert float(length(total - others)) <= 0.1 * 1.001
 
 
+@pytest.mark.parametrize("small", [3e-23, 1e-3])
+def test_no_record_counts_for_more_where_a_square_is_too_small_for_float32(small: float) -> None:
+    """Tiny inputs and huge gradients, as weights of a server's can make them: their product is an ordinary number."""
+
+    class Scaled(nn.Module):
+        block_names = ("fc",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(1024, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.fc(x) * (3e-4 / small)
+            return found
+
+    torch.manual_seed(0)
+    model, x, y = FlatModel(Scaled()), torch.full((1, 1024), small), torch.tensor([0])
+    clipping = Clipping(model, 1e-3)
+    total = torch.zeros_like(model.gradient)
+    norms = clipping._chunk(x, y, F.cross_entropy, None, total)[1]
+    assert float(norms) == pytest.approx(float(by_hand(model, x, y, 1e9).double().norm()), rel=1e-4)
+    assert 0.99e-3 < float(total.double().norm()) <= 1.001e-3
+
+
 def test_frozen_parts_count_for_nothing() -> None:
     torch.manual_seed(0)
     model, (x, y) = FlatModel(Layers()), tokens(5)
