@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from client.site.trust.bundle import read_bundle
@@ -61,10 +62,22 @@ def with_privacy(info: MethodInfo) -> str:
     return f"dp = true: what leaves is made of clipped gradients with noise.{alone}"
 
 
+WEAK = 10.0  # an epsilon above is hardly a promise (docs/hospital.md)
+
+
 def footnote(policy: Policy) -> str:
     if policy.public:
         return "The data are public: nothing is held back."
+    leaves = "Seconds, and no metrics, leave" if policy.private_only else "Metrics and seconds leave"
     return (
-        "Metrics and seconds leave with every method. The rules bind this site's own process and the app that it runs; "
-        "what the server does with a model that it was given, no rule here can say."
+        f"{''.join(warnings(policy))}{leaves} with every method. The rules bind this site's own process and the app "
+        "that it runs; what the server does with a model that it was given, no rule here can say."
     )
+
+
+def warnings(policy: Policy) -> Iterator[str]:
+    """What of the rules on differential privacy says less than it seems to."""
+    if policy.require_dp and not policy.epsilon:
+        yield "WARNING: require-dp alone bounds nothing: a run may ask for hardly any noise. Set epsilon.\n"
+    if policy.epsilon > WEAK:
+        yield f"WARNING: epsilon = {policy.epsilon:g} is hardly a promise: 1 is strong, 8 is weak.\n"

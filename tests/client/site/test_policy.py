@@ -304,6 +304,20 @@ def test_messages_are_counted_where_their_process_is_killed(tmp_path: Path) -> N
 # ---- What is printed -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("rules", "warning"),
+    [
+        ({"require_dp": True}, "WARNING: require-dp alone bounds nothing"),
+        ({"epsilon": 100.0}, "WARNING: epsilon = 100 is hardly a promise"),
+        ({"epsilon": 3.0, "require_dp": True}, ""),
+    ],
+)
+def test_the_page_warns_of_privacy_that_is_none(rules: dict[str, Any], warning: str) -> None:
+    page = policy_page(policy(**rules))
+    assert warning in page and page.count("WARNING") == bool(warning)
+    assert "Seconds, and no metrics, leave with every method" in page
+
+
 def test_the_page_has_every_rule_and_every_method() -> None:
     page = policy_page(Policy())
     assert all(f"  {Policy().says(f.name)} " in page for f in rules().values())
