@@ -26,7 +26,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("strategies/base/test_weights.py", "_spread(square - total * total,", "_spread(square + total * total,"),
     ("partitions/test_labels.py", "(len(t) and t.min() < 0)", "(len(t) and t.min() < -9)"),
     ("partitions/test_picture_sets.py", "*x.shape[1:-1]) if x.ndim > 2", "*x.shape[1:-1]) if x.ndim > 9"),
-    ("partitions/test_nifti.py", "scale = high - low", "scale = high + low"),
+    ("partitions/test_nifti.py", "scale = high - low\n", "scale = high + low\n"),
     ("strategies/test_apple.py", "(math.cos(math.pi * r / last) + 1)", "(math.cos(math.pi * r / last) - 1)"),
     ("strategies/test_fedfomo.py", "            if gain > 0:", "            if gain < 0:"),
     ("strategies/test_fedamp.py", "pull + torch.diag(1 - pull.sum(1))", "pull + torch.diag(pull.sum(1))"),
@@ -49,7 +49,11 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
     ("client/test_export.py", 'if round is not None and which != "reported":', 'if round is None and which != "best":'),
     ("client/site/test_audit.py", 'head = {"line": number + 1', 'head = {"line": number + 2'),
     ("client/site/test_policy.py", "if len(runs) >= policy.runs_per_day:", "if len(runs) > policy.runs_per_day:"),
-    ("client/site/test_signing.py", '"signature": signature}', '"signature": signature[::-1]}'),
+    (
+        "client/site/test_signing.py",
+        'text, "public-key": public_pem(key).decode(), "signature": signature}',
+        'text, "public-key": public_pem(key).decode(), "signature": signature[::-1]}',
+    ),
     (
         "client/site/test_prefork.py -k pins",
         "allowed and content_sum(app) not in",
