@@ -20,8 +20,14 @@ PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("t
 
 # What hospitals call a column of patients, in lower case without marks: a word, or a person and what tells them apart.
 WORDS = {"id", "mrn", "pid", "patid", "subjid", "medicalrecordnumber", "nhsnumber", "pseudonym", "participantid"}
-PERSONS = ("patient", "patients", "pat", "subject", "subj", "case", "person", "participant", "individual")
-KINDS = ("id", "ids", "no", "nr", "num", "number", "key", "code", "uid", "name", "identifier", "pseudonym", "mrn")
+PERSONS = (
+    *("patient", "patients", "pat", "subject", "subj", "case", "person", "participant", "individual"),
+    *("patienten", "patientin", "fall", "proband", "probanden", "versicherten", "personen", "dossier"),  # German
+)
+KINDS = (
+    *("id", "ids", "no", "nr", "num", "number", "key", "code", "uid", "name", "identifier", "pseudonym", "mrn"),
+    *("nummer", "kennung", "schlüssel"),
+)
 WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind for p in PERSONS for kind in KINDS}
 
 

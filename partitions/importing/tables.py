@@ -16,6 +16,7 @@ from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_
 from partitions.recipes.cells import is_number
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as Excel writes and reads it
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
 SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # as a user names them
 UTF8 = "utf-8-sig"  # with or without a byte order mark
@@ -76,10 +77,13 @@ def find_encoding(path: Path, wanted: str = "") -> str:
 
 
 def find_separator(path: Path, encoding: str) -> str:
-    """The sign between cells: that of comma, semicolon and tab that the first line has most of."""
+    """The sign between cells: as Excel's line ``sep=;`` says, or that of comma, semicolon and tab that the first line
+    has most of.
+    """
     with path.open(encoding=encoding, newline="") as file:
         first = next(bounded_lines(file, path), "")
-    return max(",;\t", key=first.count)
+    declared = SEPARATOR_LINE.fullmatch(first.strip())
+    return declared[1] if declared else max(",;\t", key=first.count)
 
 
 def read_lines(path: Path, separator: str = "", encoding: str = UTF8) -> tuple[list[str], list[Line]]:
@@ -89,11 +93,13 @@ def read_lines(path: Path, separator: str = "", encoding: str = UTF8) -> tuple[l
     """
     separator = separator or find_separator(path, encoding)
     with path.open(encoding=encoding, newline="") as file, long_cells():
-        first = next(bounded_lines(file, path), "")
-        check_columns(first.count(separator) + 1, path)
+        starts = bounded_lines(file, path)
+        declared = SEPARATOR_LINE.fullmatch((first := next(starts, "")).strip())
+        check_columns((next(starts, "") if declared else first).count(separator) + 1, path)
         file.seek(0)
         reader = csv.reader(bounded_lines(file, path), delimiter=separator)
         lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in counted(reader, path) if any(cells)]
+    lines = without_empty(lines[1:] if declared else lines)
     if not lines:
         raise DataError(f"{path} is empty")
     header = lines[0][1]
@@ -114,6 +120,15 @@ def read_lines(path: Path, separator: str = "", encoding: str = UTF8) -> tuple[l
                 mend = "; if its numbers have decimal commas, save it separated by semicolons and add --decimal ,"
             raise DataError(f"{path}, line {number} has {len(cells)} cells, the header {len(header)}{mend}")
     return header, [(f"{path}, line {number}", dict(zip(header, cells, strict=True))) for number, cells in lines]
+
+
+def without_empty(lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """The lines without columns that have neither a name nor a value: Excel ends lines with separators."""
+    header = lines[0][1] if lines else []
+    empty = {i for i, name in enumerate(header) if not name and not any(any(cells[i : i + 1]) for _, cells in lines)}
+    if not empty:
+        return lines
+    return [(number, [cell for i, cell in enumerate(cells) if i not in empty]) for number, cells in lines]
 
 
 def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str, ...]) -> tuple[str, ...]:

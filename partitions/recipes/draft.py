@@ -18,7 +18,7 @@ from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few, tidy
 
 # In small letters. A dash is none of them: beside a plus it is a finding.
-GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na")
+GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
 FEWEST = 5  # patients of a category that a recipe names
 MOST_LEVELS = 30  # categories of a column; more are a text
 MOST_NUMBERS = 0.5  # share of numbers in a column above which a cell that is none is a mistake

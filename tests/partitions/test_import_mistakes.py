@@ -38,7 +38,22 @@ def refused(source: Path, words: str, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     "column",
-    ["Patient-ID", "patient_id", "PatientID", "MRN", "mrn", "subject", "Subject ID", "case_id", "ID", "pat.no"],
+    [
+        "Patient-ID",
+        "patient_id",
+        "PatientID",
+        "MRN",
+        "mrn",
+        "subject",
+        "Subject ID",
+        "case_id",
+        "ID",
+        "pat.no",
+        "Patienten-ID",
+        "Patientennummer",
+        "Fall-Nr",
+        "Probanden-Kennung",
+    ],
 )
 def test_a_column_that_may_tell_patients_apart_is_asked_for(tmp_path, column):
     source = table(tmp_path / "t.csv", column)
@@ -221,6 +236,63 @@ def test_a_separator_that_the_first_line_hides(tmp_path):
     for separator, decimal in ((",", ","), ("::", "."), ("", "x")):
         with pytest.raises(ValueError, match=r"--separator|--decimal"):
             Take(separator=separator, decimal=decimal)
+
+
+# What Excel makes of a table
+
+
+def export(path: Path, head: str = "", end: str = "", encoding: str = "utf-8-sig") -> Path:
+    """60 patients of two visits each: umlauts, decimal commas, points between thousands, an empty column, a gap."""
+    lines = [f"{head}Patienten-ID;Größe (cm);Leukozyten/µl;Kosten;leer;überlebt{end}"]
+    for i in range(N):
+        cells = [
+            f"P{i // 2:03d}",
+            f"{150 + i % 40},5",
+            f"{4 + i % 9}.{100 + i}",
+            f"1.{200 + i},50",
+            "",
+            "nein" if i % 2 else "ja",
+        ]
+        cells[1] = "#NV" if i == 7 else cells[1]
+        lines.append(";".join(cells) + end)
+    path.write_bytes(("\r\n".join([*lines, ";" * (5 + len(end))]) + "\r\n").encode(encoding))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("head", "end", "encoding"),
+    [
+        ("", "", "utf-8-sig"),
+        ("", "", "cp1252"),
+        ("", "", "utf-16"),
+        ("sep=;\r\n", "", "utf-8-sig"),
+        ('"sep=;"\r\n', ";", "cp1252"),
+        ("", ";;", "utf-8"),
+    ],
+)
+def test_a_table_as_excel_saves_it(tmp_path, head, end, encoding):
+    """Mark, encoding, `sep=;`, separators at the end, an empty last row: always the same samples, by --recipe too."""
+    options = ImportOptions(label="überlebt", take=Take(patient="Patienten-ID"))
+    source = export(tmp_path / "t.csv", head, end, encoding)
+    made = import_source(source, tmp_path / "t.npz", options)
+    assert made.feature_names == ("Größe (cm)", "Leukozyten/µl", "Kosten")
+    splits = (made.data.train, made.data.val, made.data.test)
+    found = np.concatenate([split.x for split in splits])
+    assert len(found) == N
+    i = np.arange(N)
+    height = 150.5 + i % 40
+    keep = i != 7
+    wanted = np.stack([height, 1000.0 * (4 + i % 9) + 100 + i, 1200.5 + i], 1).astype(np.float32)
+    rows = {tuple(row) for row in wanted[keep]}
+    assert rows <= {tuple(row) for row in found} and len({tuple(row) for row in found} - rows) == 1
+    again = ImportOptions(recipe=made.recipe)
+    assert np.array_equal(import_source(source, tmp_path / "u.npz", again).data.train.x, made.data.train.x)
+
+
+def test_a_nameless_column_with_values_is_refused(tmp_path):
+    source = tmp_path / "t.csv"
+    source.write_text("age;dose;label;\n" + "".join(f"{i};{i};{i % 2};{'x' if i == 30 else ''}\n" for i in range(60)))
+    refused(source, "a column has no name in the first line")
 
 
 def test_the_command_has_all_of_it(tmp_path, capsys):
