@@ -146,22 +146,28 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     not have, or that it has and the csv lacks.
     """
     header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
-    roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text)))
-    known = {column.source or column.name for column in recipe.columns}
-    missing = [own.source or own.name for own in recipe.used if (own.source or own.name) not in header]
-    missing += [name for name in (recipe.text, recipe.patient) if name and name not in header]
-    if strange := [name for name in header if name not in known and name not in roles]:
-        instead = f" and lacks {few(missing)}" if missing else ""
-        raise DataError(f"{path} has columns that the recipe does not: {few(strange)}{instead}; rename or remove them")
-    if missing:
-        raise DataError(
-            f"{path} has no column {few(missing)}, which the recipe takes; there are: {list_columns(header)}"
-        )
+    check_columns(str(path), header, recipe)
     there = [name for name in recipe.label if name in header]
     if there and len(there) < len(recipe.label):
         raise DataError(f"{path} has the label {there[0]}, but not {few([n for n in recipe.label if n not in there])}")
     columns = tuple(there) if labelled is not False else ()
     return table_rows(lines, recipe, columns, as_gaps)
+
+
+def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
+    """Raise DataError for columns that the recipe does not have, or that it takes and ``where`` lacks."""
+    roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text)))
+    known = {column.source or column.name for column in recipe.columns}
+    dates = {column.source or column.name for column in recipe.columns if column.format}
+    taken = [own.source or own.name for own in recipe.used] + [own.since for own in recipe.used if own.since in dates]
+    missing = [name for name in dict.fromkeys((*taken, recipe.text, recipe.patient)) if name and name not in header]
+    if strange := [name for name in header if name not in known and name not in roles]:
+        instead = f" and lacks {few(missing)}" if missing else ""
+        raise DataError(f"{where} has columns that the recipe does not: {few(strange)}{instead}; rename or remove them")
+    if missing:
+        raise DataError(
+            f"{where} has no column {few(missing)}, which the recipe takes; there are: {list_columns(header)}"
+        )
 
 
 def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:

@@ -456,3 +456,6 @@ def test_an_extract_of_fhir(tmp_path):
     source.write_text(source.read_text().replace("1950-03-01", "1950-03", 1))
     with pytest.raises(ValueError, match=r"line 2: age is '2020-03-01', and birth_date is no date as %Y-%m-%d"):
         again(source, example("fhir.toml"), tmp_path / "g.npz")
+    source = table(tmp_path / "g.csv", {name: cells for name, cells in columns.items() if name != "birth_date"}, ",")
+    with pytest.raises(ValueError, match="has no column birth_date, which the recipe takes"):
+        again(source, example("fhir.toml"), tmp_path / "g.npz")
