@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from client.commands.data import add_import, add_predict, add_schema
+from client.commands.data import add_import, add_schema
 from partitions.common.errors import UserError
 
 
@@ -20,7 +20,6 @@ def add_commands(commands: Any) -> None:
     add_join(commands)
     add_policy(commands)
     add_audit(commands)
-    add_predict(commands)
 
 
 def add_check_data(commands: Any) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from client.evidence.conformal import conformal_for
 from client.evidence.temperature import temperature_for
+from client.exporting.onnx import onnx_of
 from client.find_states import find_states
 from client.reported import CANDIDATE, REPORTED, array_of
 from client.tables.new_samples import about_recipe
@@ -74,6 +75,7 @@ def export_model(
     temperature: Path | None = None,
     conformal: Path | None = None,
     coverage: float = 0.9,
+    onnx: bool = False,
 ) -> dict[str, Any]:
     """Save one of a silo's models; returns its card.
 
@@ -82,8 +84,8 @@ def export_model(
     or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
     ``run_id`` where several of them have the same name. ``recipe``: whether the card holds the recipe of the silo's
     table, where there is one. ``temperature``: a data file whose validation part scales the probabilities;
-    ``conformal``: one whose test part gives sets or intervals of this ``coverage``. Raises UserError where there is no
-    such model, more than one, or a state that cannot be used.
+    ``conformal``: one whose test part gives sets or intervals of this ``coverage``; ``onnx``: write that file, too.
+    Raises UserError where there is no such model, more than one, or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
         raise UserError(f"--which {which}: best, last or reported is wanted here")
@@ -103,7 +105,7 @@ def export_model(
             card["temperature"] = temperature_for(card, net, temperature)
         if conformal is not None:  # of the scaled probabilities
             card["conformal"] = conformal_for(card, net, conformal, coverage)
-    write_model(out, card, vector, buffers)
+    write_model(out, card, vector, buffers, onnx)
     return card
 
 
@@ -132,14 +134,31 @@ def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -
     }
 
 
-def write_model(out: Path, card: Mapping[str, Any], vector: Tensor, buffers: Tensor | None) -> None:
-    """Write the model (Σ,) and its card. Raises UserError where ``out`` is a directory."""
-    tensors = trained_network(card).state_dict(vector, buffers)
+def write_model(out: Path, card: dict[str, Any], vector: Tensor, buffers: Tensor | None, onnx: bool = False) -> None:
+    """Write the model (Σ,) and its card; ``onnx``: beside them :func:`onnx_file`, and in the card how it was checked.
+
+    Raises UserError where ``out`` is a directory, or the network cannot be written as ONNX: then nothing is written.
+    """
+    net = trained_network(card)
+    tensors = net.state_dict(vector, buffers)
     if out.is_dir():
         raise UserError(f"{out} is a directory: give --out a file")
+    if onnx:
+        if onnx_file(out) == out:
+            raise UserError(f"--out {out}: the model itself is a .safetensors file; --onnx writes the .onnx beside it")
+        whole = network(card)
+        whole.module.load_state_dict(tensors)
+        content, apart = onnx_of(card, whole)
+        card["onnx"] = {"file": onnx_file(out).name, "sha256": hashlib.sha256(content).hexdigest(), "apart": apart}
+        write_atomically(onnx_file(out), content)
     text = (json.dumps(card, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     write_sealed(out, tensors, {"format": "pt", CARD: hashlib.sha256(text).hexdigest()})
     write_atomically(card_file(out), text)
+
+
+def onnx_file(model: Path) -> Path:
+    """``model.onnx`` of ``model.safetensors``."""
+    return model.with_suffix(".onnx")
 
 
 def when(snapshot: str, round: int, rounds: int) -> str:

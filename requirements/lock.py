@@ -52,7 +52,7 @@ def requirements(part: str, pyproject: str) -> list[str]:
             kept.append(plain)
     if part == "dev":
         extras = content["project"]["optional-dependencies"]
-        kept += extras["tuning"] + extras["imaging"] + extras["dev"]
+        kept += extras["tuning"] + extras["imaging"] + extras["onnx"] + extras["dev"]
     return [*kept, *content["build-system"]["requires"]]
 
 

@@ -175,14 +175,13 @@ def add_schema(commands: Any) -> None:
     p.set_defaults(run=schema)
 
 
-def add_predict(commands: Any) -> None:
-    """``predict``."""
-    p = commands.add_parser("predict", help="apply an exported model to new patients")
+def add_predict(commands: Any) -> argparse.ArgumentParser:
+    """``predict``, without ``--serve``, which is the server's (``server/cli/models.py``)."""
+    p: argparse.ArgumentParser = commands.add_parser("predict", help="apply an exported model to new patients")
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument(
         "--data",
         metavar="FILE",
-        required=True,
         help="a csv of new patients, a folder of pictures or scans, or one of these, read as the model's recipe says; "
         "or an .npz file: its test part, or all of x",
     )
@@ -209,6 +208,7 @@ def add_predict(commands: Any) -> None:
         "series, SEG objects, on the voxels of the source",
     )
     p.set_defaults(run=predict)
+    return p
 
 
 def import_data(args: argparse.Namespace) -> None:

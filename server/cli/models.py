@@ -1,4 +1,4 @@
-"""The command ``export``."""
+"""Commands on an exported model: ``export``, ``predict``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from client.commands import data
 from partitions.common.errors import UserError
 
 
 def add_commands(commands: Any) -> None:
     """Add this group to ``silofl``."""
     add_export(commands)
+    add_predict(commands)
 
 
 def add_export(commands: Any) -> None:
@@ -54,9 +56,58 @@ def add_export(commands: Any) -> None:
     p.add_argument(
         "--coverage", metavar="SHARE", type=float, default=0.9, help="--conformal: how often it holds (default: 0.9)"
     )
+    p.add_argument(
+        "--onnx",
+        action="store_true",
+        help="write FILE.onnx beside it, with scaling and temperature inside, checked by onnxruntime; not for --which "
+        "shared",
+    )
     p.add_argument("--out", metavar="FILE", required=True, help="the .safetensors file; its card is FILE.json")
     p.add_argument("--no-recipe", action="store_true", help="leave the recipe of the silo's data out of the card")
     p.set_defaults(run=export)
+
+
+def add_predict(commands: Any) -> None:
+    """``predict``, with ``--serve``."""
+    p = data.add_predict(commands)
+    p.add_argument(
+        "--serve",
+        action="store_true",
+        help="answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, read by the recipe",
+    )
+    p.add_argument("--port", metavar="P", type=int, default=8643, help="--serve: 0 for a free one (default: 8643)")
+    p.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        default="127.0.0.1",
+        help="--serve: another address than loopback's needs a token (default: 127.0.0.1)",
+    )
+    p.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="--serve: what a client has to know; made where it is missing. Without it, beyond loopback, a new one is "
+        "printed",
+    )
+    p.set_defaults(run=predict)
+
+
+def predict(args: argparse.Namespace) -> None:
+    if not args.serve:
+        if not args.data:
+            raise UserError("--data FILE is missing: whom to predict; or --serve answers over HTTP")
+        if args.token_file or args.host != "127.0.0.1" or args.port != 8643:
+            raise UserError("--host, --port and --token-file belong to --serve")
+        data.predict(args)
+        return
+    from server.serving.predictions import serve_model
+    from server.watch.access import LOOPBACK, new_token, read_token
+
+    if args.data or args.out or args.masks or args.as_gaps or args.key:
+        raise UserError("--serve: leave --data, --out, --masks, --key and --as-gaps out; a request may say ?as-gaps=1")
+    token = read_token(args.token_file) if args.token_file else ""
+    token = token or ("" if args.host in LOOPBACK else new_token())
+    serve_model(Path(args.model), args.recipe, args.host, args.port, token)
 
 
 def export(args: argparse.Namespace) -> None:
@@ -69,15 +120,20 @@ def export(args: argparse.Namespace) -> None:
     if args.which == "shared":
         from server.results.shared_model import export_shared
 
-        if args.silo or args.run_id or args.no_recipe or args.temperature or args.conformal:
-            left = "--silo, --run-id, --no-recipe, --temperature and --conformal"
+        if args.silo or args.run_id or args.no_recipe or args.temperature or args.conformal or args.onnx:
+            left = "--silo, --run-id, --no-recipe, --temperature, --conformal and --onnx"
             raise UserError(f"--which shared: leave {left} out: it is of all silos")
         card = export_shared(source, out, args.strategy, args.seed, args.round)
     elif not args.silo:
         raise UserError(f"--which {args.which}: --silo NAME is wanted here")
     else:
         which = args.silo, args.which, out, args.strategy, args.seed, args.run_id, args.round
-        own = {"temperature": args.temperature, "conformal": args.conformal, "coverage": args.coverage}
+        own = {
+            "temperature": args.temperature,
+            "conformal": args.conformal,
+            "coverage": args.coverage,
+            "onnx": args.onnx,
+        }
         card = export_model(source, *which, recipe=not args.no_recipe, **own)
     whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
     if scaled := card.get("temperature"):
@@ -89,6 +145,8 @@ def export(args: argparse.Namespace) -> None:
         print(in_words(known))
         if not known["as_trained"]:
             print("note: the run had other numbers of samples: no test sample of this file may have trained the model")
+    if made := card.get("onnx"):
+        print(f"{made['file']}: onnxruntime gives PyTorch's answers, to {made['apart']:.1g}")
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
     if card.get("recipe"):
         print(f"note: {disclosed(parse_any(card['recipe']))}")

@@ -25,6 +25,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 COOKIE = "silofl-watch"
 LEAST = 16  # characters of a token
 OPEN = "/health"  # says nothing about a run, and is answered without a token
+HINT = "open the address with ?token=..., as silofl watch has printed it"
 
 HEADERS = {
     "cache-control": "no-store",
@@ -61,10 +62,13 @@ def new_token() -> str:
 
 
 class Guard:
-    """ASGI middleware that refuses requests as above, and gives every answer its headers. ``token``: empty for none."""
+    """ASGI middleware that refuses requests as above, and gives every answer its headers.
 
-    def __init__(self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'") -> None:
-        self.app, self.token = app, token
+    ``token``: empty for none; ``hint``: what to do without it.
+    """
+
+    def __init__(self, app: ASGIApp, token: str = "", csp: str = "default-src 'none'", hint: str = HINT) -> None:
+        self.app, self.token, self.hint = app, token, hint
         self.headers = [(k.encode(), v.encode()) for k, v in {**HEADERS, "content-security-policy": csp}.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +102,7 @@ class Guard:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(cookie(request.headers)):
             return None
-        return refused("open the address with ?token=..., as silofl watch has printed it", 401)
+        return refused(self.hint, 401)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())

@@ -129,13 +129,16 @@ def listen(host: str, port: int) -> socket.socket:
 def serve(source: Source, host: str, port: int, token: str) -> None:
     """Serve until Ctrl-C, after one line with the address."""
     with listen(host, port) as listening:
-        name = f"[{host}]" if ":" in host else host
-        address = f"http://{name}:{listening.getsockname()[1]}/"
-        print(f"{address}?token={token}" if token else address, flush=True)
-        if host not in LOOPBACK:
-            print("the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that", file=sys.stderr)
-        config = uvicorn.Config(
-            application(source, token), log_level="warning", access_log=False, server_header=False, ws="none"
-        )
-        config.timeout_graceful_shutdown = 1  # streams do not end by themselves
-        uvicorn.Server(config).run(sockets=[listening])
+        run(application(source, token), listening, host, token)
+
+
+def run(app: Starlette, listening: socket.socket, host: str, token: str) -> None:
+    """Serve an application at a socket until Ctrl-C, after one line with the address. Requests are not logged."""
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{listening.getsockname()[1]}/"
+    print(f"{address}?token={token}" if token else address, flush=True)
+    if host not in LOOPBACK:
+        print("the line to this page is not encrypted; ssh -L, or a proxy with TLS, does that", file=sys.stderr)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+    config.timeout_graceful_shutdown = 1  # streams do not end by themselves
+    uvicorn.Server(config).run(sockets=[listening])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from predictions import read_rows
 from tiny import federate, random_silos, write_silo
 
 from client.evidence.conformal import one_per_patient
@@ -20,10 +19,6 @@ from partitions.common.errors import UserError
 from partitions.npz import write_npz
 from partitions.splits import Split
 from server.cli.main import main
-
-
-def rows(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
 
 
 def noisy(path: Path, rng: Any, n: int, task: str) -> Path:
@@ -62,10 +57,10 @@ def test_new_patients_are_covered(tmp_path: Path, exported: tuple[str, Path, Pat
     assert "of 90% of new patients like these, as computed on 300 test records" in said and "note" not in said
     card = json.loads(card_file(model).read_text())["conformal"]
     assert (card["coverage"], card["records"], card["as_trained"]) == (0.9, 300, True)
-    answers, without = rows(predict_file(model, new)), rows(predict_file(plain, new))
+    answers, without = read_rows(predict_file(model, new)), read_rows(predict_file(plain, new))
     y = np.load(new)["y_test"]
     assert [{k: v for k, v in row.items() if k in without[0]} for row in answers] == without
-    own = rows(predict_file(plain, file))
+    own = read_rows(predict_file(plain, file))
     truth = np.load(file)["y_test"]
     if task == "multiclass":
         assert list(answers[0]) == ["index", "label", "p_0", "p_1", "set_0", "set_1"]
@@ -96,7 +91,7 @@ def test_predict_says_what_a_card_lacks(tmp_path: Path, exported: tuple[str, Pat
     assert f"no conformal threshold, so there are no {'sets' if task == 'multiclass' else 'intervals'}" in said
     assert main(["predict", "--model", str(full), "--data", str(file)]) == 0
     out, said = capsys.readouterr()
-    found = rows(out)
+    found = read_rows(out)
     assert "no " not in said and "computed on 300 test records" in said
     if task == "multiclass":  # the threshold is of the scaled probabilities
         scores = [1 - float(row[f"p_{label}"]) for row, label in zip(found, np.load(file)["y_test"], strict=True)]

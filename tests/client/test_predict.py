@@ -10,45 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from predictions import trained_on_visits
 
 import silofl
-from client.export import card_file, export_model, read_model
+from client.export import card_file, read_model
 from client.prediction.predict import predict_file
 from models.samples import Samples
 from models.training import predict
-from partitions.importing.notes import Take
-from partitions.importing.options import ImportOptions
-from partitions.importing.source import import_source
 from partitions.recipes.recipe import parse_recipe
 from server.cli.main import main
-from server.simulation.simulate import simulate
-
-HEADER = "Patient-ID;age;sex;dose;state"
-
-
-def visits(path: Path, n: int = 160) -> Path:
-    """Who is old is ill; decimal commas, gaps in age and sex."""
-    rng = np.random.default_rng(5)
-    rows = [HEADER]
-    for i in range(n):
-        ill = i % 2
-        age = "" if i % 11 == 0 else f"{rng.normal(70 if ill else 40, 6):.1f}".replace(".", ",")
-        rows.append(f"K{i:03d};{age};{('w', 'm', 'NA')[i % 3]};{i % 7};{'ill, acute' if ill else 'well'}")
-    path.write_text("\n".join(rows) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The run of two silos, and the model of the first, from a file that went through a recipe."""
-    folder = tmp_path_factory.mktemp("trained")
-    take = Take(patient="Patient-ID")
-    import_source(visits(folder / "t.csv"), folder / "t.npz", ImportOptions(label="state", take=take))
-    settings = {"dataset": str(folder / "t.npz"), "partition": "iid", "silos": 2, "rounds": 3, "threads": 1}
-    more = {"model": "mlp", "mlp.hidden": "", "learning-rate": 0.5, "strategy": "fedavg"}
-    run = simulate({**settings, **more, "out": str(folder / "run")}, quiet=True)
-    export_model(run, "hospital-01", "last", folder / "m.safetensors")
-    return run, folder / "m.safetensors"
+    return trained_on_visits(tmp_path_factory.mktemp("trained"))
 
 
 def read(text: str) -> tuple[list[str], list[dict[str, str]]]:

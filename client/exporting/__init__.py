@@ -1,0 +1,1 @@
+"""What `silofl export` writes beside a model."""

@@ -1,0 +1,126 @@
+"""``silofl export --onnx``: an exported model as one ONNX file, with scaling and temperature inside.
+
+The input ``x`` is what a data file has, with channels before places: float32 (n, columns), or (n, c, h, w) with bytes
+as 0..255, or int32 tokens (n, t). The output is ``probabilities`` of classes, findings or pixels, or ``values``:
+measurements in their own units, a log risk. onnxruntime has to give what PyTorch gives, or nothing is written.
+
+PyTorch's exporter by tracing is used: it needs the package onnx alone, and the newer one needs onnxscript beside it. A
+network that it cannot translate is refused with its reason.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from client.evidence.conformal import task_in
+from client.evidence.temperature import TASKS as PROBABILITIES
+from models.flat import FlatModel
+from models.shapes import read_shape
+from partitions.common.errors import UserError
+from partitions.schema import parse_schema
+
+OPSET = 17
+CHECKED = (1, 7)  # samples at once
+TOLERANCE = 1e-4  # of an answer, absolute and relative
+
+
+class Answering(nn.Module):
+    """A network with what its card says: scaled inputs, scaled outputs, answers."""
+
+    mean: Tensor
+    std: Tensor
+    labels_mean: Tensor
+    labels_std: Tensor
+
+    def __init__(self, card: Mapping[str, Any], net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.task, self.scale = net, card["task"], card["normalisation"]
+        self.temperature = float(card.get("temperature", {}).get("T", 1.0))
+        scale, labels = self.scale or {"mean": 0.0, "std": 1.0}, task_in(card)
+        self.register_buffer("mean", torch.tensor(scale["mean"]))
+        self.register_buffer("std", torch.tensor(scale["std"]))
+        self.register_buffer("labels_mean", torch.tensor(getattr(labels, "mean", ()) or (0.0,)))
+        self.register_buffer("labels_std", torch.tensor(getattr(labels, "std", ()) or (1.0,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the answers (n, C, ...) of inputs (n, ...)."""
+        outputs: Tensor = self.net((x - self.mean) / self.std if self.scale else x) / self.temperature
+        if self.task == "multilabel":
+            return outputs.sigmoid()
+        if self.task in (*PROBABILITIES, "segmentation"):
+            return outputs.softmax(1)
+        return outputs * self.labels_std + self.labels_mean if self.task == "regression" else outputs
+
+
+def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
+    """Return an ONNX file of a model, and by how much it differs from PyTorch at most.
+
+    Raises UserError where the packages are missing, or the network cannot be translated exactly.
+    """
+    try:
+        import onnx
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise UserError(f"--onnx needs the package {error.name}: pip install 'silofl[onnx]'") from None
+    shape, name = read_shape(card["input"]["shape"]), card["model"]["name"]
+    if not isinstance(shape[0], int) and shape[0] != "tokens":
+        raise UserError(f"--onnx: {name} takes several inputs, which an ONNX file of ours has not")
+    module = Answering(card, net.module).eval()
+    output = "probabilities" if card["task"] in (*PROBABILITIES, "segmentation") else "values"
+    written: Any = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that this exporter is the older one; that shapes are constants
+            torch.onnx.export(
+                module,
+                (inputs(card, shape, 2),),
+                written,
+                input_names=["x"],
+                output_names=[output],
+                dynamic_axes={"x": {0: "n"}, output: {0: "n"}},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        made = onnx.load_from_string(written.getvalue())
+        schema = parse_schema(card.get("schema", {}))
+        onnx.helper.set_model_props(
+            made, {"columns": json.dumps(schema.names), "labels": json.dumps(schema.labels), "model": name}
+        )
+        content: bytes = made.SerializeToString()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        return content, max(difference(session, module, inputs(card, shape, n), name) for n in CHECKED)
+    except UserError:
+        raise
+    except Exception as error:  # what the two packages raise has no common type
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"--onnx: {name} cannot be written as ONNX ({reason[:200]}); leave --onnx out") from None
+
+
+def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
+    """Return the largest difference of answers. Raises UserError where it is beyond :data:`TOLERANCE`."""
+    with torch.no_grad():
+        ours = module(x).numpy()
+    theirs = session.run(None, {"x": x.numpy()})[0]
+    if ours.shape != theirs.shape or not np.allclose(ours, theirs, atol=TOLERANCE, rtol=TOLERANCE):
+        raise UserError(f"--onnx: {name} gives other answers in onnxruntime than in PyTorch; leave --onnx out")
+    return float(np.abs(ours - theirs).max())
+
+
+def inputs(card: Mapping[str, Any], shape: tuple[Any, ...], n: int) -> Tensor:
+    """Random inputs (n, ...) such as the model takes."""
+    rng = np.random.default_rng(n)
+    if shape[0] == "tokens":
+        return torch.from_numpy(rng.integers(0, shape[2], (n, shape[1]), np.int32))
+    if card["input"]["dtype"] == "uint8":
+        return torch.from_numpy(rng.integers(0, 256, (n, *shape)).astype(np.float32))
+    x = torch.from_numpy(rng.normal(size=(n, *shape)).astype(np.float32))
+    scale = card["normalisation"]
+    return x * torch.tensor(scale["std"]) + torch.tensor(scale["mean"]) if scale else x

@@ -1,0 +1,151 @@
+"""``silofl export --onnx``, and an exported model without silofl: files that say the same as ``silofl predict``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hospitals import NETWORKS, hospital_files
+from predictions import read_csv, read_rows
+from tiny import federate, random_silos
+
+from client.export import card_file, export_model
+from client.exporting.onnx import Answering, onnx_of
+from client.prediction.predict import predict_file
+from models.flat import FlatModel
+from models.networks.registry import build, spec_of
+from models.shapes import written
+from partitions.common.errors import UserError
+from server.cli.main import main
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "hospital.md"
+NETS: dict[str, tuple[Any, ...]] = {
+    "apple-cnn": (1, 28, 28),
+    "fedala-cnn": (1, 28, 28),
+    "diversifed-cnn": (3, 32, 32),
+    "fedapm-cnn": (3, 32, 32),
+    "player-cnn": (1, 28, 28),
+    "player-heart": (10,),
+    "mlp": (30,),
+    "small-cnn": (1, 8, 8),
+    "resnet8": (3, 32, 32),
+    "resnet18": (3, 32, 32),
+    "linear": (30,),
+    "resnet50": (3, 32, 32),
+    "densenet121": (3, 32, 32),
+    "unet": (3, 20, 28),
+    "fasttext": ("tokens", 9, 30),
+}
+REFUSED = {"vit-s": (3, 32, 32), "player-transformer": ("tokens", 9, 30), "fedapm-image-text": ("tokens", 9, 30)}
+
+
+def bare(name: str, shape: tuple[Any, ...]) -> tuple[dict[str, Any], FlatModel]:
+    """A card and a network with random weights."""
+    torch.manual_seed(0)
+    own = spec_of(name).settings
+    card = {"model": {"name": name}, "input": {"shape": written(shape), "dtype": "float32"}, "normalisation": None}
+    card["task"] = "segmentation" if name == "unet" else "multiclass"
+    return card, FlatModel(build(name, shape, 2, own() if own else None))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_networks_as_onnx(name: str) -> None:
+    """What onnxruntime gives is compared here again, on other inputs."""
+    card, net = bare(name, shape := NETS[name])
+    content, apart = onnx_of({**card, "temperature": {"T": 2.0}}, net)
+    onnx.checker.check_model(onnx.load_from_string(content))
+    rng = np.random.default_rng(9)
+    tokens = shape[0] == "tokens"
+    x = rng.integers(0, 30, (3, 9), np.int32) if tokens else rng.normal(size=(3, *shape)).astype(np.float32)
+    found = onnxruntime.InferenceSession(content).run(["probabilities"], {"x": x})[0]
+    with torch.no_grad():
+        ours = (net.module.eval()(torch.from_numpy(x)) / 2).softmax(1).numpy()
+    assert apart < 1e-4 and np.allclose(found, ours, atol=1e-4) and found.std() > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_translated_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(UserError, match=f"--onnx: {name} .*leave --onnx out") as caught:
+        onnx_of(*bare(name, REFUSED[name]))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_inputs_are_refused() -> None:
+    card, net = bare("mlp", (3,))
+    card["input"]["shape"] = written((("a", (3,)), ("b", (4,))))
+    with pytest.raises(UserError, match="takes several inputs"):
+        onnx_of(card, net)
+
+
+def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that says something else when it is traced than when it is used."""
+    card, net = bare("mlp", (3,))
+    forward = Answering.forward
+
+    def odd(self: Any, x: Any) -> Any:
+        return forward(self, x) + (0 if torch.onnx.is_in_onnx_export() else 1e-3)
+
+    monkeypatch.setattr(Answering, "forward", odd)
+    with pytest.raises(UserError, match="gives other answers in onnxruntime than in PyTorch"):
+        onnx_of(card, net)
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression", "survival"])
+def test_the_file_predicts_as_silofl(tmp_path: Path, task: str) -> None:
+    """With standardised columns and labels, and bytes: raw values in, the numbers of ``silofl predict`` out."""
+    files = hospital_files(tmp_path, task)
+    federate(files, directory=tmp_path / "run", rounds=1, **{**NETWORKS[task], "normalization": "silo"})
+    card = export_model(tmp_path / "run", "north", "last", model := tmp_path / "m.safetensors", onnx=True)
+    with np.load(files["north"]) as data:
+        x = data["x"].astype(np.float32)  # no parts: predict takes all of it
+    x = x[:, None] if card["input"]["dtype"] == "uint8" else x
+    answers = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x})[0]
+    ours = [
+        [float(v) for k, v in row.items() if k != "index"] for row in read_rows(predict_file(model, files["north"]))
+    ]
+    assert np.allclose(answers, ours, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    files = random_silos(tmp_path, {"a": 40, "b": 40})
+    federate(files, directory=tmp_path / "run", rounds=1)
+    out = tmp_path / "m.safetensors"
+    command = ["export", str(tmp_path / "run"), "--silo", "a", "--onnx", "--out"]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "onnxruntime", None)
+        assert main([*command, str(out)]) == 2
+    assert "pip install 'silofl[onnx]'" in capsys.readouterr().err and not out.exists()
+    assert main([*command, str(tmp_path / "m.onnx")]) == 2 and not (tmp_path / "m.onnx").exists()
+    assert main([*command, str(out)]) == 0
+    assert "m.onnx: onnxruntime gives PyTorch's answers" in capsys.readouterr().out
+    card = json.loads(card_file(out).read_text())["onnx"]
+    assert card["file"] == "m.onnx" and (tmp_path / "m.onnx").is_file()
+
+
+def test_the_lines_of_the_page(tmp_path: Path, monkeypatch: Any) -> None:
+    """docs/hospital.md: a model in plain PyTorch, and in onnxruntime, exactly as printed; silofl cannot be imported."""
+    files = random_silos(tmp_path, {"a": 40, "b": 40})
+    federate(files, directory=tmp_path / "run", rounds=2, normalization="silo", mlp__hidden="5")
+    export_model(
+        tmp_path / "run", "a", "last", model := tmp_path / "ours.safetensors", temperature=files["a"], onnx=True
+    )
+    _, _, ours = read_csv(predict_file(model, files["a"]))
+    blocks = [code for code in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S) if "ours." in code]
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("client", "models", "silofl")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with np.load(files["a"]) as data:
+        x = data["x_test"]
+    for code in blocks:
+        names: dict[str, Any] = {"x": x}
+        exec(code, names)
+        assert np.allclose(np.asarray(names["p"]), ours, atol=1e-5)
