@@ -409,6 +409,7 @@ RECIPE = Recipe(
 )
 
 
+@FEW
 @given(edits=EDITS)
 def test_a_recipe(place: Path, edits: Edits) -> None:
     """As a file, and as the text in a data file or a model's card: what is read is written and read again alike."""
@@ -423,6 +424,7 @@ def test_a_recipe(place: Path, edits: Edits) -> None:
             assert read_recipe(found.json) == found == parse_recipe(tomllib.loads(found.toml()))
 
 
+@FEW
 @given(key=st.sampled_from(sorted(RECIPE.content["columns"][0])), value=VALUES)
 def test_a_recipe_of_any_values(key: str, value: Any) -> None:
     content = RECIPE.content
@@ -443,6 +445,7 @@ PICTURES = PictureRecipe(
 )
 
 
+@FEW
 @given(edits=EDITS)
 def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
     for text in (PICTURES.toml("a comment"), PICTURES.json):
@@ -456,6 +459,7 @@ def test_a_recipe_of_pictures(place: Path, edits: Edits) -> None:
             assert read_any(found.json) == found == parse_any(tomllib.loads(found.toml()))
 
 
+@FEW
 @given(key=st.sampled_from(["pictures", "expected", "classes", "label"]), inner=st.text(), value=VALUES)
 @example(key="pictures", inner="shape", value=[8, 8, float("nan"), 1])
 @example(key="pictures", inner="shape", value=[8, 8, 10**400])
