@@ -120,7 +120,7 @@ def test_the_published_settings(pattern: str, wanted: dict[str, Any]) -> None:
 
 
 def test_there_are_experiments_of_each_paper() -> None:
-    papers = {"apple", "diversifed", "fedala", "fedapm", "flamby", "foundation", "playerfl"}
+    papers = {"apple", "diversifed", "fedala", "fedapm", "flamby", "foundation", "playerfl", "unseen"}
     assert {file.parent.name for file in FILES} == {*papers, "tuned"}
 
 
