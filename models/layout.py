@@ -63,9 +63,10 @@ class Layout:
         return _joined(b.slice for b in self.blocks if b.name in wanted)
 
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
-        """The blocks that begin outside of all these parts, neighbours joined."""
+        """The parameters outside of all these parts, neighbours joined; a part may be some of a block's."""
         inside = tuple(parts)
-        return self.parts(b.name for b in self.blocks if not any(p.start <= b.start < p.stop for p in inside))
+        free = (e for e in self.parameters if not any(p.start <= e.start < p.stop for p in inside))
+        return _joined(slice(e.start, e.stop) for e in free)
 
     def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
         """The buffers of the blocks that begin inside these parts of the vector, neighbours joined.

@@ -354,3 +354,16 @@ def test_steps_on_the_rows_with_a_gradient_are_the_dense_ones_bit_for_bit() -> N
         Sgd(0.3).step(dense.vector, dense.gradient)
         assert torch.equal(ours.vector, dense.vector)
     assert sparse_steps == 40 - 6
+
+
+def test_what_is_outside_of_a_part_of_a_block() -> None:
+    """FedBN's newcomer trains the norm of a stage and not its convolution: only that is left in the backward pass."""
+    torch.manual_seed(0)
+    stages = nn.Sequential(nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)), nn.Flatten(), nn.Linear(2, 2))
+    made = FlatModel(stages)
+    norms = made.layout.norm_parts()
+    assert norms == (slice(8, 12),) and made.layout.outside(norms) == (slice(0, 8), slice(12, 18))
+    made.freeze(*made.layout.outside(norms))
+    assert [p.requires_grad for p in made.parameters] == [False, False, True, True, False, False]
+    loss_gradient(made, torch.ones(4, 3, 1, 1), torch.tensor([0, 1, 0, 1]), cross_entropy)
+    assert made.gradient[:8].eq(0).all()
