@@ -125,14 +125,17 @@ def release(
     return records
 
 
-def release_evidence(client: SiloClient, values: Evidence, *, min_samples: int, policy: Policy) -> RecordDict:
+def release_evidence(
+    client: SiloClient, values: Evidence, *, min_samples: int, policy: Policy, suppressed: Sequence[str] = ()
+) -> RecordDict:
     """The content of the reply to a question for evidence: what the silo's policy allows, over enough samples.
 
+    ``suppressed``: subgroups that stay here, for the site's audit log: their names, without counts.
     Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
     """
     least, kept = max(min_samples, policy.min_metric_samples), Evidence()
     rule, few = key_of("metrics"), key_of("min_metric_samples")
-    withheld: dict[str, set[str]] = {}
+    withheld: dict[str, set[str]] = {few: set(suppressed)} if suppressed else {}
     for name, value in values.items():
         if not (word := word_of(name)):
             raise UserError(f"evidence '{name}' is not on the list of what may leave a silo")

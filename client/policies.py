@@ -8,8 +8,10 @@ from pathlib import Path
 
 from client.site.trust.bundle import read_bundle
 from client.site.trust.message_rules import method_faults, privacy_faults, sends_whole, setting_faults
+from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
 from client.site.trust.policy import Policy, parse_policy, read_policy, rules
 from strategies import PersonalizedStrategy, strategies
+from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
 from strategies.base.run_settings import defaults
 
@@ -37,7 +39,17 @@ def policy_page(policy: Policy) -> str:
         faults = [*method_faults(policy, name, asked), *privacy_faults(policy, asked), *setting_faults(policy, asked)]
         lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
         lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
+    lines += ["", "Without training:", "", f"  {EVALUATE:<16}  {evaluation(policy)}"]
     return "\n".join([*lines, "", footnote(policy)])
+
+
+def evaluation(policy: Policy) -> str:
+    """What a run lets out that evaluates given models (``silofl evaluate``)."""
+    if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
+        return f"refused: {faults[0]}"
+    metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
+    few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} samples"
+    return f"metrics of models that the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
 
 
 def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:

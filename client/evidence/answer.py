@@ -18,7 +18,7 @@ from client.session import ClientSession
 from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
 from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_sets, evidence_of
-from models.evidence.subgroups import subgroup_scores
+from models.evidence.subgroups import subgroup_scores, suppressed
 from models.privacy.noise import digest_of
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
@@ -34,12 +34,15 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
-    values: Evidence = {}  # with differential privacy nothing: evidence has no mechanism of its own
+    values, held = Evidence(), list[str]()  # with differential privacy nothing: evidence has no mechanism of its own
     if allowed and not client.common.dp and len(client.silo.test) >= least and client.networks == 1:
         load_reported(client, config.get("reported"), session.info.reports)
         claim(client, session, config)
         values = measured(client, session, config, least)
-    return release_evidence(client, values, min_samples=least, policy=session.policy)
+        test = session.used_data.test
+        if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
+            held = suppressed(test.subgroup, test.patient, least)
+    return release_evidence(client, values, min_samples=least, policy=session.policy, suppressed=held)
 
 
 def measured(client: SiloClient, session: ClientSession, config: Any, least: int) -> Evidence:

@@ -39,6 +39,12 @@ def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) 
     return sorted(kept) if len(kept) > 1 or not suppressed else []
 
 
+def suppressed(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:
+    """Return the subgroups whose numbers may not leave, by the names of their values."""
+    kept = released(groups, patients, least)
+    return [f"{PREFIX}{name}" for name in sorted(set(map(str, np.unique(groups))) - {"", *kept})]
+
+
 def subgroup_scores(
     task: Task, model: FlatModel, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
 ) -> Evidence:

@@ -242,3 +242,34 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> 
         run = federate(files, strategy="fedavg", rounds=1, evidence="on", **changes)
         assert set(run.federation.evidence["a"]) == expected and run.federation.evidence["b"] == {}
     assert run.federation.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]
+
+
+def test_the_site_learns_which_subgroups_were_suppressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names for its audit log, without counts, and in no reply."""
+    groups = np.repeat(["sex f", "sex m", "", "sex x"], (27, 12, 5, 3))
+    told: list[Any] = []
+    monkeypatch.setattr(
+        "client.egress.tell_site", lambda records, withheld: told.append({k: set(v) for k, v in withheld.items()})
+    )
+    x = np.random.default_rng(0).normal(size=(47, 3)).astype(np.float32)
+    of_each = {"x": x, "y": (x[:, 0] > 0).astype(int), "subgroup": groups}
+    arrays: dict[str, Any] = {f"{key}_{part}": v for part in ("train", "val", "test") for key, v in of_each.items()}
+    np.savez(tmp_path / "a.npz", classes=np.array(2), **arrays)
+    policy = tmp_path / "policy.toml"
+    policy.write_text('metrics = ["score", "subgroups"]\nmin-silos = 1\n')
+    run = federate(
+        {"a": tmp_path / "a.npz"},
+        strategy="fedavg",
+        rounds=1,
+        evidence="on",
+        state_dir=tmp_path / "state",
+        policy=str(policy),
+        **CALM,
+    )
+    here = {name for name in run.federation.evidence["a"] if name.startswith("subgroup.")}
+    held = {item for line in told for item in line.get("min-metric-samples", ()) if item.startswith("subgroup.")}
+    assert (
+        "subgroup.sex x" in held
+        and not held & here
+        and here | held == {f"subgroup.{n}" for n in ("sex f", "sex m", "sex x")}
+    )

@@ -84,6 +84,11 @@ def _of_queries(study: Study) -> Iterator[str]:
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
             f"records into its rows (docs/privacy.md has counts; none was read up to {NEAR:g})"
         )
+    if "net_benefit" in study.metrics:
+        yield (
+            "metrics has net_benefit: small cells. It tells how many of your test samples lie above each of 19 "
+            "thresholds and have the disease; where few are left, that is about single patients"
+        )
     if study.limits.evaluations > MANY_EVALUATIONS:
         yield (
             f"limits.evaluations = {study.limits.evaluations}: metric oracle. Models that differ in one answer tell "

@@ -461,6 +461,7 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"batch_size": "batch-size = 8"}, "gradient inversion"),
         ({"batch_size": "weight-decay = 0.5"}, "forgetting"),
         ({"evaluations": "evaluations = 51"}, "metric oracle"),
+        ({"metrics": 'metrics = ["loss", "net_benefit"]'}, "small cells"),
         ({"batch_size": "momentum = 0.9", "learning_rate": "learning-rate = 0.001"}, "momentum subsets"),
         ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
