@@ -25,7 +25,8 @@ app = ClientApp()  # no annotation: Flower finds the app by reading this line
 @answer
 def query(message: Message, session: ClientSession) -> RecordDict:
     """The silo's data summary."""
-    return release_summary(session.data_summary())
+    asked = message.content.config_records.get("config")
+    return release_summary(session.data_summary(late=asked is not None and bool(asked.get("late"))))
 
 
 @app.train()

@@ -121,11 +121,11 @@ class ClientSession:
             held, asked = self.settings.common.hold_out, "as a newcomer" if newcomer else "as one that takes part"
             raise UserError(f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}")
 
-    def data_summary(self) -> dict[str, Number]:
+    def data_summary(self, *, late: bool = False) -> dict[str, Number]:
         """What the server learns of this silo before round 1: counts, shape, classes, versions; never a label count.
 
         Tables, and measurements that are to be learned, add the sums by which all silos agree on the standardisation
-        (``normalization = "agreed"``).
+        (``normalization = "agreed"``). ``late``: the run goes on already, and has its standardisation.
         """
         data, own_file = self.data, is_own_file(self.context)
         # A silo that lacks the weights is left out before the first round.
@@ -147,9 +147,10 @@ class ClientSession:
         }
         columns = columns_in(data)
         check_records(self.settings, self.data, self.name)
-        # A newcomer's sums are for no other silo, and a model that is only evaluated has its statistics.
-        held_out = self.name in self.settings.common.held_out or not self.info.trains
-        if columns is not None and self.settings.common.normalization == "agreed" and not held_out:
+        # The sums of one held out, or late, are for no other silo; a model that is only evaluated has its statistics.
+        c = self.settings.common
+        alone = late or self.name in (*c.held_out, *c.late) or not self.info.trains
+        if columns is not None and c.normalization == "agreed" and not alone:
             sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
             if sums is None:
                 summary[WITHHELD] = reason
@@ -260,11 +261,10 @@ class ClientSession:
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
         self.check_schema()
         self.check_role(newcomer=(newcomer := NEWCOMER in config))
-        state = (
-            State()
-            if newcomer or not self.info.trains
-            else self.store.load(self.config["round"], self.config["state_lost"])
-        )
+        state, first = State(), config.get("late", 1)  # the round in which it joined a run that goes on
+        if not newcomer and self.info.trains:
+            first = first if isinstance(first, int) else 1
+            state = self.store.load(self.config["round"], self.config["state_lost"], first)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
             common = replace(common, local_epochs=common.hold_out_epochs)

@@ -61,12 +61,12 @@ class StateStore:
             self.folder = self.older / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
 
-    def load(self, server_round: int, lost: int = 0) -> State:
+    def load(self, server_round: int, lost: int = 0, first: int = 1) -> State:
         """Return the newest state from before this round; an empty one where there is none of this run.
 
         Damaged states of rounds up to ``lost`` are passed over: the server counts them as lost. Raises
         DamagedStateError for any other damaged one, ValueError where all states are of this round or later ones:
-        starting afresh would delete them.
+        starting afresh would delete them. Not in the ``first`` round that the silo takes part in, which is repeated.
         """
         later = []
         for state in self._candidates(server_round, lost):
@@ -74,7 +74,7 @@ class StateStore:
                 if state.numbers["round"] < server_round:
                     return state
                 later.append(state.numbers["round"])
-        if later and server_round > 1:
+        if later and server_round > first:
             raise DataError(
                 f"the server resumes at round {server_round}, this silo has kept its state of round {min(later)} and "
                 f"later only: it waits for round {min(later) + 1}"

@@ -61,7 +61,7 @@ class ApflClient(SiloClient):
     def local_update(self) -> list[Tensor]:
         model, state = self.model, self.state
         w = model.vector.clone()
-        v = (self.silo.initial("") if state.private is None else state.private).clone()
+        v = (self.first() if state.private is None else state.private).clone()
         alpha = float(self.settings.alpha if state.alpha is None else state.alpha)
         # Running statistics (empty without BatchNorm): w's travel, those of the mixed model stay.
         w_buffers = model.buffers.clone()
@@ -163,6 +163,7 @@ class APFL(PersonalizedStrategy):
         dp="gradient",
         own_model="kept",
         newcomer="copy",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

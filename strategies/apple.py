@@ -23,7 +23,8 @@ from shared seeds, and do not count as downloads.
 Sent: M Σ down (N - 1 without a budget), Σ up, and in round 1 the initial cores of all. Kept: server the cores; silo
 p_i, w_i^c, and under a budget the cache. An absent silo's last core stays with the server, and others may download it.
 A silo whose update was not usable gets all cores in the next round, its own too: one that has lost its state starts
-again from that core and p_0.
+again from that core and p_0. A late joiner's core is the others' mean by samples and its p is p_0, now over N + 1. The
+others' p_i grow by p_0j, and what they had is scaled by 1 - p_0j: a p_i that is at p_0 stays there.
 
 Paper and code: the regulariser is μ/2 (paper), μ (code): double μ to repeat the code's numbers. Cores start
 independently (both); ``common-init`` starts them from one model, which starts w^p far better. p_i starts at p_0 (code;
@@ -41,6 +42,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,6 +90,7 @@ class AppleClientState(ClientState):
     cores = Arrays("core.")  # w_i^c (Σ,) and, under a budget, the others' as they were last downloaded
     dr_history = Array()  # p_i after each round of dr_rounds (rounds, N)
     dr_rounds = Item[list[int]](list)
+    dr_names = Item[list[str]](list)  # the silos that p_i is over; [] in a state of an earlier version
     downloaded = Item[list[str]](list)  # whose core models were downloaded once
 
 
@@ -110,7 +113,7 @@ class AppleClient(SiloClient):
         self.p0 = torch.tensor([samples[n] / total for n in self.names], device=self.model.device)
         self.cores = torch.stack([self._core(name) for name in self.names])
         dr = self.state.dr
-        self.dr = self._initial_dr() if dr is None else dr.to(self.model.device, copy=True)
+        self.dr = self._initial_dr() if dr is None else self._grown(dr.to(self.model.device, copy=True))
         return torch.mv(self.cores.t(), self.dr)
 
     def first_model(self) -> Tensor:
@@ -141,6 +144,24 @@ class AppleClient(SiloClient):
             return torch.nn.functional.one_hot(torch.tensor(self.me), len(self.p0)).to(self.p0)
         return self.p0.clone()
 
+    def _grown(self, dr: Tensor) -> Tensor:
+        """p_i over ``self.names``, which late joiners are among: p_0j for them, the others scaled to 1 - sum_j p_0j."""
+        known = self.state.dr_names or self.names
+        new = [i for i, name in enumerate(self.names) if name not in known]
+        if len(dr) != len(known) or len(known) + len(new) != len(self.names):
+            raise UserError(
+                f"{self.silo.name} keeps weights of {len(dr)} silos, and the message is of {len(self.names)}"
+            )
+        if not new:
+            return dr
+        old, grown = [i for i in range(len(self.names)) if i not in new], self.p0.clone()
+        grown[old] = dr * (1 - self.p0[new].sum())
+        if (history := self.state.dr_history) is not None:  # they had no weight before
+            table = history.new_zeros(len(history), len(self.names))
+            table[:, old] = history
+            self.state.dr_history = table
+        return grown
+
     def local_update(self) -> list[Tensor]:
         c, s = self.common, self.settings
         last = int(c.rounds * s.prox_share)
@@ -166,7 +187,7 @@ class AppleClient(SiloClient):
     def _keep_cores(self, core: Tensor) -> None:
         """Into the state: p_i after every round, the own core, under a budget the others' and the next downloads."""
         state = self.state
-        state.dr = self.dr.clone()
+        state.dr, state.dr_names = self.dr.clone(), self.names
         state.cores[self.silo.name] = core
         history = self._initial_dr()[None] if state.dr_history is None else state.dr_history
         state.dr_history = torch.cat([history, self.dr[None]])
@@ -176,7 +197,7 @@ class AppleClient(SiloClient):
             arrived = [n for n in self.names if model_of(n) in self.models and n != self.silo.name]
             state.cores.update({n: self.models[model_of(n)].vector for n in arrived})
             seen = set(state.downloaded)
-            if len(arrived) <= budget:  # not the initial cores, which come all at once
+            if len(arrived) < len(self.names) - 1:  # not the initial cores, which come all at once
                 seen |= set(arrived)
             state.downloaded = sorted(seen)
             self.replies["wanted"] = self.wanted(seen, budget)
@@ -197,6 +218,17 @@ class AppleClient(SiloClient):
         return sorted(chosen)
 
 
+def over(names: Sequence[str], state: State) -> np.ndarray:
+    """A silo's history of p_i (rounds, N) over these silos; 0 for one that has joined since its last round."""
+    history = state.arrays["dr_history"].numpy()
+    known = state.numbers.get("dr_names") or []
+    if len(known) != history.shape[1] or not set(known) <= set(names):
+        return history
+    table = np.zeros((len(history), len(names)))
+    table[:, [names.index(name) for name in known]] = history
+    return table
+
+
 class Apple(PersonalizedStrategy):
     info = MethodInfo(
         name="apple",
@@ -210,6 +242,7 @@ class Apple(PersonalizedStrategy):
         receives="models",
         keeps=("its relationship vector",),
         newcomer="mixture",
+        late="grows",
         relationships="row i shows how much silo i takes of each silo's core model (its directed relationships, p_ij)",
         not_lossy=EACH_MODEL,
         buffers="shared",
@@ -224,7 +257,7 @@ class Apple(PersonalizedStrategy):
     @classmethod
     def read_relationships(cls, states: Mapping[str, State]) -> Relationships | None:
         known = {name: state for name, state in states.items() if "dr_history" in state.arrays}
-        histories = {name: state.arrays["dr_history"].numpy() for name, state in known.items()}
+        histories = {name: over(sorted(known), state) for name, state in known.items()}
         rounds = {name: state.numbers["dr_rounds"] for name, state in known.items()}
         return Relationships.of(histories, rounds)
 
@@ -243,6 +276,8 @@ class Apple(PersonalizedStrategy):
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
             names = list(self.silos)  # its own core too: it has none yet, or may have lost it
+        new = [n for n, first in self.joined.items() if state.rounds.get(silo, 0) < first]
+        names = [*names, *(n for n in new if n not in names and n != silo)]  # whatever the budget: it has none of these
         models = {model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n]) for n in names}
         return Payload(models, {"samples": samples})
 

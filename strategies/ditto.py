@@ -60,6 +60,7 @@ class Ditto(PersonalizedStrategy):
         dp="gradient",
         own_model="kept",
         newcomer="copy",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

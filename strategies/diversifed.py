@@ -45,6 +45,7 @@ class DiversiFed(MixingStrategy):
         dp="gradient",
         receives="mixture",
         newcomer="mixture",
+        late="starts",
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",

@@ -64,8 +64,8 @@ class FedADMMClient(ConfirmedClient):
     settings: AdmmSettings
 
     def last(self) -> Tensor:
-        """w_i of the last counted round, before the first the common initial model."""
-        return self.silo.initial("") if self.state.primal is None else self.state.primal
+        """w_i of the last counted round, before the first the common initial model; a late joiner's is θ."""
+        return self.first() if self.state.primal is None else self.state.primal
 
     def newcomer(self) -> Tensor:
         return self.models[GLOBAL].vector
@@ -106,6 +106,7 @@ class FedADMM(ConfirmedStrategy):
         note="what is sent is a step from the received model to the own one, plus older steps: nearly the own model",
         reports="received",
         newcomer="model",
+        late="starts",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,

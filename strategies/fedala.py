@@ -193,6 +193,7 @@ class FedALA(PersonalizedStrategy):
         keeps=("its ALA weights",),
         reports="received",
         newcomer="copy",
+        late="starts",
         adds="ala",
         robust=RULES,
         not_lossy=OWN_START,

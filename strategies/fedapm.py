@@ -154,6 +154,7 @@ class FedAPM(PartialStrategy):
         whole=ALL_LAYERS_AT,
         own_model="kept",
         newcomer="layers",
+        late="starts",
         sends_duals=True,
         robust=RULES,
         not_lossy="the server keeps each silo's last vector, not a sum of steps",

@@ -91,6 +91,7 @@ class FedBABU(PartialStrategy):
         own_model="kept",
         note="its head starts from one that the seed makes, its body from what the server sent",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -58,6 +58,7 @@ class FedBN(PartialStrategy):
         own_model="layers",
         reports="received",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -118,6 +118,7 @@ class FedCAC(ConfirmedStrategy):
         receives="mixture",
         reports="received",
         newcomer="copy",
+        late="starts",
         unclipped=("critical",),
         not_lossy=EACH_MODEL,
         ala=True,

@@ -140,6 +140,7 @@ class FedCP(PartialStrategy):
         own_model="layers",
         reports="received",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         not_lossy="the head that is sent is half the silo's own, no step from what it received",
         buffers="shared",

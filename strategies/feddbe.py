@@ -147,6 +147,7 @@ class FedDBE(PersonalizedStrategy):
         note="of the own model only the bias on the features is missing, and round 1 sends the mean features",
         reports="received",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         not_lossy="in its first round silos send means of features",
         buffers="shared",

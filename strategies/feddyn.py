@@ -13,7 +13,8 @@ that the paper plots, the mean of all silos' last θ_i, is no silo's model and n
 
 Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is taken over once the server has counted it
 (strategies/base/acknowledged.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its
-share of h; the mean of the θ_i is over the replies that came. Personal: θ_i.
+share of h; the mean of the θ_i is over the replies that came. A late joiner's g_i is 0, and h is N / (N + 1) of what it
+was, with ``weights = "samples"`` n / (n + n_i): still the mean of the g_i. Personal: θ_i.
 
 Special cases: round 1 goes 1 + |S|/N times as far as the mean of the θ_i. With all silos present it is ADMM: FedAPM
 with nothing personal, ρ = α/N and N times the learning rate, and FedADMM with ρ = α and η = 1. PFLlib's term is a norm
@@ -86,6 +87,7 @@ class FedDyn(ConfirmedStrategy):
         dp="gradient",
         reports="received",
         newcomer="model",
+        late="grows",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,
@@ -102,6 +104,11 @@ class FedDyn(ConfirmedStrategy):
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         super().start_state(initial)
         self.state.h = torch.zeros_like(self.state.model)
+
+    def grow(self, silo: str) -> None:
+        n, total = len(self.silos), sum(self.samples.values())
+        samples = self.settings.weights == "samples"
+        self.state.h = self.state.h * (1 - self.samples[silo] / total if samples else (n - 1) / n)
 
     def payload(self, silo: str) -> Payload:
         payload, scale = super().payload(silo), 1.0

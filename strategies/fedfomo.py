@@ -11,7 +11,8 @@ falls by a factor every round. The held-out share of the training data is the ru
 a silo without validation data cannot weigh and keeps its own model, and where no silo has any the run is refused.
 
 Sent: M Σ down, Σ up and M weights; in a silo's first round nothing down. Kept: server all w_i and P; silo w_i. An
-absent silo's model and its row of P stay. Special cases: no positive weight at all is Local; equal models have
+absent silo's model and its row of P stay. A late joiner's model is the mean of the others' until it sends its own; P
+grows by a row and a column, as they start. Special cases: no positive weight at all is Local; equal models have
 norm 0, which is bounded below by 1e-5, and weight 0.
 """
 
@@ -101,6 +102,7 @@ class FedFomo(PersonalizedStrategy):
         sends_numbers=("weights",),
         receives="models",
         newcomer="mixture",
+        late="grows",
         not_lossy=EACH_MODEL,
         buffers="shared",
         vectorized=True,

@@ -100,6 +100,7 @@ class FedLAMA(PersonalizedStrategy):
         note="most rounds send some layers, the last ones since are known",
         reports="received",
         newcomer="model",
+        late="starts",
         one_model=True,
         robust=RULES,
         not_lossy=OTHER_LAYERS,

@@ -72,6 +72,7 @@ class FedLP(PersonalizedStrategy):
         note="over the rounds every layer is sent",
         reports="received",
         newcomer="model",
+        late="starts",
         one_model=True,
         robust=tuple(rule for rule in RULES if rule not in KRUM),  # silos send different layers
         not_lossy=OTHER_LAYERS,

@@ -166,6 +166,7 @@ class FedPAC(PersonalizedStrategy):
         receives="mixture",
         reports="received",
         newcomer="layers",
+        late="starts",
         needs_classes=True,
         not_lossy=EACH_MODEL,
         buffers="shared",

@@ -121,6 +121,7 @@ class FedPHP(PersonalizedStrategy):
         own_model="kept",
         note="the own model is a running mean of models that were sent and of received ones",
         newcomer="copy",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

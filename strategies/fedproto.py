@@ -177,6 +177,7 @@ class FedProto(PersonalizedStrategy):
         own_model="kept",
         reports="received",
         newcomer="own",
+        late="starts",
         needs_classes=True,
         robust=RULES,
         not_lossy="what is sent are prototypes, no steps",

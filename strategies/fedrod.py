@@ -131,6 +131,7 @@ class FedRoD(PersonalizedStrategy):
         keeps=("its personal head",),
         reports="received",
         newcomer="layers",
+        late="starts",
         needs_classes=True,
         robust=RULES,
         lossy=True,

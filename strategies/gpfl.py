@@ -154,6 +154,7 @@ class GPFL(PartialStrategy):
         own_model="layers",
         reports="received",
         newcomer="layers",
+        late="starts",
         needs_classes=True,
         robust=RULES,
         lossy=True,

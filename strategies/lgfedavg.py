@@ -79,6 +79,7 @@ class LGFedAvg(PartialStrategy):
         note="with `lg-fedavg.pretrain` the first rounds send the whole model",
         reports="received",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
         ala=True,

@@ -40,6 +40,7 @@ class Local(PersonalizedStrategy):
         receives="nothing",
         note="nothing leaves but metrics",
         newcomer="own",
+        late="starts",
         baseline="training alone",
         buffers="local",
         vectorized=True,

@@ -127,6 +127,7 @@ class LpProj(PersonalizedStrategy):
         whole_from=0.01,  # of an update of low rank, which one of few patients is, few projections tell all
         own_model="kept",
         newcomer="own",
+        late="starts",
         robust=RULES,
         not_lossy="what is sent is a projection, no step",
         buffers="local",

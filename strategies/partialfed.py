@@ -84,6 +84,7 @@ class PartialFed(PersonalizedStrategy):
         spelling="PartialFed",
         dp="gradient",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         not_lossy=OWN_START,
         ala=True,

@@ -108,6 +108,7 @@ class PerFedAvg(PersonalizedStrategy):
         own_model="kept",
         note="the own model is one step from what the server sent",
         newcomer="copy",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

@@ -15,6 +15,7 @@ silo's own model, equal models mix to themselves exactly.
 
 Sent: Σ down, Σ up (the paper's silo sends the difference, of the same size). Kept: server all θ_j, which start from the
 common initial model, and φ_i; silo nothing. Absent silos: their θ_i and φ_i stay, and the others go on mixing that θ_i.
+A late joiner's θ is the mean of the others' and its φ one that starts; every φ_i gets outputs for it that start, too.
 Special cases: α that is 1 for the silo's own is Local; equal α start everybody from the unweighted mean; η_hn = 0 keeps
 the random mixture of the start. No official code was found; sizes and η_hn are FL-bench's. The φ_i start as torch's
 linear layers do. Not built: HeurpFedLA, which keeps the layers of the highest own weights in the silo.
@@ -75,6 +76,19 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
     return torch.where(total > 0, scores / total.clamp(min=1e-12), 1 / silos)
 
 
+def grown(phi: Tensor, fresh: Tensor, settings: LaSettings, layers: int, silos: int, place: int) -> Tensor:
+    """φ with outputs for ``silos``: the one at ``place`` is ``fresh``'s, all else φ's own, of one silo fewer."""
+    old = torch.split(phi, [math.prod(shape) for shape in shapes(settings, layers, silos - 1)])
+    new = torch.split(fresh, [math.prod(shape) for shape in shapes(settings, layers, silos)])
+    others = [j for j in range(silos) if j != place]
+    parts = list(old[:3])
+    for width, kept, start in ((settings.hidden, old[3], new[3]), (1, old[4], new[4])):
+        table = start.view(layers, silos, width).clone()
+        table[:, others] = kept.view(layers, silos - 1, width)
+        parts.append(table.flatten())
+    return torch.cat(parts)
+
+
 class LaServerState(ServerState):
     hyper = Arrays("hyper.")  # φ_i, by the silo's name
 
@@ -88,6 +102,7 @@ class PFedLA(PersonalizedStrategy):
         dp="gradient",
         receives="mixture",
         newcomer="mixture",
+        late="grows",
         not_lossy=EACH_MODEL,
         ala=True,
         buffers="shared",
@@ -124,6 +139,16 @@ class PFedLA(PersonalizedStrategy):
         """Its model is the mean of the others': no hypernetwork has learned anything of it."""
         models = self.state.models
         models[silo] = weighted_mean(models.values(), [1.0] * len(models))
+
+    def grow(self, silo: str) -> None:
+        """Every φ_i gets outputs for the newcomer, as they start; the newcomer's φ is one that starts."""
+        layers, n = len(self.layout.blocks), len(self.silos)
+        place = sorted(self.silos).index(silo)
+        for name, phi in self.state.hyper.items():
+            fresh = first_hypernetwork(self.settings, layers, n, generator(self.common.seed, "grown", name, silo))
+            self.state.hyper[name] = grown(phi, fresh, self.settings, layers, n, place)
+        rng = generator(self.common.seed, "hypernetwork", silo)
+        self.state.hyper[silo] = first_hypernetwork(self.settings, layers, n, rng)
 
     def payload(self, silo: str) -> Payload:
         if silo not in self.state.hyper:

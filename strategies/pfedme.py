@@ -82,6 +82,7 @@ class PFedMe(PersonalizedStrategy):
         dp="gradient",
         own_model="kept",
         newcomer="copy",
+        late="starts",
         robust=RULES,
         lossy=True,
         ala=True,

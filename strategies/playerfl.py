@@ -137,6 +137,7 @@ class PLayerFL(PartialStrategy):
         own_model="layers",
         note="round 1 sends the whole model",
         newcomer="layers",
+        late="starts",
         robust=RULES,
         not_lossy=OTHER_LAYERS,
         ala=True,

@@ -26,6 +26,7 @@ class Pooled(PersonalizedStrategy):
         note="needs all data in one place: simulations only",
         reports="received",
         newcomer="model",
+        not_late="its one model trains on all hospitals' data from round 1 on",
         one_model=True,
         pooled=True,
         robust=RULES,

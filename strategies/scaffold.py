@@ -15,7 +15,8 @@ Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (
 compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server
 x, c; silo c_i, which starts at 0 and is taken over once the server has counted it (strategies/base/acknowledged.py).
 Invariant with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both
-sums are over the replies that came. Option I costs one more pass over the data.
+sums are over the replies that came. A late joiner's c_i is 0, and c is N / (N + 1) of what it was: still their mean.
+Option I costs one more pass over the data.
 
 Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
 and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
@@ -106,6 +107,7 @@ class Scaffold(ConfirmedStrategy):
         sends_numbers=("steps",),
         reports="received",
         newcomer="model",
+        late="grows",
         one_model=True,
         robust=RULES,
         not_lossy=LOCAL_SUMS,
@@ -129,6 +131,10 @@ class Scaffold(ConfirmedStrategy):
             )
         super().start_state(initial)
         self.state.control = torch.zeros_like(self.state.model)
+
+    def grow(self, silo: str) -> None:
+        n = len(self.silos)
+        self.state.control = self.state.control * ((n - 1) / n)
 
     def upload_names(self) -> tuple[str, ...]:
         return tuple(n for n in super().upload_names() if n != "control" or self.settings.up == "both")

@@ -159,8 +159,9 @@ def condition(study: Study) -> str:
     count = sum(1 for m in study.methods if m != alone())
     chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
     rounds = max(r["rounds"] for r in study.runs)
+    late = f"; {', '.join(study.joined)} joined late" if study.joined else ""
     return (
-        f"Drawn from {silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds; "
+        f"Drawn from {silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds{late}; "
         f"{'1 seed' if seeds == 1 else f'{seeds} seeds'}" + (f"; the method was {chosen}." if count > 1 else ".")
     )
 

@@ -20,6 +20,7 @@ from server.report.sections.repeat import repeat_section
 from server.report.sections.rounds import data_section, relationships_section, rounds_section
 from server.report.sections.silos import silos_section
 from server.report.sections.tuning import tuning_section
+from server.report.sections.unseen import unseen_section
 from server.report.study import Study
 from server.report.templates import render
 from strategies import strategies
@@ -28,6 +29,7 @@ SECTIONS = (
     ("silos", "Silos", silos_section),
     ("methods", "Methods", methods_section),
     ("tuning", "Tuning", tuning_section),
+    ("unseen", "Unseen", unseen_section),
     ("evidence", "Evidence", evidence_section),
     ("rounds", "Rounds", rounds_section),
     ("data", "Data", data_section),

@@ -146,6 +146,16 @@ class Study:
         """Silos whose step was bounded, or did not count: (strategy, seed, silo, rounds, the last reason)."""
         return silo_rounds(self.history.rows, self.events, "bounded")
 
+    @cached_property
+    def joined(self) -> dict[str, dict[int, list[str]]]:
+        """Silos that joined a run as it went on: by silo and its first round, the methods."""
+        found: dict[str, dict[int, list[str]]] = {}
+        for run in self.runs:
+            for silo, first in run.get("joined", {}).items():
+                methods = found.setdefault(silo, {}).setdefault(first, [])
+                methods += [] if run["strategy"] in methods else [run["strategy"]]
+        return found
+
     @property
     def simulated(self) -> bool:
         """Whether all silos were in one process of ours."""

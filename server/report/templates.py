@@ -65,6 +65,7 @@ TEMPLATES = {
 <p class='note' style='margin-top:12px'>{{ intervals }}</p>
 {% if withheld %}<p class="note">Withheld by the silo because too few test samples stand behind them: {{ withheld|join(", ") }}.</p>{% endif %}
 {{ rare(rare_text, mark) }}
+{% if joined %}<p class="note">{{ joined|join("; ") }}. Its gain compares runs in which it trained for fewer rounds than the others; training alone counts from the round in which it joined that run.</p>{% endif %}
 {% for title, found in absences if found %}<h3>{{ title }}</h3>
 {% call table(["Silo", "Method, seed", "Rounds", "Last reason"], "reasons") %}<tbody>{% for method, seed, silo, n, reason in found %}<tr><th scope="row">{{ silo }}</th><td>{{ method }}, {{ seed }}</td><td>{{ n }}</td><td class="text">{{ reason }}</td></tr>{% endfor %}</tbody>{% endcall %}
 {% endfor %}""",
@@ -96,6 +97,13 @@ TEMPLATES = {
 {% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
 <p class='note'>Predicted against observed share; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more silos are in summary.json.{% endif %}</p>
 <div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}{% endif %}""",
+    "unseen": """{% from "macros" import table, cells, explained with context %}
+<h2>Hospitals that did not train</h2><p class='lead'>{{ silos }} held out of the training, by the {{ word }} on its own test samples in per cent{% if seeds > 1 %}, means over {{ seeds }} seeds{% endif %}.</p>
+{% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
+<p class='note'>{{ about }}</p>
+{% call explained() %}<dl class='terms'><dt>Zero-shot</dt><dd>The model that the hospital gets as a newcomer, before it trains.</dd><dt>Personalised</dt><dd>Its own model after some epochs (hold-out-epochs) on what is its own; all that is shared stays as it was received.</dd><dt>Alone</dt><dd>Trained on its own samples only.</dd><dt>All in</dt><dd>The same method with the hospital in the training.</dd></dl>{% endcall %}
+<h3>Each of them</h3>
+{% call table(each_head) %}<tbody>{% for name, values in each %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}""",
     "rounds": """{% from "macros" import widths %}
 <h2>{{ capital }} by round</h2><p class='lead'>How fast the silos' mean test {{ word }} rises.</p>
 <figure>{{ widths(by_round) }}</figure>

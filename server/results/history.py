@@ -36,6 +36,14 @@ class Row:
         return [*[guarded(str(text)) for text in texts], value, "" if self.n is None else str(self.n)]
 
 
+JOINED = "joined"  # the metric of a row that says that a silo joined in this round
+
+
+def joined_in(rows: Iterable[Row]) -> dict[str, int]:
+    """Return the silos that joined a run as it went on, each with its first round, from the rows of the run."""
+    return {r.silo: r.round for r in rows if r.metric == JOINED and not r.snapshot}
+
+
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # what a spreadsheet would compute, or what was guarded from that
 
 

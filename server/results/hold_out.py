@@ -6,7 +6,7 @@ hospital and method, the score on the hospital's test data, a mean over seeds::
 
     "hold_out": {"hospital-03": {"fedper": {"zero_shot", "personalised", "local", "all_in"}}}
 
-``zero_shot`` and ``personalised`` are of a newcomer (server/run/hold_out.py); ``local`` is of training alone,
+``zero_shot`` and ``personalised`` are of a newcomer (server/run/newcomers/hold_out.py); ``local`` is of training alone,
 ``all_in`` of the same method with the hospital in the training, both as the report of ``RUN`` shows them.
 """
 

@@ -21,7 +21,7 @@ import torch
 from models.evidence.measure import CALIBRATION, Evidence
 from models.metrics import fairness_variance, incentivised_rate
 from models.tasks import ENDS, MULTICLASS, Task
-from server.results.history import History, Row
+from server.results.history import History, Row, joined_in
 from server.results.run_directory import RunDirectory
 from server.results.spent import spent
 from strategies import strategies
@@ -36,7 +36,7 @@ class FinishedRun:
 
     ``silos``: per silo its ``n_train``, ``n_test`` and, where known, ``threads``; ``total_bytes``: ``down``, ``up``;
     ``weight_cap``: the setting, 0 in a run made before it existed; ``left_out``: silos, and why; ``hold_out``: how the
-    held-out hospitals do (server/run/hold_out.py); ``evidence``: of each silo's reported model
+    held-out hospitals do (server/run/newcomers/hold_out.py); ``evidence``: of each silo's reported model
     (``models/evidence/measure.py``).
     """
 
@@ -105,10 +105,10 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "rounds": run.rounds,
         "stopped": None if run.stopped is None else dict(run.stopped),
         "silos": names,
+        **joined_entry(rows),
         "reports": snapshot,
         "task": task.name,
         "score": task.score,
-        # The data summary in an older run's checkpoint has none.
         "threads": {"server": torch.get_num_threads(), **{n: run.silos[n].get("threads") for n in names}},
         "bmcta": _number(_mean(test[best])) if best is not None else None,
         "bmcta_round": best,
@@ -134,6 +134,11 @@ def run_summary(history: History, run: FinishedRun) -> dict[str, Any]:
         "bytes_up": run.total_bytes["up"],
         "seconds": dict(run.seconds),
     }
+
+
+def joined_entry(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the silos that joined the run late, with their first rounds; nothing where none did."""
+    return {"joined": joined} if (joined := joined_in(rows)) else {}
 
 
 def _over_silos(

@@ -16,7 +16,7 @@ from server.results.checkpoint import BEFORE, go_back_to, load_checkpoint, save_
 from server.results.history import History
 from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
-from server.run.hold_out import Kept
+from server.run.newcomers.hold_out import Kept
 from server.run.recovery import Start
 from server.run.registration import Registration
 from server.run.reporter import Reporter

@@ -23,7 +23,7 @@ from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.collector import Collector
-from server.run.hold_out import HoldOut
+from server.run.newcomers.hold_out import HoldOut
 from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
 from server.run.recorder import Recorder, metrics_of
@@ -95,6 +95,7 @@ class RoundLoop:
         check_patience(self.common, silos)
         self.done = self.checkpoints.restore(self.state, strategy, saved, self.registration)
         self.recorder.rewind(strategy, self.registration.task, self.done)
+        strategy.joined = self.recorder.joined()
         self._stop_early(strategy)
         if saved is not None:
             self.checkpoints.check_history(saved, self.done)
@@ -134,6 +135,7 @@ class RoundLoop:
         aggregated = time.perf_counter()
         metrics = metrics_of(strategy, replies)
         rows = recorder.rows(strategy, server_round, metrics, self.registration.task, self.lost_now)
+        rows += recorder.joins(server_round, strategy.joined)
         rows += recorder.privacy(strategy, server_round, replies)
         rows += recorder.totals(server_round, aggregated - started, strategy.bytes_down, strategy.bytes_up)
         recorder.history.add(rows)
@@ -225,6 +227,7 @@ class RoundLoop:
             return False
         self.repaired |= {damage.silo for damage in repaired}
         self.checkpoints.go_back(start)
+        self.registration.take_back(strategy, start.done)
         self.recorder.rewind(strategy, self.registration.task, start.done)
         self.reporter.note(gone_back(start), about="state")
         self.done = self.state.apply(strategy, start.state)

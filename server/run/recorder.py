@@ -13,7 +13,7 @@ from flwr.app import Message
 from models.tasks import Task
 from partitions.common.errors import DataError
 from server.results.chosen import Chosen
-from server.results.history import History, Row, metric_rows
+from server.results.history import JOINED, History, Row, joined_in, metric_rows
 from strategies.base.schema.reporting import EPSILON, PRIVACY, read_metrics
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
@@ -89,6 +89,14 @@ class Recorder:
         """Return how many rounds with differential privacy this run has had of each silo."""
         which = self.common.strategy, self.common.seed
         return dict(Counter(row.silo for row in self.history.of(*which) if row.metric == EPSILON and row.silo))
+
+    def joined(self) -> dict[str, int]:
+        """Return the silos that joined the run as it went on, each with its first round."""
+        return joined_in(self.history.of(self.common.strategy, self.common.seed))
+
+    def joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
+        """Return the rows of the silos that join in this round."""
+        return [self._row(server_round, JOINED, 1.0, silo) for silo, first in joined.items() if first == server_round]
 
     def totals(self, server_round: int, seconds: float, down: int, up: int) -> list[Row]:
         """Return the rows of a round as a whole."""

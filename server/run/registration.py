@@ -1,6 +1,7 @@
 """Client registration: ask each silo for its data summary, and leave out silos that do not fit the others.
 
-All silos register before the first round. Later, silos that were offline when the run was resumed may come back.
+All silos register before the first round. Later, silos that were offline when the run was resumed may come back, and
+others join where the setting ``late-joiners`` lets them (``late_joiners.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from models.tasks import Task, task_of
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
 from server.run.identities import IdentityRegistry, ImpostorError
+from server.run.late_joiners import JOIN_SECONDS, Joiner, LateJoiners
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
 from server.run.registration_notes import note_silos
 from server.run.reporter import Reporter
+from strategies.base.newcomer.server import join
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.data_summary import (
+    SUMS,
     DataSpec,
     Summary,
     declared_spec,
@@ -50,6 +54,7 @@ class Candidates:
     summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
     impostors: dict[int, str] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)  # nodes whose time for their data summary was up
 
     def __contains__(self, node: int) -> bool:
         return node in self.summaries or node in self.faults or node in self.impostors
@@ -68,7 +73,8 @@ class Registration:
         self.left_out: dict[str, str] = {}  # silos, or nodes, that do not take part, and why
         self.faulty: dict[int, str] = {}  # nodes that answered with an error; they are asked again
         self.strangers: dict[str, str] = {}  # silos that the resumed run does not have
-        self.crashes: Counter[int] = Counter()  # how often a node's process has died over its data summary
+        self.late = LateJoiners(settings.common)
+        self.crashes: Counter[int] = Counter()  # how often a node has died, or was silent, over its data summary
         self.identities = IdentityRegistry()
         self.keys: dict[str, str] = {}  # the fingerprint of each silo's key, where it is registered under its name
         self.nodes: dict[int, str] = {}  # the names of the nodes that take part, or may not
@@ -102,17 +108,21 @@ class Registration:
         found = Candidates()
         before: dict[str, dict[str, Any]] = saved.numbers.get("cards", {}) if saved else {}
         online = self._wait(found, before)
+        for n, summary in found.summaries.items():
+            if self.late.is_late(name := summary["name"], before):
+                self.late.wait(name, n, summary)
         summaries = {found.summaries[n]["name"]: found.summaries[n] for n in online}
         held = {name: summaries.pop(name) for name in self.common.held_out if name in summaries}
         self._agree(summaries, found.faults, saved)
         self.faulty = found.faults
         nodes_of = {found.summaries[n]["name"]: n for n in online}
         self.nodes = {n: self.identities.registered_name(n) for n in (*found.faults, *found.impostors)}
-        self.nodes |= {n: found.summaries[n]["name"] for n in online}
+        self.nodes |= {n: summary["name"] for n, summary in found.summaries.items()}
         self.keys |= {name: key for name in self.summaries if (key := self.identities.key(nodes_of[name]))}
         if self.trains:
             note_silos(self.summaries, self.data_spec, self.common, self.reporter)
         self._hold_out(held, nodes_of)
+        self._check_late()
         return [silo_info(summary, nodes_of[name]) for name, summary in self.summaries.items()]
 
     def _hold_out(self, held: Mapping[str, Mapping[str, Any]], nodes_of: Mapping[str, int]) -> None:
@@ -131,18 +141,26 @@ class Registration:
             else:
                 self.held_out[name] = silo_info(held[name], nodes_of[name])
 
+    def _check_late(self) -> None:
+        """Raise UserError where ``late-joiners`` names a hospital that no silo of a simulation has."""
+        for name in self.common.late:
+            if self.simulated and name not in {**self.late.waiting, **self.summaries}:
+                raise UserError(f"late-joiners = {self.common.late_joiners}: there is no silo {name!r}")
+
     def _wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
         """Ask nodes until all expected silos have answered, or a quorum has and the time is up; return the nodes."""
-        expected = len(before) + len(self.common.held_out) if before else self.common.silos
+        c = self.common
+        expected = len(before) + len(c.held_out) if before else c.silos - len(c.late)
         deadline = time.monotonic() + self.common.round_timeout
         announced = -1
         while True:
             nodes = self.identities.update(self.grid.get_nodes())
             self.ask_summaries([n for n in nodes if n not in found], found, before)
             nodes = [n for n in nodes if n not in found.impostors]  # whose places are still free
-            online = [n for n in nodes if n in found.summaries]
+            answered = [n for n in nodes if n in found.summaries]
+            online = [n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)]
             faults = len(found.faults)
-            complete = not self.identities.has_keys and len(online) + faults == len(nodes)  # a simulation never grows
+            complete = not self.identities.has_keys and len(answered) + faults == len(nodes)  # a simulation never grows
             if len(online) < self.needed and (
                 expected - faults < self.needed or (complete and faults and not self.common.min_silos)
             ):
@@ -166,16 +184,20 @@ class Registration:
         waited = f"waited {self.common.round_timeout:g} s for {expected} silos"
         return f"{waited}; here are {len(found.summaries)}: {names}{refused}"
 
-    def ask_summaries(self, nodes: Sequence[int], found: Candidates, before: Mapping[str, Any] | None = None) -> None:
+    def ask_summaries(
+        self, nodes: Sequence[int], found: Candidates, before: Mapping[str, Any] | None = None, *, late: bool = False
+    ) -> None:
         """Add these nodes' data summaries to ``found``, or the reason why a node has none.
 
         A node that is not reachable, or whose process died (out of memory, killed), is asked again later. ``before``:
-        the silos of the resumed run, if there is one; other silos take part in new runs only.
+        the silos of the resumed run, if there is one; other silos take part in new runs only. ``late``: it has begun.
         """
-        asked = [summary_message(node) for node in nodes]
-        policy = TimeoutPolicy(SUMMARY_SECONDS)
+        asked = [summary_message(node, late=late) for node in nodes]
+        policy = TimeoutPolicy(JOIN_SECONDS if late else SUMMARY_SECONDS)
         exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
-        for reply in sorted(exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id):
+        replies = sorted(exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id)
+        found.silent = sorted({*nodes} - {reply.metadata.src_node_id for reply in replies})
+        for reply in replies:
             node = reply.metadata.src_node_id
             if not reply.has_error():
                 self._admit(node, reply.content, found, before)
@@ -192,7 +214,7 @@ class Registration:
             check_reply(content, ("summary",), SUMMARY_BYTES)
             summary = read_data_summary(content.get("summary"))
             self.identities.check(node, name := summary["name"])
-            if before and name not in (*before, *self.common.held_out):
+            if before and name not in (*before, *self.common.held_out) and not self.late.allows(name):
                 self.strangers[name] = found.impostors[node] = f"{name} is here, and is none of this run's silos"
                 self.reporter.note(found.impostors[node])
                 return
@@ -247,42 +269,95 @@ class Registration:
         return [silo_info(summary, AWAY) for summary in offline.values()]
 
     def readmit(self, strategy: PersonalizedStrategy, server_round: int) -> None:
-        """Admit silos that were offline, or had a fault, when the run was resumed; they take part from this round on.
+        """Admit silos that were offline, or had a fault, when the run was resumed, and those that join it late.
 
-        A node that answers with an error is asked again in the next round; a node that does not answer is not.
+        They take part from this round on. A node that answers with an error is asked again in the next round.
         """
         offline = {name for name, info in strategy.silos.items() if info.node_id == AWAY}
-        if not offline:
-            return
+        if offline or self.late.awaited(strategy.silos):
+            for node, summary in self._newly_online().items():
+                name = self.nodes[node] = summary["name"]
+                if name in offline:
+                    self._return(strategy, node, summary, server_round)
+                elif name in strategy.silos or name in self.common.held_out or not self.late.allows(name):
+                    self.reporter.note(f"{name} is here, and is none of this run's silos")
+                elif reason := misfit(summary, self.data_spec.values, "this run has"):
+                    self.left_out[name] = f"{name} cannot join the run: it has {reason}"
+                    self.reporter.note(self.left_out[name])
+                else:
+                    self.late.wait(name, node, summary)
+        for name, joiner in self.late.due(server_round).items():
+            self._join(strategy, name, joiner, server_round)
+
+    def _newly_online(self) -> dict[int, dict[str, Any]]:
+        """Return the data summaries of nodes that have come, or had a fault, and give one now; report the others."""
         again = {node for node, reason in self.faulty.items() if not is_refusal(reason)}
         new = [n for n in self.identities.update(self.grid.get_nodes()) if n not in self.nodes or n in again]
         found = Candidates()
-        self.ask_summaries(new, found)
+        self.ask_summaries(new, found, late=True)
         for node, reason in found.faults.items():
             if self.faulty.get(node) != reason:
                 self.reporter.note(reason)
         self.faulty = found.faults
-        self.nodes |= {node: f"node {node}" for node in (*found.faults, *found.impostors)}
-        for node, summary in found.summaries.items():
-            name = summary["name"]
-            self.nodes[node] = name
-            if name not in offline:
-                self.reporter.note(f"{name} is here, and is none of this run's silos")
-            elif misfit(summary, self.data_spec.values, "this run has"):
-                self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
-            else:
-                self.summaries[name] = summary
-                self.left_out.pop(self.identities.registered_name(node), None)
-                strategy.silos[name] = silo_info(summary, node)
-                strategy.weigh()
-                if key := self.identities.key(node):
-                    self.keys[name] = key
-                self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
+        gone = [node for node in found.silent if not self._may_crash(node)]
+        for node in gone:
+            self.reporter.note(
+                f"a silo (node {node}) gave no data summary within {JOIN_SECONDS:g} s, {SUMMARY_TRIES} times"
+            )
+        self.nodes |= {node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)}
+        return found.summaries
+
+    def _return(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
+        """Admit a silo that was offline, which goes on with its state."""
+        name = summary["name"]
+        if misfit(summary, self.data_spec.values, "this run has"):
+            self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
+            return
+        self._enter(node, summary)
+        strategy.silos[name] = silo_info(summary, node)
+        strategy.weigh()
+        self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
+
+    def _join(self, strategy: PersonalizedStrategy, name: str, joiner: Joiner, server_round: int) -> None:
+        """Admit a hospital that was none of the run's silos."""
+        del self.late.waiting[name]
+        if len(strategy.silos) + len(self.held_out) >= self.common.silos:
+            self.left_out[name] = (
+                f"{name} cannot join the run, which has silos = {self.common.silos} and so many already"
+            )
+            self.reporter.note(self.left_out[name])
+            return
+        summary = {k: v for k, v in joiner.summary.items() if k not in SUMS}
+        if reason := misfit(summary, self.data_spec.values, "this run has"):
+            self.left_out[name] = f"{name} cannot join the run: it has {reason}"
+            self.reporter.note(self.left_out[name])
+            return
+        self._enter(joiner.node, summary)
+        join(strategy, silo_info(summary, joiner.node), server_round)
+        counts = f"; it counts as {n} samples" if (n := strategy.samples[name]) != summary["n_train"] else ""
+        self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
+
+    def _enter(self, node: int, summary: dict[str, Any]) -> None:
+        name = summary["name"]
+        self.nodes[node] = name
+        self.summaries = dict(sorted({**self.summaries, name: summary}.items()))
+        for known in (name, self.identities.registered_name(node)):
+            self.left_out.pop(known, None)
+        if key := self.identities.key(node):
+            self.keys[name] = key
+
+    def take_back(self, strategy: PersonalizedStrategy, done: int) -> None:
+        """Take out the silos that joined after round ``done``, to which the run goes back; they join again."""
+        for name, first in list(strategy.joined.items()):
+            if first > done:
+                self.late.wait(name, strategy.silos.pop(name).node_id, self.summaries.pop(name), first)
+                del strategy.joined[name]
+        strategy.weigh()
 
 
-def summary_message(node: int) -> Message:
-    """Return the message that asks a node for its data summary."""
-    content = RecordDict({"config": ConfigRecord({})})
+def summary_message(node: int, *, late: bool = False) -> Message:
+    """Return the message that asks a node for its data summary. ``late``: for a run that goes on."""
+    content = RecordDict({"config": ConfigRecord({"late": True} if late else {})})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=SUMMARY_SECONDS)
 
 

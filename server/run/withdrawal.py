@@ -28,7 +28,7 @@ from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
-from server.run.hold_out import ARRAYS as NEWCOMER
+from server.run.newcomers.hold_out import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
 LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: named, not searched

@@ -59,7 +59,7 @@ class SiloClient(NumPyClient):
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
         self.loss = silo.task.loss(common.loss, common.focal_gamma)
-        self.round = 0
+        self.round, self.late = 0, False  # whether it joined a run that was going on
         self.run_id, self.measured_round = "", 0  # of the state that the personal model belongs to, as it is evaluated
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
@@ -127,7 +127,12 @@ class SiloClient(NumPyClient):
     def own(self) -> Tensor:
         """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
         previous = self.previous
-        return self.silo.initial("") if previous is None else previous
+        return self.first() if previous is None else previous
+
+    def first(self) -> Tensor:
+        """The model (Σ,) of before the silo's first round: the initial one; of a late joiner the one that it copies."""
+        copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
+        return self.models[GLOBAL].vector if copies else self.silo.initial("")
 
     def untrained(self) -> tuple[Tensor, Tensor] | None:
         """The silo's own model (Σ,) and running statistics before its first training; None after it."""
@@ -357,7 +362,7 @@ class SiloClient(NumPyClient):
 
     def begin(self, config: Mapping[str, Any]) -> Tensor:
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
-        self.run_id = config.get("run_id", "")
+        self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
         commit(self.state, config.get("taken"))
         self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
         self._load_buffers("personal.buffers")

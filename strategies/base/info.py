@@ -50,6 +50,10 @@ class MethodInfo:
     # "model"; a "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the
     # silos' models; or the common initial model, as its "own".
     newcomer: Literal["", "model", "copy", "layers", "mixture", "own"] = ""
+    # What a hospital does to what the others hold that joins while the run goes on: it "starts" like every silo, and
+    # nothing of theirs changes; or what is kept for N silos "grows".
+    late: Literal["", "starts", "grows"] = ""
+    not_late: str = "its MethodInfo does not declare `late`"  # else: why not
     one_model: bool = False  # whether the run ends with one model for all silos
     baseline: str = ""  # what it stands for, where others' gains are counted from it
     relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one

@@ -27,7 +27,7 @@ from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
-from strategies.base.newcomer.settings import check_hold_out
+from strategies.base.newcomer.settings import check_newcomers
 from strategies.base.privacy.settings import Privacy
 from strategies.base.registry import runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
@@ -189,7 +189,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
     method = runnable()[common.strategy]
-    check_hold_out(common, method.info)
+    check_newcomers(common, method.info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:

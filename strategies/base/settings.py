@@ -104,6 +104,9 @@ class Common:
     silos: int = setting(12, "number of silos", symbol="N", minimum=1, maximum=MOST_SILOS)
     hold_out: str = setting("", "hospitals, with commas, that do not train and at the end are evaluated as newcomers")
     hold_out_epochs: int = setting(5, "epochs of a held-out hospital on what is its own", minimum=0, kind="epochs")
+    late_joiners: str = setting(
+        "", "hospitals that may join while the run goes on: any, or NAME=ROUND with commas, from which round on"
+    )
     validation: float = setting(
         -1.0,
         "share of a silo's training part held out for validation, -1: the partition's own; of a silo's own file, which "
@@ -251,6 +254,12 @@ class Common:
     def held_out(self) -> tuple[str, ...]:
         """The names in ``hold-out``."""
         return tuple(name for name in map(str.strip, self.hold_out.split(",")) if name)
+
+    @property
+    def late(self) -> dict[str, int]:
+        """The names in ``late-joiners``, each with the first round that it takes part in; none for ``any``."""
+        entries = [entry.partition("=") for entry in self.late_joiners.split(",") if "=" in entry]
+        return {name.strip(): int(number) for name, _, number in entries}
 
     def decayed(self, rate: float, server_round: int) -> float:
         """A learning rate of the first round, in this one: times lr-decay per round since."""

@@ -118,6 +118,7 @@ class PersonalizedStrategy(Strategy):
         self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
         self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
         self.attended: dict[str, int] = {}  # how many rounds with differential privacy this run has had of each silo
+        self.joined: dict[str, int] = {}  # the first round of each silo that joined the run as it went on
         self.rejected: dict[str, str] = {}
         self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
         self.sent: dict[str, Mapping[str, Model]] = {}  # what each silo of the round trains from
@@ -145,6 +146,9 @@ class PersonalizedStrategy(Strategy):
 
         ``self.silos`` has it, ``self.state`` has not.
         """
+
+    def grow(self, silo: str) -> None:
+        """Change what is held for N silos, N + 1 now, where one joins to train; ``welcome`` has been called."""
 
     def begin_round(self) -> None:
         """Compute once what :meth:`payload` hands out to the silos of round ``self.round``."""
@@ -381,6 +385,7 @@ class PersonalizedStrategy(Strategy):
         flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}
         flags |= {"reported": self.shown[silo]} if silo in self.shown else {}
         flags |= {"attended": self.attended[silo]} if silo in self.attended else {}
+        flags |= {"late": self.joined[silo]} if silo in self.joined else {}
         return self.message(self.silos[silo].node_id, kind, payload, {**cast(dict[str, Number], dict(config)), **flags})
 
     def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:

@@ -135,6 +135,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "silos": 12,
     "hold-out": "",
     "hold-out-epochs": 5,
+    "late-joiners": "",
     "validation": -1.0,
     "augment": "",
     "local-epochs": 1,

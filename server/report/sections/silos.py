@@ -42,6 +42,7 @@ def silos_section(study: Study) -> Markup:
         withheld=study.withheld,
         rare_text=rounds_missed(rare) if rare else "",
         mark=MARK,
+        joined=joined_late(study),
         absences=[
             ("Rounds that went on without a silo", named(study.absences)),
             ("Rounds in which a silo's step was bounded", named(study.bounds)),
@@ -73,6 +74,15 @@ def silo_row(study: Study, silo: str, best: str, mark: str) -> dict[str, Any]:
         "small": bool(n_test and 0 < n_test[0] < SMALL),
         "cells": cells,
     }
+
+
+def joined_late(study: Study) -> list[str]:
+    """Return a sentence for each silo that joined a run as it went on."""
+    return [
+        f"{silo} joined late: it took part from round {first} on ({', '.join(map(spelled, methods))})"
+        for silo, by_round in study.joined.items()
+        for first, methods in by_round.items()
+    ]
 
 
 def span(values: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from server.results.run_directory import RunDirectory
 from server.run.checkpoints import RunState
 from server.run.collector import Collector
 from server.run.evaluation.models import EvaluatedModel, read_models
-from server.run.hold_out import metrics_of_reply
+from server.run.newcomers.hold_out import metrics_of_reply
 from server.run.preparation import prepare
 from server.run.receipts import Receipts
 from server.run.registration import Registration

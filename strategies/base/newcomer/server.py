@@ -17,6 +17,13 @@ def admit(strategy: PersonalizedStrategy, info: SiloInfo) -> None:
     strategy.welcome(info.name)
 
 
+def join(strategy: PersonalizedStrategy, info: SiloInfo, server_round: int) -> None:
+    """Take in a silo that trains from this round on (:meth:`PersonalizedStrategy.grow`)."""
+    admit(strategy, info)
+    strategy.joined[info.name] = server_round
+    strategy.grow(info.name)
+
+
 def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: ServerState) -> Payload:
     """What this silo would get in the strategy's round, of the server's ``state`` before it, if it came then.
 

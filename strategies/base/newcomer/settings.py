@@ -1,8 +1,20 @@
-"""Whether the setting ``hold-out`` fits a run."""
+"""Whether the settings ``hold-out`` and ``late-joiners`` fit a run."""
+
+import re
 
 from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo
 from strategies.base.settings import Common
+
+ANY = "any"
+EVALUATES = "it only evaluates"
+ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9]{1,7})")
+
+
+def check_newcomers(common: Common, info: MethodInfo) -> None:
+    """Raise UserError where one of both settings does not fit the run."""
+    check_hold_out(common, info)
+    check_late(common, info)
 
 
 def check_hold_out(common: Common, info: MethodInfo) -> None:
@@ -20,3 +32,29 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
         raise UserError(f"hold-out = {common.hold_out}: not with dp = true, which does not cover what it trains")
     if held and not info.newcomer:
         raise UserError(f"hold-out = {common.hold_out}: {info.name} does not declare it (MethodInfo.newcomer)")
+
+
+def check_late(common: Common, info: MethodInfo) -> None:
+    """Raise UserError where the setting ``late-joiners`` makes no sense, or is not for this method."""
+    text = common.late_joiners
+    if not text:
+        return
+    if not info.trains or not info.late:
+        raise UserError(
+            f"late-joiners = {text[:80]}: not with {info.name}: {info.not_late if info.trains else EVALUATES}"
+        )
+    if common.vectorize is True:
+        raise UserError(f"late-joiners = {text[:80]}: not with vectorize = true, whose silos are together from round 1")
+    if text == ANY:
+        return
+    entries = [ENTRY.fullmatch(entry.strip()) for entry in text.split(",")]
+    names = [match[1] for match in entries if match]
+    if None in entries or len(set(names)) < len(names):
+        raise UserError(f"late-joiners = {text[:80]!r}: any, or NAME=ROUND with commas, each name once, is wanted here")
+    for name, number in common.late.items():
+        if not 2 <= number <= common.rounds:
+            raise UserError(f"late-joiners = {text[:80]}: {name} joins in round {number}, of 2 to {common.rounds}")
+        if name in common.held_out:
+            raise UserError(f"late-joiners = {text[:80]}: hold-out = {common.hold_out} has {name} too")
+    if len(names) + len(common.held_out) >= common.silos:
+        raise UserError(f"late-joiners = {text[:80]}: of {common.silos} silos none would be left to begin")

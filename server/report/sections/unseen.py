@@ -1,0 +1,90 @@
+"""The section on hospitals that a study held out: zero-shot, personalised, alone and all in."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from server.report.answer import is_number, t_interval
+from server.report.events import read_json
+from server.report.html import percent, points, silos_of
+from server.report.inference import HOSPITALS_NEEDED
+from server.report.methods import spelled
+from server.report.study import Study
+from server.report.templates import render
+
+KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
+Scores = Mapping[str, float]  # by kind; nan where it is not known
+
+
+def held_out(study: Study) -> dict[str, dict[str, Scores]]:
+    """Return the scores of each held-out silo by method, from ``summary.json``."""
+    found = (read_json(study.path / "summary.json") or {}).get("hold_out") or {}
+    return {silo: {method: scores_of(values) for method, values in of.items()} for silo, of in found.items()}
+
+
+def scores_of(values: Mapping[str, Any]) -> Scores:
+    return {kind: float(values[kind]) if is_number(values.get(kind)) else math.nan for kind in KINDS}
+
+
+def unseen_section(study: Study) -> Markup:
+    """Render the section; empty where no silo was held out."""
+    found = held_out(study)
+    if not found:
+        return Markup()
+    methods = list(dict.fromkeys(method for of in found.values() for method in of if method != "local"))
+    return render(
+        "unseen",
+        silos=silos_of(len(found)),
+        word=study.task.score_label,
+        seeds=len(study.seeds),
+        head=["Method", *KINDS.values(), "Zero-shot − alone", "Personalised − alone", "Worst zero-shot"],
+        rows=[(spelled(method), mean_row([of[method] for of in found.values() if method in of])) for method in methods],
+        about=about(len(found)),
+        each_head=["Silo", "Method", *KINDS.values()],
+        each=list(each_rows(found, methods)),
+    )
+
+
+def about(silos: int) -> str:
+    """Return how the intervals were made, or why there are none."""
+    held = "Each silo is held out in a run of its own, so the runs share most of their training data"
+    if silos < HOSPITALS_NEEDED:
+        return f"No interval is shown: {silos_of(silos)} held out, at least {HOSPITALS_NEEDED} needed."
+    return f"Below a difference is Student's 95 % interval over silos, not corrected for several methods. {held}."
+
+
+def mean_row(silos: Sequence[Scores]) -> list[Markup]:
+    """Return a method's means over silos, its differences to training alone, and the lowest zero-shot score."""
+    cells = [Markup(percent(mean([scores[kind] for scores in silos]))) for kind in KINDS]
+    for kind in ("zero_shot", "personalised"):
+        pairs = [scores[kind] - scores["local"] for scores in silos]
+        known = [value for value in pairs if not math.isnan(value)]
+        cells.append(difference(known))
+    scores = [scores["zero_shot"] for scores in silos]
+    return [*cells, Markup(percent(math.nan if any(map(math.isnan, scores)) else min(scores)))]
+
+
+def difference(values: Sequence[float]) -> Markup:
+    """Return the mean with its interval; without one where there are too few silos for it."""
+    if not values:
+        return Markup("–")
+    low, high = t_interval(values)
+    interval = "not shown" if math.isnan(low) else f"{points(low)} to {points(high)}"
+    return Markup("{}<small>{}</small>").format(points(statistics.fmean(values)), interval)
+
+
+def each_rows(found: Mapping[str, Mapping[str, Scores]], methods: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    for silo, of in sorted(found.items()):
+        for method in methods:
+            if method in of:
+                yield silo, [spelled(method), *(percent(of[method][kind]) for kind in KINDS)]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean over silos; nan where one is not known."""
+    return statistics.fmean(values) if values else math.nan

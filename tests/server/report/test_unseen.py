@@ -1,0 +1,89 @@
+"""The report's section on hospitals that did not train, and its words on hospitals that joined late."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import checked, make_run
+
+from server.report.answer import condition
+from server.report.sections.unseen import held_out, mean_row, unseen_section
+from server.report.study import Study
+
+SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
+BETTER = tuple(v + 0.2 for v in SIX)
+
+
+def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> Study:
+    counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
+    test: dict[str, Any] = {"local": local, "apple": apple}
+    return Study(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}))
+
+
+def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
+    """The study with its summary changed."""
+    file = study.path / "summary.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return Study(study.path)
+
+
+def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[str, Any]:
+    return {"zero_shot": zero_shot, "personalised": personalised, "local": 0.6, "all_in": 0.9}
+
+
+def text_of(study: Any) -> str:
+    page = str(unseen_section(study)).replace("</td>", " ").replace("</th>", " ").replace("<small>", " ")
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", page)))
+
+
+def with_held_out(path: Path, *each: dict[str, Any]) -> Any:
+    study = planted(path, SIX, BETTER)
+    held = {f"h{k}": {"apple": values} for k, values in enumerate(each, start=1)}
+    return changed(study, lambda summary: summary.update(hold_out=held))
+
+
+def test_six_hospitals_have_an_interval(tmp_path: Path) -> None:
+    """Differences 0.10, 0.12, ..., 0.20: mean 0.15, Student's half width 2.571 * 0.03742 / sqrt(6) = 0.0393."""
+    study = with_held_out(tmp_path / "run", *(scores(0.70 + 0.02 * k) for k in range(6)))
+    text = text_of(study)
+    assert "6 silos held out of the training" in text and "Student's 95 % interval over silos" in text
+    assert "APPLE 75.0 80.0 60.0 90.0 +15.0 +11.1 to +18.9 +20.0 +20.0 to +20.0 70.0" in text
+    assert "h3 APPLE 74.0 80.0 60.0 90.0" in text
+    assert "Hospitals that did not train" in checked(study.path).text
+
+
+def test_too_few_are_not_shown(tmp_path: Path) -> None:
+    text = text_of(with_held_out(tmp_path / "run", scores(0.7), scores(0.9)))
+    assert "APPLE 80.0 80.0 60.0 90.0 +20.0 not shown +20.0 not shown 70.0" in text
+    assert "No interval is shown: 2 silos held out, at least 6 needed." in text
+
+
+def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
+    """One silo's score is not known: neither the mean nor the worst is made of the others."""
+    study = with_held_out(tmp_path / "run", scores(None), scores(0.9))
+    row = [re.sub("<[^>]+>", " ", str(cell)) for cell in mean_row([of["apple"] for of in held_out(study).values()])]
+    assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown "
+
+
+def test_a_run_without_any_has_no_section(tmp_path: Path) -> None:
+    assert not unseen_section(planted(tmp_path / "run", SIX, BETTER))
+
+
+@pytest.mark.parametrize("late", [{}, {"h2": 4}])
+def test_a_late_joiner_is_named_beside_the_gains(tmp_path: Path, late: dict[str, int]) -> None:
+    def change(summary: dict[str, Any]) -> None:
+        for run in summary["runs"]:
+            run.update({"joined": late} if late else {})
+
+    study = changed(planted(tmp_path / "run", SIX, BETTER), change)
+    text = checked(study.path).text
+    assert ("h2 joined late: it took part from round 4 on (Local, APPLE)" in text) is bool(late)
+    assert ("h2 joined late" in condition(study)) is bool(late)
