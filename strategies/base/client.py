@@ -126,8 +126,7 @@ class SiloClient(NumPyClient):
 
     def own(self) -> Tensor:
         """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
-        previous = self.previous
-        return self.first() if previous is None else previous
+        return self.first() if self.previous is None else self.previous
 
     def first(self) -> Tensor:
         """The model (Σ,) of before the silo's first round: the initial one; of a late joiner the one that it copies."""
@@ -306,9 +305,7 @@ class SiloClient(NumPyClient):
         received = self.received = self.begin(config)
         self.received_buffers = self.model.buffers.clone()
         begun = time.perf_counter()
-        metrics: dict[str, Any] = {}
-        if config["evaluate"]:
-            metrics |= self.measure("received", received)
+        metrics: dict[str, Any] = self.measure("received", received) if config["evaluate"] else {}
         self.model.load(received)
         evaluated = time.perf_counter()
         with self.private_gradients():
