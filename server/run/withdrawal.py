@@ -31,6 +31,7 @@ from server.run.checkpoints import FORMAT
 from server.run.newcomers.hold_out import ARRAYS as NEWCOMER
 from strategies.base.state import State
 
+NAMING = re.compile(r'(hold-out|late-joiners|models) = "(.*)"')  # lines of config.toml that may name hospitals
 LOGS = ("tensorboard", "mlflow", "mlruns")  # other programs' formats: named, not searched
 
 
@@ -84,6 +85,8 @@ def _withdraw(name: str, run: Path) -> list[str]:
             done.append(file)
     if (run / "progress.jsonl").is_file() and _clean_progress(run / "progress.jsonl", name):
         done.append("progress.jsonl")
+    if done and _clean_config(run / "config.toml", name):
+        done.append("config.toml")
     if done:
         (run / "report.html").unlink(missing_ok=True)
     return done
@@ -144,6 +147,22 @@ def _clean_manifest(run: Path, name: str) -> bool:
     if after != before:
         RunDirectory(run).write_json("manifest.json", after)
     return bool(after != before)
+
+
+def _clean_config(file: Path, name: str) -> bool:
+    """Take the silo out of the settings that name silos: held out, late, or its model evaluated."""
+
+    def cleaned(line: str) -> str:
+        if not (found := NAMING.fullmatch(line)):
+            return line
+        entries = [e for e in found[2].split(",") if e.partition("=")[0].strip() != name]
+        return f'{found[1]} = "{",".join(entries)}"'
+
+    before = file.read_text().splitlines()
+    after = [cleaned(line) for line in before]
+    if after != before:
+        write_atomically(file, "".join(f"{line}\n" for line in after))
+    return after != before
 
 
 def _clean_summary(run: Path, name: str) -> bool:

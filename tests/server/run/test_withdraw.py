@@ -16,6 +16,8 @@ from two_layers import DEEP
 from partitions.common.errors import UserError
 from server.cli.main import main
 from server.results.history import History
+from server.results.run_directory import RunDirectory
+from server.results.summary import write_summary
 from server.run.withdrawal import of_silo, withdraw
 from server.simulation.evaluate import evaluate
 from server.simulation.simulate import simulate
@@ -114,10 +116,23 @@ def test_a_hospital_that_one_run_held_out(three: Files, tmp_path: Path) -> None:
     federate(three, strategy="apple", rounds=2, directory=run, hold_out="c")
     state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
     assert any(key.startswith("newcomer/c/") for key in state.arrays)
+    assert 'hold-out = "c"' in (run / "config.toml").read_text()
     withdraw("c", [run])
+    assert 'hold-out = ""' in (run / "config.toml").read_text()
     state = State.load(run / "checkpoint" / "apple-7" / "server.safetensors")
     assert not any(key.startswith("newcomer/c/") for key in state.arrays)
     assert "c" not in state.numbers["newcomers"]["silos"] and not History(run / "history.csv").drop("c")
+
+
+def test_a_hospital_that_joined_late(three: Files, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    late = {"late_joiners": "b=2,c=2", "rounds": 2}
+    finished = federate(three, strategy="apple", directory=run, **late)
+    write_summary(RunDirectory(run), finished.federation.history, finished.federation.finished())
+    assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {"b": 2, "c": 2}
+    withdraw("c", [run])
+    assert 'late-joiners = "b=2"' in (run / "config.toml").read_text()
+    assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {"b": 2}
 
 
 def test_a_name_within_another_is_not_meant() -> None:
@@ -128,8 +143,6 @@ def test_a_name_within_another_is_not_meant() -> None:
 
 
 def test_a_run_that_is_going_on_is_refused(three: Files, tmp_path: Path) -> None:
-    from server.results.run_directory import RunDirectory
-
     run = tmp_path / "run"
     federate(three, strategy="fedavg", rounds=1, directory=run)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
