@@ -50,6 +50,5 @@ class LateJoiners:
         return {name: joiner for name, joiner in sorted(self.waiting.items()) if joiner.first <= server_round}
 
     def awaited(self, silos: Mapping[str, Any]) -> bool:
-        """Return whether a hospital may still come, beside the run's ``silos`` and those that wait."""
-        names = self.common.late.keys() - silos.keys() - self.waiting.keys()
-        return bool(names) or self.common.late_joiners == ANY
+        """Return whether a hospital may still come, beside the run's ``silos``."""
+        return bool(self.common.late.keys() - silos.keys()) or self.common.late_joiners == ANY

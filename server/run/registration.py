@@ -286,8 +286,11 @@ class Registration:
                     self.reporter.note(self.left_out[name])
                 else:
                     self.late.wait(name, node, summary)
-        for name, joiner in self.late.due(server_round).items():
-            self._join(strategy, name, joiner, server_round)
+        if due := self.late.due(server_round):
+            self.identities.update(self.grid.get_nodes())
+        for name, joiner in due.items():
+            if joiner.node in self.identities.nodes:  # or else it joins once it is here again
+                self._join(strategy, name, joiner, server_round)
 
     def _newly_online(self) -> dict[int, dict[str, Any]]:
         """Return the data summaries of nodes that have come, or had a fault, and give one now; report the others."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 from resuming import assert_equal, crash_after, interrupted
-from tiny import Files, Run, TinyGrid, federate, random_silos, round_of, write_silo
+from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, write_silo
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
@@ -104,10 +104,6 @@ def test_data_that_do_not_fit_stay_out(four: Files, tmp_path: Path) -> None:
 def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> None:
     """Where names are not registered, a second node calls itself like a silo that trains: it learns nothing."""
 
-    def impostor(grid: TinyGrid) -> None:
-        context = next(c for c in grid.contexts.values() if c.node_config["name"] == "b")
-        grid.before = lambda silo, message, _: context.node_config.update(name="a") if silo == "b" else None
-
     def prepare(grid: TinyGrid) -> None:
         coming("b", 3)(grid)
         seen = grid.before
@@ -123,6 +119,24 @@ def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> 
     node = list(four).index("b") + 1
     assert [m.metadata.message_type for m, _ in run.grid.traffic if m.metadata.dst_node_id == node] == ["query"]
     assert "a is here, and is none of this run's silos" in notes(tmp_path / "run")
+
+
+def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four: Files) -> None:
+    """It is there as the run begins, away before rounds 2 and 3, and back before round 4."""
+
+    def prepare(grid: TinyGrid) -> None:
+        nodes, seen = grid.get_node_ids, [0]
+
+        def before(name: str, message: Message, context: Any) -> None:
+            seen[0] = max(seen[0], round_of(message))
+
+        def online() -> Iterable[int]:
+            return [n for n in nodes() if seen[0] in (0, 3, 4) or grid.name_of(n) != "b"]
+
+        grid.before, grid.get_node_ids = before, online  # type: ignore[method-assign]
+
+    run = federate(four, **RUN, late_joiners="b=2", prepare=prepare)
+    assert trained(run, "b") == [4] and run.strategy.joined == {"b": 4}
 
 
 def test_its_sums_are_not_asked_for(four: Files) -> None:
@@ -200,7 +214,5 @@ def test_a_run_that_goes_back_lets_it_join_again(four: Files, tmp_path: Path) ->
 
 
 def assert_equal_rows(first: Run, second: Run) -> None:
-    from tiny import comparable
-
     without = ("round_seconds", "bytes_down", "bytes_up")
     assert comparable(first.rows, without=without) == comparable(second.rows, without=without)
