@@ -426,7 +426,7 @@ def test_server_app_ends_with_a_report(simulated: bool, tmp_path: Path, monkeypa
     settings = parse_settings(values)
     summary = ClientSession.data_summary
     kind = {"simulated": simulated, "own_file": not simulated}
-    monkeypatch.setattr(ClientSession, "data_summary", lambda session: {**summary(session), **kind})
+    monkeypatch.setattr(ClientSession, "data_summary", lambda session, **asked: {**summary(session), **kind})
     with flower_identity():
         server.app.main(InProcessGrid(client_app, 2, settings.flat()), server_context(settings))
     assert {p.stat().st_mode & 0o077 for p in (out, *out.rglob("*"))} == {0}  # for its user alone
