@@ -21,6 +21,8 @@ from benchmarks.coverage import study
 from server.report.charts.canvas import drawn, percent_axis
 from server.report.head import headline, tiles
 from server.report.inference import mean_interval, paired_test
+from server.report.scores import Gain
+from server.report.sections.silos import gain_cell
 from server.report.study import Study
 from server.report.write import silo_table, write_report
 
@@ -99,6 +101,13 @@ def test_mean_over_silos_holds_the_truth_as_often_as_it_says() -> None:
     rng = np.random.default_rng(3)
     found = [mean_interval(study(rng, np.zeros((6, 1)), 40)) for _ in range(100)]
     assert sum(low <= 0 <= high for low, high in found) >= 95
+
+
+@pytest.mark.parametrize(
+    ("interval", "kind"), [((0.1, 0.3), "up"), ((-0.3, -0.1), "down"), ((-0.1, 0.3), ""), ((math.nan,) * 2, "")]
+)
+def test_a_silos_gain_has_a_colour_where_its_interval_excludes_zero(interval: tuple[float, float], kind: str) -> None:
+    assert gain_cell(Gain(sum(interval) / 2, interval))[0] == kind
 
 
 def test_one_unknown_interval_leaves_the_mean_without_one(tmp_path: Path) -> None:
