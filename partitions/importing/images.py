@@ -68,6 +68,8 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
     assert sample.file is not None
     if reading.volume:
         return volume.probe(sample.files, sample.where, reading)
+    if sample.file.is_dir():
+        raise DataError(f"{sample.where}: its file is a folder; --volume takes one with a DICOM series as a volume")
     kind = kind_of(sample.file)
     if kind == "dicom":
         return dicom.probe(sample.file, sample.where, reading, sample.part)

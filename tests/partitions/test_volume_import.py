@@ -7,6 +7,7 @@ from typing import Any
 
 import highdicom
 import numpy as np
+import pydicom
 import pytest
 from pydicom import Dataset
 from pydicom.sequence import Sequence
@@ -234,6 +235,21 @@ def test_highdicom_s_own_seg_is_read(tmp_path):
     np.testing.assert_array_equal(mask_of(files, [tmp_path / "seg.dcm"], "LIVER"), box())
 
 
+def test_a_label_map(tmp_path, monkeypatch):
+    """The newer kind of SEG, whose pixels are numbers of segments."""
+    made = highdicom.seg.Segmentation
+
+    def label_map(*, segmentation_type: str, **others: Any) -> Any:
+        return made(segmentation_type="LABELMAP", **others)
+
+    monkeypatch.setattr(highdicom.seg, "Segmentation", label_map)
+    files, mask = write_series(tmp_path, values()), box().astype(np.uint8)
+    mask[2, 3, 4] = 2
+    write_segmentation(tmp_path / "seg.dcm", files, mask, ("background", "liver", "core"), "here")
+    assert pydicom.dcmread(tmp_path / "seg.dcm").SegmentationType == "LABELMAP"
+    np.testing.assert_array_equal(mask_of(files, [tmp_path / "seg.dcm"], "liver", "core"), mask)
+
+
 def test_rtstruct_contours_with_a_hole(tmp_path):
     """Corners half a pixel around rows 2..5 and columns 3..6 of slice 1; within it a contour around one voxel."""
     files = write_series(tmp_path, values())
@@ -304,10 +320,15 @@ def test_resampling_turns_back_whatever_the_axes():
 
 
 def test_a_folder_of_series_with_outlines(tmp_path, capsys):
-    """Ten studies with SEG objects; one without is left out and counted; the recipe repeats it; nobody is named."""
+    """Ten outlined studies; one without outlines is left out and counted; the recipe repeats it; nobody is named."""
     for i in range(11):
-        files = write_series(tmp_path / "x" / f"{i}", values() + i, study=i)
-        if i < 10:
+        burnt: dict[str, Any] = {"BurnedInAnnotation": "YES" if i == 3 else None}
+        files = write_series(tmp_path / "x" / f"{i}", values() + i, study=i, **burnt)
+        if i == 0:
+            rows, columns = np.array([1.5, 1.5, 5.5, 5.5]), np.array([2.5, 6.5, 6.5, 2.5])
+            contours = [np.column_stack([columns - 10, 2 * rows - 20, np.full(4, 30 + 3 * z)]) for z in (1, 2, 3)]
+            write_rtstruct(tmp_path / "x" / "rt", files, {"LIVER": contours})
+        elif i < 10:
             write_seg(tmp_path / "x" / f"{i}" / "seg", files, {"Liver": box()})
     out = tmp_path / "a.npz"
     options = ["--volume", "6,8,8", "--spacing", "3,2,1", "--outlines", "liver", "--window=500,1000"]
@@ -315,6 +336,7 @@ def test_a_folder_of_series_with_outlines(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "volumes of 6 x 8 x 8, 1 channel, float32" in printed.out and "1 = liver" in printed.out
     assert "1 of 11 studies have no series with a SEG or RTSTRUCT object: left out" in printed.out
+    assert "1 of 10 pictures say that text is burnt into them: look at them" in printed.out
     assert leaks(printed.out, printed.err, (tmp_path / "a.recipe.toml").read_text(), files=(out,)) == []
     with np.load(out) as npz:
         assert npz["x_train"].shape[1:] == (1, 6, 8, 8) and npz["y_train"].shape[1:] == (6, 8, 8)
@@ -364,6 +386,20 @@ def test_a_csv_of_volumes_and_masks(tmp_path):
         for x, y in zip(part.x[..., 0], part.y, strict=True):
             np.testing.assert_array_equal(y, box())
             np.testing.assert_allclose(x * 1000 - round(float(x[0, 0, 0]) * 1000), values(), atol=1e-2)
+
+
+def test_a_folder_in_a_csv_is_not_named(tmp_path, capsys):
+    """Of one series it is a volume; without --volume, or with several series, it is refused by its line."""
+    folder = tmp_path / "Zarathustra"
+    write_series(folder / "a", values())
+    (tmp_path / "l.csv").write_text("file,label\nZarathustra,0\n")
+    command = ["import", str(tmp_path / "l.csv"), "--out", str(tmp_path / "a.npz")]
+    assert main(command) == 2
+    write_series(folder / "b", values(), series=2)
+    assert main([*command, "--volume", "6,8,8"]) == 2
+    said = capsys.readouterr().err
+    assert "l.csv, line 2: its file is a folder; --volume takes one" in said and leaks(said) == []
+    assert "l.csv, line 2: its folder has 2 series; one is a volume, chosen by --series" in said
 
 
 @pytest.mark.parametrize(
