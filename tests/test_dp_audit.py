@@ -23,7 +23,7 @@ def test_the_audit_finds_faults_and_only_these(fault: str) -> None:
     assert any(f.bound > f.claimed for f in found) == (fault != "none")
 
 
-@pytest.mark.parametrize("network", ["fedala-cnn", "diversifed-cnn", "fasttext", "fedapm-signals"])
+@pytest.mark.parametrize("network", ["fedala-cnn", "small-cnn", "fasttext", "fedapm-signals"])
 def test_a_private_step_has_at_most_twice_a_plain_step_s_memory(network: str) -> None:
     """With the model, its gradient and the batch; of a few numbers a step is more, which are kilobytes."""
     calls, clipping, (x, _) = steps(network, 64)

@@ -2,7 +2,8 @@
 
 A unit is a record, or a patient, whose gradient is the mean of their records' gradients. Records of a network of known
 layers go together, a chunk at a time: one backward pass to the layers' outputs gives all norms, and with these the
-weighted sum (``layers.py``). Everything else, and patients, go one unit at a time, a backward pass each.
+weighted sum (``layers.py``). Everything else, and patients with several records, go one unit at a time, a backward pass
+each.
 
 A chunk holds as many records as keep what the layers saw and what comes back to them about as large as the activations
 of a plain step. Whether a network may go together is tried out: the norms and the sum of its first few records must
@@ -58,7 +59,8 @@ class Clipping:
         total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         if not len(y):
             return total, value
-        if groups is None and self.together and self._may_go_together(x, y, loss, network):
+        alone = groups is None or len(groups) == len(y)  # every patient has one record
+        if alone and self.together and self._may_go_together(x, y, loss, network):
             for part in torch.split(torch.arange(len(y), device=y.device), chunk_size(x)):
                 value += self._chunk(rows(x, part), y[part], loss, network, total)[0]
             return total, value
@@ -219,6 +221,8 @@ def each_loss(loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, 
 
 def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
     """The mean over records of each one's loss by itself."""
+    if loss in MEANS:
+        return loss
     if isinstance(loss, OnFeatures):
         return OnFeatures(lambda logits, features, y: each_loss(loss, logits, features, y).mean())
     return lambda logits, y: each_loss(loss, logits, None, y).mean()

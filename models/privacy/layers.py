@@ -35,7 +35,8 @@ class Rows(NamedTuple):
 Each = Iterator[tuple[nn.Parameter, Tensor, tuple[int, ...]]]
 Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
 CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-UNFOLDED = 2**19  # numbers of unfolded inputs at once
+UNFOLDED = 2**18  # numbers of unfolded inputs at once
+DOUBLES = 2**16  # numbers of float64 at once
 SHORT = 1e-18  # squares of shorter vectors are not known to float32: terms count as having it
 CANCELLED = 1000  # times the norm of a sample's gradient: the norms of its terms together
 
@@ -84,9 +85,15 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
         return torch.mul(*(torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))).square().sum(1)
     terms = torch.mul(*(_lengths(v).clamp(min=SHORT) for v in (a, d))).sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
-        a, d = a.double(), d.double()  # squares of terms that cancel to a thousandth need it
-        return at_least(((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0), terms)
+        each = max(1, DOUBLES // (positions * (a.shape[2] + d.shape[2])))
+        parts = zip(torch.split(a, each), torch.split(d, each), strict=True)
+        return at_least(torch.cat([_by_positions(x.double(), y.double()) for x, y in parts]), terms)
     return at_least((d.mT @ a).square().sum((1, 2)), terms)
+
+
+def _by_positions(a: Tensor, d: Tensor) -> Tensor:
+    """Of float64, which squares of terms that cancel to a thousandth need."""
+    return ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
 
 
 def _lengths(v: Tensor) -> Tensor:

@@ -273,6 +273,15 @@ def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
     assert float(total.norm()) <= 0.4
 
 
+def test_patients_of_one_record_each_go_together() -> None:
+    torch.manual_seed(0)
+    model = flat_model("mlp", (4,), 3, None, "cpu")
+    x, y, clipping = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]), Clipping(model, 0.2)
+    patients, _ = clipping.total(x, y, F.cross_entropy, None, list(torch.split(torch.arange(5), 1)))
+    assert clipping.units == 5 and list(clipping.tried.values()) == [True]
+    assert torch.equal(patients, clipping.total(x, y, F.cross_entropy, None, None)[0])
+
+
 def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
     model = flat_model("resnet8", (1, 8, 8), 3, None, "cpu")
     with pytest.raises(UserError, match=r"^dp = true: not with this network: its BatchNorm2d \(.*small-cnn"):
