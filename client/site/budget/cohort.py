@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SiteError
-from ..trust.chain import write_whole
+from ..trust.chain import digest, write_whole
 
 FOLDER = "budget"  # in the state directory
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,6 +36,7 @@ class DataFile:
     records: int
     patients: int | None
     links: tuple[str, ...]  # earlier versions that share a sample with it
+    note: str = ""  # SHA-256 of the note, which a charge binds: who edits one has no fresh budget
 
     @property
     def name(self) -> str:
@@ -76,22 +77,33 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
         except ValueError as error:
             raise SiteError(f"its data file cannot be counted: {error}") from None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own = set(found["samples"])
-        links = [file.stem for file in sorted(folder.glob("*.samples")) if not own.isdisjoint(file.read_text().split())]
-        write_whole(folder / f"{sha256}.samples", "\n".join(found["samples"]) + "\n")
+        own, listed = set(found["samples"]), "\n".join(found["samples"]) + "\n"
+        links = [file.stem for file in sorted(folder.glob("*.samples")) if not own.isdisjoint(samples_in(file))]
+        write_whole(folder / f"{sha256}.samples", listed)
         fields = {key: found[key] for key in ("cohort", "records", "patients")}
-        write_whole(folder / f"{sha256}.json", json.dumps({**fields, "silo": silo, "links": links}) + "\n")
+        fields |= {"silo": silo, "links": links, "samples": digest(listed.encode())}
+        write_whole(folder / f"{sha256}.json", json.dumps(fields) + "\n")
     return noted(state, sha256)
+
+
+def samples_in(file: Path) -> list[str]:
+    """The digests of an earlier version's samples. Raises SiteError where they are not those that were noted."""
+    text, note = file.read_text(), file.with_suffix(".json")
+    if note.exists() and digest(text.encode()) != json.loads(note.read_text()).get("samples", digest(text.encode())):
+        raise SiteError(f"{FOLDER}/data/{file.name} was changed: restore the state directory")
+    return text.split()
 
 
 def noted(state: Path, sha256: str) -> DataFile:
     """The version as it was noted. Raises SiteError where that is missing or damaged."""
     file = state / FOLDER / "data" / f"{sha256}.json"
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        found = json.loads(text)
         patients = found["patients"]
         counts = int(found["records"]), None if patients is None else int(patients)
-        return DataFile(sha256, str(found["silo"]), str(found["cohort"]), *counts, tuple(map(str, found["links"])))
+        names, links = (str(found["silo"]), str(found["cohort"])), tuple(map(str, found["links"]))
+        return DataFile(sha256, *names, *counts, links, digest(text.encode()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SiteError(
             f"{FOLDER}/data/{file.name} is missing or damaged ({type(error).__name__}): restore the state directory"

@@ -24,7 +24,7 @@ from ..errors import SiteError
 from ..trust.chain import EVERY, Chain, read_head
 from ..trust.policy import Policy
 from .accounting import Cost, default_delta, epsilon_of
-from .cohort import FOLDER, DataFile, cohort_of
+from .cohort import FOLDER, DataFile, cohort_of, noted
 
 CHARGE, SENT = "charge", "sent"
 Line = Mapping[str, Any]
@@ -120,7 +120,8 @@ class Ledger(Chain):
                 f"to {after:.3g} (delta {delta:.1g}): silofl budget"
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}
-        self.write({**self._entry(release, CHARGE), **new, **spent, "cohort": release.data.cohort})
+        about = {"cohort": release.data.cohort, "note": release.data.note}
+        self.write({**self._entry(release, CHARGE), **new, **spent, **about})
         return Spent(before, after, delta)
 
     def _unchanged(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
@@ -132,6 +133,9 @@ class Ledger(Chain):
     def of_cohort(self, lines: Sequence[Line], data: DataFile) -> list[Line]:
         """The charges of the people that a data file is about."""
         versions = cohort_of(self.state, data, {line["data"] for line in charges(lines)})
+        for line in charges(lines):
+            if (note := line.get("note")) and noted(self.state, line["data"]).note != note:
+                raise SiteError(f"{FOLDER}/data/{line['data']}.json was changed: restore the state directory")
         return [line for line in charges(lines) if line["data"] in versions]
 
     def _entry(self, release: Release, kind: str) -> dict[str, Any]:

@@ -231,6 +231,17 @@ def test_an_older_copy_of_the_state_directory_is_found_by_the_servers_count(tmp_
     ledger.charge(message(data, 2), NO_BUDGET, attended=1)
 
 
+@pytest.mark.parametrize(("ending", "old", "new"), [("json", '"clinic"', '"other"'), ("samples", "\n", "0\n")])
+def test_a_note_that_was_edited_gives_no_fresh_budget(ending: str, old: str, new: str, tmp_path: Path) -> None:
+    """Of whose data a file is, and of which samples it has, is bound by the charge."""
+    data, ledger = known(tmp_path), Ledger(tmp_path)
+    ledger.charge(message(data), NO_BUDGET)
+    note = tmp_path / "budget" / "data" / f"a.{ending}"
+    note.write_text(note.read_text().replace(old, new))
+    with pytest.raises(SiteError, match=rf"a\.{ending} was changed: restore the state directory"):
+        ledger.charge(message(known(tmp_path, "b", range(5, 25)), 2), NO_BUDGET)
+
+
 # --- crashes and other processes --------------------------------------------------------------------------------------
 
 CHILD = """
