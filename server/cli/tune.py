@@ -56,7 +56,7 @@ def tune(args: argparse.Namespace) -> None:
         import optuna  # noqa: F401
     except ImportError:
         raise UserError("silofl tune needs Optuna, which is not installed: pip install -e '.[tuning]'") from None
-    from server.simulation.workers import engine_of
+    from server.simulation.workers import engine_of, kept
     from server.tuning.search import Request, tune
     from server.tuning.space import read_space
     from strategies.base.run_settings import defaults
@@ -73,7 +73,9 @@ def tune(args: argparse.Namespace) -> None:
         raise UserError(f"--seed {seed}: one seed is wanted here; compare what was found with several seeds afterwards")
     request = Request(values, names, read_space(args.space, names), args.trials, args.sampler, args.objective)
     try:
-        book = tune(request, Path(str(out)).expanduser(), engine_of(args.workers))
+        engine = engine_of(args.workers)
+        with kept(args.workers):
+            book = tune(request, Path(str(out)).expanduser(), engine)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the same command goes on with the search") from None
     for strategy, cost in book.costs().items():

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -289,31 +289,56 @@ def on_ray() -> Engine:
         raise UserError("--workers ray needs Ray, which is not installed: pip install 'flwr[simulation]'") from None
 
     def engine(jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
-        ours = not ray.is_initialized()
-        if ours:
-            ray.init(include_dashboard=False, logging_level=logging.WARNING)
-        runs = [job.run for job in jobs.values()]
-        threads = threads_for(runs[0].common.threads)
-        gpus = int(any(device_of(run, server_context(run)).type == "cuda" for run in runs))
-        nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
-        largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
-        # A process for each run: its threads, and what it holds on a GPU, end with it.
-        task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
-        going = {
-            task.remote(str(j.directory.path.resolve()), j.run.run_key, j.run.common.resume, threads, j.until): key
-            for key, j in jobs.items()
-        }
-        try:
-            while going:
-                ready, _ = ray.wait(list(going), num_returns=len(going), timeout=PAUSE)
-                yield {going.pop(done): _code_of(ray, done) for done in ready}
-        finally:
-            for left in going:
-                ray.cancel(left, force=True)
-            if ours:
-                ray.shutdown()
+        with cluster(ray):
+            yield from _on(ray, jobs)
 
     return engine
+
+
+@contextlib.contextmanager
+def cluster(ray: Any) -> Iterator[None]:
+    """Connect to Ray, where this process has not yet, until the block ends: a search calls its engine many times."""
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def kept(workers: str) -> Iterator[None]:
+    """Keep what :func:`engine_of` would start anew for each call."""
+    if workers != "ray":
+        yield
+        return
+    import ray
+
+    with cluster(ray):
+        yield
+
+
+def _on(ray: Any, jobs: Mapping[str, Job]) -> Generator[Ends, None, None]:
+    runs = [job.run for job in jobs.values()]
+    threads = threads_for(runs[0].common.threads)
+    gpus = int(any(device_of(run, server_context(run)).type == "cuda" for run in runs))
+    nodes: Any = ray.nodes()
+    largest = max(node["Resources"].get("CPU", 1) for node in nodes if node["Alive"])
+    # A process for each run: its threads, and what it holds on a GPU, end with it.
+    task = ray.remote(num_cpus=min(threads, largest), num_gpus=gpus, max_retries=0, max_calls=1)(work_on_ray)
+    going = {
+        task.remote(str(j.directory.path.resolve()), j.run.run_key, j.run.common.resume, threads, j.until): key
+        for key, j in jobs.items()
+    }
+    try:
+        while going:
+            ready, _ = ray.wait(list(going), num_returns=len(going), timeout=PAUSE)
+            yield {going.pop(done): _code_of(ray, done) for done in ready}
+    finally:
+        for left in going:
+            ray.cancel(left, force=True)
 
 
 def work_on_ray(path: str, key: str, resume: bool, threads: int, until: int) -> int:

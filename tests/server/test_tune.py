@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,13 @@ from server.results.history import History
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tuned import tuned_study
-from server.simulation.workers import Job, engine_of, work
+from server.simulation.workers import Job, engine_of, kept, work
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import Book, score_of
 from strategies.base.state import State
 
+ROOT = Path(__file__).parents[2]
 SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
 
 
@@ -328,6 +332,61 @@ def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path, whole:
     """Two real processes at a time, with the same trials."""
     search(request(table, "random", 3), tmp_path / "out", engine_of("2"))
     assert left(tmp_path / "out") == left(whole["random"])
+
+
+# A run that has got to round 2 of this trial, and a search that has ended two trials, are killed as the kernel kills.
+KILLED = """
+import os, signal, sys
+
+import server.run.loop, server.tuning.trials
+from server.cli.main import main
+
+def round(self, strategy, number, ordinary=server.run.loop.RoundLoop.round):
+    if self.directory.path.name == "fedprox-0001" and number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ordinary(self, strategy, number)
+
+def keep(self, trial, ordinary=server.tuning.trials.Book.keep):
+    ordinary(self, trial)
+    if sum(one.state != "" for one in self.trials) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if "--workers" in sys.argv:
+    server.tuning.trials.Book.keep = keep
+else:
+    server.run.loop.RoundLoop.round = round
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+def test_kill_9_in_the_middle_of_a_search(
+    table: Path, whole: dict[str, Path], tmp_path: Path, workers: list[str]
+) -> None:
+    """In a trial's round, and while workers have trials: the same command leaves what an undisturbed search leaves."""
+    given = ["tune", "--strategy", "fedavg,fedprox", "--data", str(table), "--partition", "iid", "--silos", "2"]
+    given += ["--rounds", "2", "--seed", "5", "--trials", "3", "--sampler", "random", "--out", str(tmp_path / "out")]
+    given += ["--set", "threads=1", "model=mlp", "mlp.hidden=", "validation=0.3", "--space", *SPACE, *workers]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *given], cwd=ROOT, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    done = rows(tmp_path / "out")
+    assert 1 <= len(done) < 6
+    assert main(given) == 0
+    assert left(tmp_path / "out") == left(whole["random"])
+
+
+@pytest.mark.deployed
+def test_trials_on_ray(table: Path, tmp_path: Path) -> None:
+    """One cluster of this machine's own for the whole search, also where halving asks it twice."""
+    import ray
+
+    small: dict[str, Any] = {"strategies": ["fedavg"], "space": SPACE[:1], "rounds": 3}
+    with kept("ray"):
+        search(request(table, "halving", 3, **small), tmp_path / "ray", engine_of("ray"))
+        assert ray.is_initialized()
+    assert not ray.is_initialized()
+    search(request(table, "halving", 3, **small), tmp_path / "turns")
+    assert left(tmp_path / "ray") == left(tmp_path / "turns")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
