@@ -102,6 +102,22 @@ def test_plots_show_themselves_in_a_notebook(run: silofl.Run) -> None:
     assert list(means["FedAvg"]) == list(frame["fedavg"])
 
 
+def test_the_notebook_of_the_documentation(study: Path, tmp_path: Path) -> None:
+    """Executed by a kernel of its own, beside such a study: tables, plots, a model, and no cell that fails."""
+    nbclient = pytest.importorskip("nbclient", reason="make install brings it")
+    nbformat = pytest.importorskip("nbformat")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "study").symlink_to(study)
+    book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells)  # a reader sees what their own run says
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = ["".join(str(out.get("data", out)) for out in c.outputs) for c in book.cells if c.cell_type == "code"]
+    assert len(shown) == 7 and all(shown)
+    assert "text/html" in shown[1] and "fedavg" in shown[1]
+    assert all("image/png" in one for one in shown[3:5])
+    assert "silofl model of hospital-02: local, seed 1" in shown[6]
+
+
 def test_no_run_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(silofl.UserError, match="holds no run"):
         silofl.load_run(tmp_path)
