@@ -16,11 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
+from client.local_data import silo_name
 from client.session import ClientSession
+from client.store import StateStore
 from partitions.common.files import append
 from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import EPSILON
 from strategies.base.transport.payload import wire_bytes
 
 LARGEST = 1 << 23  # bytes of a file, after which it is begun anew
@@ -33,6 +37,7 @@ class OwnProgress:
         self.session, self.kind = session, message.metadata.message_type
         self.started = time.time()
         self.closing = False
+        self.received = wire_bytes(message.content)
         self.folder: Path | None = None
 
     def begins(self, config: Mapping[str, Any]) -> None:
@@ -67,17 +72,38 @@ class OwnProgress:
             return
         seconds, rounds = time.time() - self.started, self.session.settings.common.rounds
         self._add("reply", silo=self.session.name, seconds=seconds)
-        size = {"bytes": up, "bytes_down": 0, "bytes_up": up}
+        size = {"bytes": self.received + up, "bytes_down": self.received, "bytes_up": up}
+        if EPSILON in metrics:
+            common["epsilon"] = {self.session.name: float(metrics[EPSILON])}
         self._add("round", round=server_round, rounds=rounds, seconds=seconds, **size, **common)
 
     def _add(self, event: str, **values: Any) -> None:
-        if self.folder is None:
-            return
-        common = self.session.settings.common
-        line = json.dumps({"event": event, "strategy": common.strategy, "seed": common.seed, **values}) + "\n"
-        file = self.folder / "progress.jsonl"
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if file.exists() and file.stat().st_size > LARGEST:
-                file.unlink()
-            append(file, line, durable=False)
+        if self.folder is not None:
+            common = self.session.settings.common
+            with contextlib.suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                add_event(self.folder, event, strategy=common.strategy, seed=common.seed, **values)
+
+
+def note_failure(message: Message, context: Context, settings: RunSettings, reason: str) -> None:
+    """Note why a message of a run that has begun here has failed; of a run that never began nothing is written.
+
+    The message may be anything: what it lacks is in the silo's log and in its audit log.
+    """
+    if "state-dir" not in context.node_config:
+        return
+    with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+        config = message.content["config"]
+        store = StateStore(context, str(config["run"]), settings.run_key, str(config["run_id"]))
+        if store.folder is not None and store.folder.is_dir():
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            which = {"strategy": settings.common.strategy, "seed": settings.common.seed}
+            add_event(store.folder, "left_out", **which, silo=silo_name(context), time=when, message=reason)
+
+
+def add_event(folder: Path, event: str, **values: Any) -> None:
+    """Add a line to a run's events; a file that is large is begun anew. Raises OSError."""
+    file = folder / "progress.jsonl"
+    if file.exists() and file.stat().st_size > LARGEST:
+        file.unlink()
+    append(file, json.dumps({"event": event, **values}) + "\n", durable=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from client.faults import report
+from client.progress import note_failure
 from client.session import ClientSession
 from client.site.audit_gate import (
     BY_SITE,
@@ -26,6 +28,7 @@ from client.site.flower import internal
 from client.site.messages import charge_message, check_message
 from client.site.study.protocol import Study
 from models.threads import use_threads
+from partitions.common.errors import UserError
 from partitions.common.files import is_full, keep_private
 from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
@@ -42,6 +45,11 @@ Charged = dict[str, Any] | None  # what a message cost in the site's privacy bud
 def settings_of(run_config: tuple[tuple[str, type, Any], ...]) -> RunSettings:
     """The run's settings, parsed once for all its messages. (With the types, for True equals 1.)"""
     return parse_settings({key: value for key, _, value in run_config})
+
+
+def settings_in(context: Context) -> RunSettings:
+    """The settings of the run that a message is of."""
+    return settings_of(tuple((key, type(value), value) for key, value in context.run_config.items()))
 
 
 def answer(handler: Handler) -> Callable[[Message, Context], Message]:
@@ -69,7 +77,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             if task is not None:
                 task |= take_receipt(message, context)
             charged = charge_message(message, context, study, read=describe_units) if counts else None
-            settings = settings_of(tuple((k, type(v), v) for k, v in context.run_config.items()))
+            settings = settings_in(context)
             use_threads(settings.common.threads)
             session = ClientSession(settings, context, study=study)
             session.check_floor()
@@ -77,7 +85,9 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
         except Exception as error:
             if is_full(error) and "state-path" in context.node_config:
                 raise  # a simulation's silos have one disk, its user's: no silo is left out for that
-            code = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION
-            return study, charged, Message(Error(code, report(error)), reply_to=message)
+            code, reason = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, report(error)
+            with contextlib.suppress(UserError):
+                note_failure(message, context, settings_in(context), reason)
+            return study, charged, Message(Error(code, reason), reply_to=message)
 
     return handle

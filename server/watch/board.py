@@ -104,6 +104,7 @@ class Board:
             "closed": self._closed,
             "transfer": self._transfer,
             "silos": self._silos,
+            "left_out": self._left_out,
             "stopped": self._stopped,
             "error": self._error,
             "done": self._done,
@@ -112,7 +113,7 @@ class Board:
     def take(self, event: Event) -> None:
         """Take in one event; one of an unknown kind is passed over."""
         kind = text(event.get("event"))
-        if kind in ("note", "refused", "stopped", "error"):
+        if kind in ("note", "refused", "stopped", "error", "left_out"):
             self.notes.append((text(event.get("time")), line(event.get("message"))))
         handler = self.handlers.get(kind)
         strategy, seed = text(event.get("strategy")), whole(event.get("seed"))
@@ -134,6 +135,14 @@ class Board:
             run.silo(name)
         for name, why in self._names(event.get("left_out")):
             run.silo(name).left_out = line(why)
+
+    def _left_out(self, run: RunState, event: Event) -> None:
+        """A site's own message that failed: its silo no longer trains, and the round goes on without it."""
+        for name, why in self._names({text(event.get("silo")): event.get("message")}):
+            silo = run.silo(name)
+            silo.doing, silo.left_out = "", line(why)
+            silo.missed += 1
+            run.asked = 0.0
 
     def _begin(self, run: RunState, event: Event) -> None:
         run.state, run.why, run.transfer = "running", "", ""
@@ -237,7 +246,7 @@ class Board:
         }
 
     def _overview(self, run: RunState) -> dict[str, Any]:
-        validation = next((val for number, val, _ in run.curve if number == run.chosen.round), None)
+        validation = mean(run.chosen.best) if run.chosen.best else None
         best = statistics.fmean(run.best.values()) if run.best else None
         gains = [gain for silo in run.best if (gain := self._gain(run, silo)) is not None]
         return {
@@ -247,7 +256,8 @@ class Board:
             "round": run.round,
             "rounds": run.rounds,
             "score": run.score,
-            "best_round": run.chosen.round or None,
+            "best_round": run.chosen.round or None,  # the closing evaluation has one number more than the last round
+            "best_when": "" if not run.chosen.round else _when(run.chosen.round, run.round),
             "best_validation": validation,
             "best_test": best,
             "gain": statistics.fmean(gains) if gains else None,
@@ -290,6 +300,11 @@ class Board:
                 for name, silo in sorted(run.silos.items())
             ],
         }
+
+
+def _when(number: int, last: int) -> str:
+    """Return a round as the report names it."""
+    return str(number) if number <= last else f"after {last}"
 
 
 def text(value: object) -> str:

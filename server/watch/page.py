@@ -179,7 +179,7 @@ function draw() {
   at("note-part").hidden = picture.notes.length === 0;
   at("notes").replaceChildren(...picture.notes.map(n => make("li", (n.time + " " + n.text).trim())));
   if (run === null) {
-    put(at("head"), picture.fault || "no run has begun");
+    put(at("head"), picture.fault || "no run has begun" + (picture.site ? "; silofl audit has messages that were refused" : ""));
     return;
   }
   clock();
@@ -188,7 +188,7 @@ function draw() {
   put(at("transfer"), run.transfer);
   at("bar").value = run.rounds ? run.round / run.rounds : 0;
   const tiles = [["round takes", time(run.pace)], ["to the end", time(run.left)], ["all rounds so far", time(run.took)],
-    ["bytes", size(run.bytes)], ["best round", run.best_round === null ? "\\u2013" : String(run.best_round)],
+    ["bytes", size(run.bytes)], ["best round", run.best_when || "\\u2013"],
     ["its mean validation " + (run.score || "score"), score(run.best_validation)],
     ["its mean test " + (run.score || "score"), score(run.best_test)], ["its mean gain over local", gain(run.gain)]];
   at("tiles").replaceChildren(...tiles.map(([name, value]) => {
@@ -198,7 +198,7 @@ function draw() {
   }));
   table(at("runs"), ["method", "seed", "state", "rounds", "best round", "validation", "test", "gain over local"],
     picture.runs.map(r => [[r.strategy], [String(r.seed)], [r.state, r.state === "failed" ? "bad" : ""], [r.round + "/" + r.rounds],
-      [r.best_round === null ? "\\u2013" : String(r.best_round)], [score(r.best_validation)], [score(r.best_test)], [gain(r.gain)]]));
+      [r.best_when || "\\u2013"], [score(r.best_validation)], [score(r.best_test)], [gain(r.gain)]]));
 }
 
 function status(lost) {

@@ -20,77 +20,96 @@ from server.watch.board import Board
 PROGRESS = "progress.jsonl"
 RUNS = Path("runs")  # where runs land if nothing else is said
 FIRST = 512  # bytes at the beginning, by which two files differ
-LARGEST = 1 << 24  # bytes that are read at once
+LARGEST = 1 << 22  # bytes that are read at once
+
+
+class Tail:
+    """One file, of which new whole lines are read once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._stamp: tuple[int, int] | None = None  # device and inode, which a new file may have again
+        self._begins = b""  # the first bytes
+        self.position = 0  # up to which it was read
+
+    def is_new(self) -> bool:
+        """Return whether it is another file than the one that was read, or one that was written anew."""
+        found, begins = self.file.stat(), first_bytes(self.file)
+        stamp = found.st_dev, found.st_ino
+        other = stamp != self._stamp or not begins.startswith(self._begins) or found.st_size < self.position
+        self._stamp, self._begins = stamp, begins
+        return other
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Yield the events of the next whole lines; what is no event is passed over.
+
+        At most :data:`LARGEST` bytes are read, so that a page with a long file behind it still answers.
+        """
+        with self.file.open("rb") as reading:
+            reading.seek(self.position)
+            data = reading.read(LARGEST)
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == LARGEST:
+            end = LARGEST  # a line that no process of ours writes
+        self.position += end
+        for text in data[:end].splitlines():
+            try:
+                event = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                yield event
 
 
 class Source:
-    """The file that is followed.
+    """The file that is followed; at a site those of all methods and seeds of its newest run.
 
     ``folder``: a run's directory, or one whose newest run is followed. With ``silo``, a site's own name, it is the
     site's state directory.
     """
 
-    def __init__(self, folder: Path, silo: str = "") -> None:
+    def __init__(self, folder: Path, silo: str = "", *, expected: bool = False) -> None:
         self.folder, self.silo = folder, silo
+        self.expected = expected  # the folder is made by the first run
         self.board = Board(silo)
-        self.file: Path | None = None
-        self._stamp: tuple[int, int] | None = None  # device and inode, which a new file may have again
-        self._begins = b""  # the first bytes
-        self._read = 0
+        self.tails: list[Tail] = []
 
-    def newest(self) -> Path | None:
-        """Return the file to follow now; None where there is none yet."""
+    def files(self) -> list[Path]:
+        """Return the files to follow now, the newest last; empty where there is none yet."""
         if self.silo:
-            found = list(self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}"))
-        elif (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():
-            return self.folder / PROGRESS
-        else:
-            found = list(self.folder.glob(f"*/{PROGRESS}"))
-        return max(found, key=_modified, default=None)
+            found = self.folder.glob(f"*/*/{glob.escape(self.silo)}/run-*/{PROGRESS}")
+            newest = {file.parents[2]: file for file in sorted(found, key=_modified)}  # of each method and seed
+            ordered = sorted(newest.values(), key=_modified)
+            return [file for file in ordered if file.parents[3] == ordered[-1].parents[3]]
+        if (self.folder / "config.toml").is_file() or (self.folder / PROGRESS).is_file():
+            return [file for file in [self.folder / PROGRESS] if file.exists()]
+        return sorted(self.folder.glob(f"*/{PROGRESS}"), key=_modified)[-1:]
 
     def look(self) -> bool:
         """Take in what is new, and return whether something is. Raises OSError where the folder cannot be read."""
-        os.stat(self.folder)
-        file = self.newest()
-        if file is None or not file.exists():
+        if self.expected and not self.folder.exists():
             return False
-        found = file.stat()
-        stamp = found.st_dev, found.st_ino
-        begins = first_bytes(file)
-        other = stamp != self._stamp or not begins.startswith(self._begins)
-        if again := other or found.st_size < self._read:  # another file, or one that was written anew
-            self.file, self._stamp, self._read, self.board = file, stamp, 0, Board(self.silo)
-        self._begins = begins
-        news = False
-        for event in self._events(file):
-            self.board.take(event)
-            news = True
-        return news or again
-
-    def _events(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield the new whole lines; what is no event is passed over."""
-        while True:
-            with file.open("rb") as reading:
-                reading.seek(self._read)
-                data = reading.read(LARGEST)
-            end = data.rfind(b"\n") + 1
-            if not end and len(data) == LARGEST:
-                end = LARGEST  # a line that no process of ours writes
-            if not end:
-                return
-            self._read += end
-            for text in data[:end].splitlines():
-                try:
-                    event = json.loads(text)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict):
-                    yield event
+        os.stat(self.folder)
+        files = self.files()
+        followed = [tail.file for tail in self.tails]
+        again = bool(files) and not set(followed) <= set(files)
+        self.tails += [Tail(file) for file in files if file not in followed]
+        fresh = [tail.is_new() for tail in self.tails if tail.file in files]
+        if again or any(new and tail.file in followed for new, tail in zip(fresh, self.tails, strict=False)):
+            self.board, self.tails = Board(self.silo), [Tail(file) for file in files]
+            fresh = [tail.is_new() for tail in self.tails]
+        news = any(fresh)
+        for tail in self.tails if files else []:
+            before = tail.position
+            for event in tail.events():
+                self.board.take(event)
+            news |= tail.position != before
+        return news
 
     @property
     def title(self) -> str:
         """Return the name of what is watched: of the run directory, or of the silo."""
-        return self.silo or (self.file.parent.name if self.file else self.folder.name)
+        return self.silo or (self.tails[-1].file.parent.name if self.tails else self.folder.name)
 
 
 def first_bytes(file: Path) -> bytes:
@@ -152,13 +171,11 @@ def _silo_in(state: Path) -> str:
 
 
 def _of_connection(name: str) -> Source:
-    """Return the folder in which runs of a connection land. Raises UserError where there is no such connection."""
+    """Return the folder of a connection's runs, also before the first. Raises UserError where there is none."""
     try:
         read_connection(name)
     except ValueError as error:
         raise UserError(f"there is no run directory {name}; and {error}") from None
     deployed = find_deployed(name)
     folder = Path(deployed.runs) if deployed else RUNS.absolute()
-    if not folder.is_dir():
-        raise UserError(f"{name} has no runs in {folder} yet: start one, or name its directory")
-    return Source(folder)
+    return Source(folder, expected=True)

@@ -21,7 +21,8 @@ LOG_LINES = 5
 def show(source: Source, *, once: bool) -> None:
     """Print the picture; without ``once`` it stays, and follows the run until Ctrl-C."""
     console = Console(highlight=False, emoji=False)
-    source.look()
+    while source.look():  # a long file is read in parts
+        pass
     if once:
         console.print(drawn(source.board.picture(), source.title))
         return
@@ -36,7 +37,8 @@ def drawn(picture: Mapping[str, Any], title: str) -> RenderableType:
     """Return a picture as rich draws it; no text of a silo or the server is read as markup, or steers the terminal."""
     run = picture["run"]
     if run is None:
-        return Text(f"{escaped(title)}: no run has begun")
+        hint = "; silofl audit has messages that were refused" if picture["site"] else ""
+        return Text(f"{escaped(title)}: no run has begun{hint}")
     parts: list[RenderableType] = [Text(headline(run, title, picture["now"]), style="bold")]
     parts += [Text(escaped(found)) for found in (run["why"], run["transfer"]) if found]
     parts.append(silo_table(run, picture["now"]))
@@ -90,7 +92,7 @@ def run_table(runs: list[Mapping[str, Any]]) -> Table:
     for run in runs:
         best = [shown(run["best_validation"]), shown(run["best_test"]), shown(run["gain"], "+.4f")]
         rounds = f"{run['round']}/{run['rounds']}"
-        cells = [run["strategy"], str(run["seed"]), run["state"], rounds, str(run["best_round"] or "-"), *best]
+        cells = [run["strategy"], str(run["seed"]), run["state"], rounds, run["best_when"] or "-", *best]
         table.add_row(*(Text(escaped(cell)) for cell in cells))
     return table
 

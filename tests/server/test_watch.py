@@ -8,26 +8,32 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
 from fuzz import FEW, VALUES
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from tiny import Files, federate
+from tiny import Files, federate, settings_of
 from watching import begin, done, event, round_done, write
 
-from partitions.common.errors import UserError
+import server.watch.source
+from client.progress import note_failure
+from partitions.common.errors import DataError, UserError
 from server.cli.main import main
 from server.results.summary import run_summary
+from server.run.reporter import Progress
 from server.run.withdrawal import without
 from server.watch.access import COOKIE, read_token
 from server.watch.board import Board
 from server.watch.exposition import exposition
 from server.watch.serve import Follower, application, listen
 from server.watch.source import Source, find_source
+from strategies.base.client import SiloClient
 
 TOKEN = "0123456789abcdef-token"
 
@@ -145,6 +151,15 @@ def test_a_silo_that_withdraws_leaves_no_name_in_the_events() -> None:
         assert '"b"' not in json.dumps({k: v for k, v in without(one, "b", []).items() if isinstance(v, dict)})
 
 
+def test_the_closing_evaluation_may_be_the_best_round() -> None:
+    """Of the received model the last one is evaluated after the last round; it is named as in the report."""
+    found = board(*[one for n in (1, 2) for one in round_done(n, {"a": n / 10, "b": n / 10}, rounds=2)])
+    scores = {name: {"val": 0.5, "test": 0.75} for name in "ab"}
+    found.take(event("closed", number=2, score="accuracy", per_silo=scores))
+    run = found.picture()["runs"][0]
+    assert (run["best_round"], run["best_when"], run["best_validation"], run["best_test"]) == (3, "after 2", 0.5, 0.75)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # The file
 
@@ -176,6 +191,23 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert [row["name"] for row in source.board.picture()["run"]["silos"]] == ["a"]
 
 
+def test_a_long_file_is_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that the page answers meanwhile; a line without an end is passed over; one picture is of the whole file."""
+    monkeypatch.setattr(server.watch.source, "LARGEST", 2000)
+    for number in range(1, 9):
+        write(tmp_path, *round_done(number, {"a": number / 10}, rounds=9))
+    with (tmp_path / "progress.jsonl").open("a") as writing:
+        writing.write("x" * 5000 + "\n")
+    write(tmp_path, *round_done(9, {"a": 0.9}, rounds=9))
+    source = Source(tmp_path)
+    assert source.look()
+    assert source.board.picture()["run"]["round"] < 8
+    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
+    assert "round 9 of 9" in capsys.readouterr().out
+
+
 def test_a_folder_of_runs_shows_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, strategy, seconds in (("first", "local", 100), ("second", "apple", 200)):
@@ -188,6 +220,23 @@ def test_a_folder_of_runs_shows_the_newest(tmp_path: Path, monkeypatch: pytest.M
     os.utime(tmp_path / "runs" / "first" / "progress.jsonl", (300, 300))
     source.look()
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("first", "local")
+
+
+def test_it_waits_for_a_federations_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Runs of a connection land in `runs/`, which the first run makes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "config.toml").write_text("[superlink.hospitals]\naddress = '127.0.0.1:9093'\ninsecure = true\n")
+    assert main(["watch", "hospitals", "--text", "--once"]) == 0
+    assert capsys.readouterr().out == "runs: no run has begun\n"
+    source = find_source("hospitals")
+    assert not source.look()
+    (tmp_path / "runs").mkdir()
+    write(tmp_path / "runs" / "first", *round_done(1, {"a": 0.5}, rounds=2))
+    assert source.look() and source.title == "first"
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -218,6 +267,81 @@ def test_a_hospital_follows_its_own_silo(three: Files, tmp_path: Path, capsys: p
     assert picture["run"]["bytes_up"] == run.values("bytes_up")[0] / 3 * 2
     assert main(["watch", str(tmp_path / "state"), "--text", "--once"]) == 2
     assert "holds the states of several silos: a, b, c" in capsys.readouterr().err
+
+
+def test_a_hospitals_page_shows_a_round_that_has_failed(
+    three: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason, and that it no longer trains; the next round that counts clears it."""
+    train = SiloClient.train
+    seen: list[dict[str, Any]] = []
+
+    def trains(self: SiloClient, **options: Any) -> None:
+        if (self.silo.name, self.round) == ("b", 2):
+            raise DataError("the disk of b is slow")
+        train(self, **options)
+
+    def look(progress: Progress) -> None:
+        source.look()
+        seen.append(silo(source.board.picture(), "b"))
+
+    source = Source(tmp_path / "state", "b")
+    (tmp_path / "state").mkdir()
+    monkeypatch.setattr(SiloClient, "train", trains)
+    given: dict[str, Any] = {"directory": tmp_path / "run", "state_dir": tmp_path / "state", "watch": look}
+    federate(three, strategy="fedavg", rounds=3, **given)
+    assert [(row["doing"], row["left_out"], row["missed"]) for row in seen] == [
+        ("", "", 0),
+        ("", "the disk of b is slow", 1),
+        ("", "", 1),
+    ]
+    assert source.board.picture()["notes"][0]["text"] == "the disk of b is slow"
+
+
+def test_a_message_that_is_refused_before_any_run_has_begun_leaves_nothing(three: Files, tmp_path: Path) -> None:
+    """A server cannot fill a hospital's disk with names of runs that its policy refuses."""
+    context = Context(1, 1, {"state-dir": str(tmp_path / "state"), "name": "b"}, RecordDict(), {})
+    for config in ({"config": ConfigRecord({"run": "r", "run_id": "0" * 16})}, {"config": ConfigRecord()}, {}):
+        message: Any = SimpleNamespace(content=RecordDict(config))  # type: ignore[arg-type]
+        note_failure(message, context, settings_of(three, strategy="fedavg"), "refused")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
+    """The runs of a study are files of their own at a site; a newer run of that name, and of another, counts."""
+
+    def at_site(run: str, method: str, run_id: str, score: float, seconds: int) -> None:
+        folder = tmp_path / run / f"{method}-1" / "b" / f"run-{run_id}"
+        folder.mkdir(parents=True)
+        write(folder, *round_done(1, {"b": score}, rounds=1, strategy=method), done(method))
+        os.utime(folder / "progress.jsonl", (seconds, seconds))
+
+    at_site("first", "local", "0" * 16, 0.1, 100)
+    at_site("first", "local", "1" * 16, 0.5, 200)
+    at_site("first", "fedavg", "2" * 16, 0.75, 300)
+    source = Source(tmp_path, "b")
+    source.look()
+    picture = source.board.picture()
+    assert [(run["strategy"], run["best_test"]) for run in picture["runs"]] == [("local", 0.5), ("fedavg", 0.75)]
+    assert silo(picture, "b")["gain"] == 0.25
+    at_site("second", "apple", "3" * 16, 0.6, 400)
+    source.look()
+    assert [run["strategy"] for run in source.board.picture()["runs"]] == ["apple"]
+
+
+def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
+    """What the history has, by silo; at a hospital its own."""
+    private: dict[str, Any] = {"dp": True, "dp__noise_multiplier": 2.0, "normalization": "none"}
+    run = federate(
+        three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2, **private
+    )
+    for source in (Source(tmp_path / "run"), Source(tmp_path / "state", "b")):
+        source.look()
+        picture = source.board.picture()
+        for row in picture["run"]["silos"]:
+            wanted = [r.value for r in run.rows if (r.silo, r.metric) == (row["name"], "epsilon")][-1]
+            assert row["epsilon"] == wanted > 0
+    assert "epsilon" in exposition({**picture, "fault": ""}).decode()
 
 
 def test_a_simulation_writes_no_events_of_silos(three: Files, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from server.results.study import study_config, study_runs
 from server.run.evaluation.models import read_models, run_values
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
+from server.watch.source import Source
 
 pytestmark = [
     pytest.mark.deployed,
@@ -199,6 +200,16 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     left_out = {(r.round, r.silo) for r in history.rows if r.metric == "rejected"}
     assert (3, "hospital-02") in left_out
     assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {"hospital-01", "hospital-03"}
+    at_server, at_site = Source(out), Source(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01")
+    for source in (at_server, at_site):
+        source.look()
+    shown = {row["name"]: row for row in at_server.board.picture()["run"]["silos"]}
+    missed = sum((r.silo, r.metric) == ("hospital-02", "rejected") and r.round <= 3 for r in history.rows)
+    assert shown["hospital-02"]["missed"] == missed > 0
+    own = at_site.board.picture()["run"]
+    assert [row["name"] for row in own["silos"]] == ["hospital-01"]
+    assert (own["strategy"], own["state"], own["round"], own["rounds"]) == ("fedavg", "done", 3, 3)
+    assert own["silos"][0]["test"] == shown["hospital-01"]["test"] and own["bytes_down"] > 0
 
 
 def test_an_impostor_under_an_absent_hospitals_name_is_refused(
