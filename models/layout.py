@@ -73,6 +73,8 @@ class Layout:
 
         A buffer of no block (a BatchNorm layer's without weights) comes with all blocks only.
         """
+        if not self.buffers:
+            return ()
         inside = tuple(parts)
         names = [b.name for b in self.blocks if any(p.start <= b.start < p.stop for p in inside)]
         everything = len(names) == len(self.blocks)

@@ -36,6 +36,12 @@ def strategies() -> dict[str, type[PersonalizedStrategy]]:
     return dict(sorted(_REGISTRY.items()))
 
 
+def method_named(name: str) -> type[PersonalizedStrategy]:
+    """What ``strategy`` names. Raises KeyError where there is no such method."""
+    _import_all()
+    return _REGISTRY[name] if name in _REGISTRY else _EVALUATIONS[name]
+
+
 def runnable() -> dict[str, type[PersonalizedStrategy]]:
     """Everything that ``strategy`` may name: the methods, and the evaluation of given models."""
     return {**strategies(), evaluation.EVALUATE: _EVALUATIONS[evaluation.EVALUATE]}

@@ -29,7 +29,7 @@ from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
 from strategies.base.newcomer.settings import check_newcomers
 from strategies.base.privacy.settings import Privacy
-from strategies.base.registry import runnable, strategies
+from strategies.base.registry import method_named, runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
 from strategies.base.strategy import PersonalizedStrategy
@@ -56,13 +56,13 @@ class RunSettings:
 
     @property
     def strategy(self) -> type[PersonalizedStrategy]:
-        return runnable()[self.common.strategy]
+        return method_named(self.common.strategy)
 
     @property
     def head(self) -> Any:
         """A method's own head for the network, or None; of a model to be evaluated that of its method."""
         method = self.method.method if self.common.strategy == EVALUATE else self.common.strategy
-        return strategies()[method].head if method else None
+        return method_named(method).head if method else None
 
     @property
     def client(self) -> type[SiloClient]:
@@ -188,7 +188,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
-    method = runnable()[common.strategy]
+    method = method_named(common.strategy)
     check_newcomers(common, method.info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")

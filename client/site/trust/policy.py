@@ -20,6 +20,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ class Policy:
         return f"{key_of(name)} = {toml(getattr(self, name))}"
 
 
-def rules() -> dict[str, Field[Any]]:
+@cache
+def rules() -> Mapping[str, Field[Any]]:
     """Key in the file to field."""
     return {key_of(f.name): f for f in fields(Policy) if f.metadata}
 
