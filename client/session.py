@@ -37,6 +37,7 @@ from client.local_data import (
 from client.privacy.checks import check_floor, check_records, privacy_card
 from client.privacy.noise_key import noise_key
 from client.privacy.private_round import private_round, units_of
+from client.privacy.statistics import check_statistics, claim_statistics
 from client.site.audit_gate import folder_of
 from client.site.budget.told import add_cost
 from client.site.study.protocol import Study, narrowed
@@ -194,7 +195,12 @@ class ClientSession:
         if columns is None:
             return ((), ()), ((), ())
         alone = self.name in self.config.get("own_statistics", ())
-        mean, std = standardisation(columns, "silo" if alone else self.settings.common.normalization, self.config)
+        by = "silo" if alone else self.settings.common.normalization
+        mean, std = standardisation(columns, by, self.config)
+        if by == "agreed" and self.study is not None and self.info.trains:  # a given model has its own statistics
+            check_statistics(columns, mean, std, self.study, self.name)
+            state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
+            claim_statistics(mean, std, self.study, self.name, state, run)
         d = table_columns(self.own_data.input_shape)
         return (mean[:d], std[:d]), (mean[d:], std[d:])
 

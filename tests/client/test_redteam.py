@@ -68,7 +68,7 @@ class Hospital:
     def context(self, run: int = 1, **given: Any) -> Context:
         return Context(run, 1, self.node, RecordDict(), self.settings(**given).flat())
 
-    def ask(self, context: Context, this: int, vector: Numbers, kind: str = "train") -> Numbers | None:
+    def ask(self, context: Context, this: int, vector: Numbers, kind: str = "train", **more: Any) -> Numbers | None:
         """The model that comes back from this one, in round ``this``; None for a refusal."""
         config: dict[str, Any] = {
             "round": this,
@@ -78,7 +78,7 @@ class Hospital:
             "save": True,
             "run": "r",
         }
-        config |= {"evaluate": False, "min_metric_samples": 1}
+        config |= {"evaluate": False, "min_metric_samples": 1, **more}
         model = Model(torch.tensor(vector, dtype=torch.float32))
         reply = app(Message(encode(Payload({GLOBAL: model}), config, Wire()), 1, kind), context)
         if reply.has_error():
@@ -224,6 +224,61 @@ def test_an_imprint_layer_within_the_step(tmp_path: Path, step: float, found: in
     sent, rows = imprint_within(last, step)
     assert read_imprint(hospital, sent, hospital.ask(context, 2, sent), rows) == found
     assert hospital.refusals == []
+
+
+# ---- Statistics of the server's own ----------------------------------------------------------------------------------
+
+SCALED: dict[str, Any] = {"batch_size": 1000, "rounds": 5, "normalization": "agreed"}
+SCALED |= {"model": "mlp", "mlp__hidden": "64"}
+
+
+def read_extremes(hospital: Hospital, sharpness: float, **given: Any) -> tuple[int, list[str]]:
+    """One question per column, of the seed's own model: the mean below the greatest value, the deviation tiny.
+
+    A unit whose weight of that column is positive sees that patient alone: its gradient is a multiple of the record.
+    """
+    context = hospital.context(**SCALED, **given)
+    seeds = initial(hospital.settings(**SCALED, **given), COLUMNS, CLASSES).numpy().astype(np.float64)
+    found = 0
+    for column in range(COLUMNS):
+        order = np.sort(hospital.x[:, column])
+        mean, std = np.zeros(COLUMNS), np.ones(COLUMNS)
+        mean[column], std[column] = order[-2:].mean(), sharpness
+        reply = hospital.ask(context, 1, seeds, mean=mean.tolist(), std=std.tolist())
+        if reply is None:
+            continue
+        gradient = seeds - reply
+        weights, bias = gradient[: 64 * COLUMNS].reshape(64, COLUMNS), gradient[64 * COLUMNS :][:64]
+        with np.errstate(all="ignore"):
+            guesses = weights / bias[:, None] * std + mean
+        found += hospital.read(guesses[np.isfinite(guesses).all(1)]) > 0
+    return found, hospital.refusals
+
+
+def test_statistics_that_pick_a_patient(tmp_path: Path) -> None:
+    """Read at each column's end without a study; refused in one, for what is far off, or for a second choice."""
+    found, refusals = read_extremes(Hospital(tmp_path / "none", MANY), 0.01)
+    assert found == COLUMNS and not refusals
+    found, refusals = read_extremes(Hospital(tmp_path / "study", MANY, SCALED), 0.01, study="heart")
+    assert found == 0 and len(refusals) == COLUMNS
+    assert "column 1 has a root mean square of" in refusals[0] and "at most 10 is taken" in refusals[0]
+
+
+def test_statistics_within_the_bound(tmp_path: Path) -> None:
+    """What is left: one choice in a run, which reads one patient. Honest ones are taken in every round."""
+    hospital = Hospital(tmp_path, MANY, SCALED)
+    found, refusals = read_extremes(hospital, 0.3, study="heart")
+    assert found == 1 and len(refusals) == COLUMNS - 1
+    assert all("the run has standardised tables by other statistics before" in line for line in refusals)
+    honest = Hospital(tmp_path / "honest", MANY, SCALED)
+    context = honest.context(**SCALED, study="heart")
+    model = initial(honest.settings(**SCALED, study="heart"), COLUMNS, CLASSES).numpy().astype(np.float64)
+    assert honest.ask(context, 1, model) is None and "0 means for 4 columns" in honest.refusals[0]
+    for this in (1, 2):
+        mean, std = honest.x.mean(0), 2 * honest.x.std(0)
+        reply = honest.ask(context, this, model, mean=mean.tolist(), std=std.tolist())
+        assert reply is not None
+        model = reply
 
 
 # ---- The metric oracle -----------------------------------------------------------------------------------------------
