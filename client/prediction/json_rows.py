@@ -82,11 +82,11 @@ def cell_of(cell: object, decimal: str, where: str) -> str:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise DataError(f"{name} is no number")
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ. Raises ValueError."""
+    """An object whose keys differ. Raises DataError."""
     if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a column is named twice in one row")
+        raise DataError("a column is named twice in one row")
     return found
