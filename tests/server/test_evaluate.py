@@ -16,7 +16,7 @@ import torch
 from flwr.app import Context, RecordDict
 from tiny import TinyGrid, federate, random_silos, same, settings_of
 
-from client import app
+from client.exchange import answer
 from client.export import export_model, read_model
 from client.site import audit_gate
 from client.site.study.protocol import FREE, message_faults, parse_study
@@ -277,7 +277,7 @@ def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.Mo
             raise PolicyRefusedError("; ".join(faults))
         return protocol
 
-    monkeypatch.setattr(app, "check_message", check)
+    monkeypatch.setattr(answer, "check_message", check)
     assert {key[1] for key in read(sites.run())} == set("abc")
 
 

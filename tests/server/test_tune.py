@@ -359,7 +359,7 @@ main(sys.argv[1:])
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)])
 def test_kill_9_in_the_middle_of_a_search(
     table: Path, whole: dict[str, Path], tmp_path: Path, workers: list[str]
 ) -> None:
@@ -376,6 +376,7 @@ def test_kill_9_in_the_middle_of_a_search(
 
 
 @pytest.mark.deployed
+@pytest.mark.exhaustive
 def test_trials_on_ray(table: Path, tmp_path: Path) -> None:
     """One cluster of this machine's own for the whole search, also where halving asks it twice."""
     import ray

@@ -66,6 +66,7 @@ def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> No
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
 
 
+@pytest.mark.exhaustive
 def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Path) -> None:
     """A table in another order than is declared: the numbers are those of one in the declared order."""
     (tmp_path / "turned").mkdir()
@@ -98,6 +99,7 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     assert (there / "matrix.csv").read_text() == matrix.read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -> None:
     matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
     files = gather_models(here, tmp_path / "models", "shared")
@@ -118,6 +120,7 @@ def server_app(federation: LocalFederation) -> list[int]:
     return [one.pid for one in processes.find(federation.directory) if "flwr-serverapp" in command_of(one.pid)]
 
 
+@pytest.mark.exhaustive
 def test_a_federation_killed_in_mid_run_resumes_as_if_it_had_not_been(
     federation: LocalFederation, folder: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +162,7 @@ def killed(out: Path, settings: dict[str, Any], after: int, victims: Callable[[L
     assert ended and ended[0] != "completed"
 
 
+@pytest.mark.exhaustive
 def test_what_dies_in_a_round_costs_nothing(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
     """kill -9 of the template process, then of a SuperNode in the middle of a round, with `lost-silo=resend`.
 
@@ -212,6 +216,7 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     assert own["silos"][0]["test"] == shown["hospital-01"]["test"] and own["bytes_down"] > 0
 
 
+@pytest.mark.exhaustive
 def test_an_impostor_under_an_absent_hospitals_name_is_refused(
     federation: LocalFederation, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

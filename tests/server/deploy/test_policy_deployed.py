@@ -33,6 +33,7 @@ from strategies.base.run_settings import parse_settings
 
 pytestmark = [
     pytest.mark.deployed,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
 ]
 

@@ -19,6 +19,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "densenet121": {"densenet121__stem": "3x3"},
     "vit-s": {"vit-s__patch": 4},
 }
+LARGEST = ("resnet50", "vit-s")
 METHODS = ("local", "fedavg", "fedala", "apple", "ditto", "fedbn", "fedrep")
 
 
@@ -36,7 +37,9 @@ def pictures(tmp_path: Path) -> Files:
     return files
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(
+    "network", [pytest.param(name, marks=pytest.mark.exhaustive if name in LARGEST else ()) for name in NETWORKS]
+)
 def test_methods_of_each_kind_run(pictures: Files, network: str) -> None:
     """Two rounds each: every silo answers, what is sent has the stated size, and models move and stay finite.
 
