@@ -234,12 +234,21 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("dataset", BUILT_IN)
-def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str) -> None:
-    """docs/tasks.md: data that come with silofl, two rounds, every method (of pictures, two) better than nothing."""
+@pytest.mark.parametrize(
+    ("dataset", "methods"),
+    [
+        ("diabetes", "local,fedavg,fedala,apple,ditto"),
+        *((pictures, "fedavg,ditto") for pictures in ("digits", "digit-findings")),
+        *(
+            pytest.param(pictures, "local,fedala,apple", marks=pytest.mark.exhaustive)
+            for pictures in ("digits", "digit-findings")
+        ),
+    ],
+)
+def test_the_examples_of_the_documentation(tmp_path: Path, dataset: str, methods: str) -> None:
+    """docs/tasks.md: data that come with silofl, two rounds, every method better than nothing."""
     task, changes = BUILT_IN[dataset]
     settings = {"dataset": dataset, "partition": "iid", "silos": 3, "rounds": 2, "threads": 1, "batch-size": 16}
-    methods = "local,fedavg,fedala,apple,ditto" if dataset == "diabetes" else "fedavg,ditto"
     settings |= {"local-epochs": 5, "apple.common-init": True, "strategy": methods, "out": str(tmp_path / "run")}
     run: dict[str, Any] = {**settings, **changes}
     runs = json.loads((simulate(run, quiet=True) / "summary.json").read_text())["runs"]
