@@ -34,7 +34,15 @@ from models.evidence.calibration import (
 )
 from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
 from models.evidence.decisions import net_benefit, treat_all
-from models.evidence.survival import baseline_hazard, cox_slope, observed_risk, predicted_risk, risk_bins
+from models.evidence.survival import (
+    baseline_hazard,
+    brier_of_survival,
+    cox_slope,
+    known_until,
+    observed_risk,
+    predicted_risk,
+    risk_bins,
+)
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import Segmentation, Survival, Task, probabilities
@@ -120,7 +128,9 @@ def _of_survival(model: FlatModel, test: Samples, train: Samples, ask: Ask) -> E
     risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
     observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
     bins = risk_bins(risk, time, event, ask.horizon, ask.least)
+    enough = known_until(time, event, ask.horizon).sum() >= ask.least  # the others have no weight in the Brier score
     return {
+        "brier": brier_of_survival(risk, time, event, ask.horizon) if enough else math.nan,
         "calibration_slope": cox_slope(s, time, event),
         "calibration_in_the_large": math.log(observed / expected) if observed > 0 and expected > 0 else math.nan,
         "ece": expected_calibration_error(bins),

@@ -42,6 +42,37 @@ def observed_risk(time: Array, event: Array, at: float) -> float:
     return 1 - alive
 
 
+def known_until(time: Array, event: Array, at: float) -> npt.NDArray[np.bool_]:
+    """Return (n,) whose state at ``at`` is known: they have had the event, or are followed for longer."""
+    return np.asarray((time > at) | (event > 0))
+
+
+def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> float:
+    """Return the Brier score at time ``at``, weighted by the inverse probability of not being censored.
+
+    The mean of w (risk - event until ``at``)^2: w = 1 / G(T-) with an event until ``at``, 1 / G(at) where T > at, 0
+    where censored until then (Graf et al., Statistics in Medicine 1999, eq. 4). G is Kaplan and Meier's estimate of the
+    censoring; at equal times events come first. The weights sum to n, so the score is in 0..1. ``nan`` where the last
+    sample is censored until ``at``.
+
+    By hand: T = 1, 2, 2+, 3, 5+, 6 ("+" censored), at = 4. Of the four at risk of censoring at 2, one is censored:
+    G = 3/4 from there on, G(2-) = 1. The weights are 1, 1, 0, 4/3, 4/3, 4/3. With the risks .9, .5, .5, .6, .3, 0 the
+    score is (.01 + .25 + 4/3 .16 + 4/3 .09 + 0) / 6 = .89 / 9.
+    """
+    if not len(time) or (time.max() <= at and not event[time == time.max()].all()):
+        return math.nan
+    weights, uncensored = np.zeros_like(risk), 1.0
+    for t in np.unique(time[time <= at]):
+        here = time == t
+        weights[here & (event > 0)] = 1 / uncensored
+        at_risk = float((time > t).sum() + (event[here] == 0).sum())
+        if at_risk:
+            uncensored *= 1 - float((event[here] == 0).sum()) / at_risk
+    if (time > at).any():
+        weights[time > at] = 1 / uncensored
+    return float((weights * (risk - (time <= at)) ** 2).mean())
+
+
 def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int) -> Bins:
     """Return groups of equally many samples by predicted risk, with the observed risk of each until ``at``."""
     groups = max(1, min(BINS, len(risk) // max(least, 20)))

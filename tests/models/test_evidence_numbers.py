@@ -25,7 +25,7 @@ from models.evidence.calibration import (
 from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
 from models.evidence.decisions import net_benefit, treat_all
 from models.evidence.measure import Ask, conformal_sets, evidence_of, unflat
-from models.evidence.survival import baseline_hazard, cox_slope, observed_risk, predicted_risk
+from models.evidence.survival import baseline_hazard, brier_of_survival, cox_slope, observed_risk, predicted_risk
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
@@ -178,6 +178,38 @@ def test_survival_is_statsmodels() -> None:
     assert risk == pytest.approx(1 - math.exp(-0.7322725916657231))
 
 
+def test_brier_of_survival_by_hand() -> None:
+    """The derivation is in the docstring; a risk of a sample censored before the time changes nothing."""
+    time, event = np.array([3.0, 2, 6, 1, 5, 2]), np.array([1.0, 0, 1, 1, 0, 1])
+    for of_censored in (0.5, 0.1):
+        risk = np.array([0.6, of_censored, 0.0, 0.9, 0.3, 0.5])
+        assert brier_of_survival(risk, time, event, 4.0) == pytest.approx(0.89 / 9, abs=TINY)
+
+
+@pytest.mark.parametrize("at", [0.5, 1.0, 3.0, 8.0, 8.5])
+def test_brier_weights_are_those_of_kaplan_meier(at: float) -> None:
+    """Risk 0 has the observed risk as its score, risk 1 the rest: with ties of events and censored samples, too."""
+    s, time, event = survival()
+    observed = observed_risk(time, event, at)
+    assert brier_of_survival(np.zeros_like(s), time, event, at) == pytest.approx(observed, abs=TINY)
+    assert brier_of_survival(np.ones_like(s), time, event, at) == pytest.approx(1 - observed, abs=TINY)
+
+
+def test_brier_of_survival_without_censoring_is_the_plain_one() -> None:
+    s, time, _ = survival()
+    risk, event = predicted_risk(s, 0.7), np.ones_like(s)
+    for at in (8.0, time.max(), time.max() + 1):
+        plain = brier_score(risk, (time <= at).astype(float))
+        assert brier_of_survival(risk, time, event, at) == pytest.approx(plain, abs=TINY)
+
+
+@pytest.mark.parametrize("at", [3.0, 4.0])
+def test_no_brier_where_the_last_sample_is_censored_until_then(at: float) -> None:
+    time, event = np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 0.0])
+    assert math.isnan(brier_of_survival(np.full(3, 0.5), time, event, at))
+    assert math.isnan(brier_of_survival(np.empty(0), np.empty(0), np.empty(0), at))
+
+
 def test_a_time_after_the_last_censored_sample_has_no_observed_risk() -> None:
     time, event = np.array([1.0, 2.0, 3.0]), np.array([1.0, 0.0, 0.0])
     assert math.isnan(observed_risk(time, event, 4.0))
@@ -238,7 +270,12 @@ def test_evidence_of_survival_needs_a_time() -> None:
     assert found["calibration_slope"] == pytest.approx(0.5224760572676023, abs=1e-5)
     expected = predicted_risk(s, 0.7322725916657231).mean()
     assert found["calibration_in_the_large"] == pytest.approx(math.log(0.6456690664070506 / expected), abs=1e-5)
-    assert "brier" not in found
+    risk = predicted_risk(s, 0.7322725916657231)
+    assert found["brier"] == pytest.approx(brier_of_survival(risk, time, event, 8.0), abs=1e-5)
+    known = int(((time > 8) | (event > 0)).sum())
+    for least in (known, known + 1):  # the policy's minimum counts those whose state at the time is known
+        limited = evidence_of(task, model, samples, samples, None, Ask(least=least, horizon=8.0))
+        assert ("brier" in limited) == (least == known)
 
 
 def test_the_worst_decile_of_cases() -> None:
