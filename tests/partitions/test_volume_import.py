@@ -133,6 +133,12 @@ def test_rescaling_slice_by_slice_and_inversion(tmp_path):
     np.testing.assert_allclose(
         read(files, window=None), 1 - read(write_series(tmp_path / "c", values()), window=None), atol=1e-4
     )
+    rescaled: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": -100, "PhotometricInterpretation": "MONOCHROME1"}
+    files = write_series(tmp_path / "d", values(), **rescaled)
+    np.testing.assert_allclose(read(files, window=(500, 4000)), 1 - (2.0 * values() - 100 + 1500) / 4000, atol=1e-5)
+    files = write_series(tmp_path / "e", values() + 1, PhotometricInterpretation="MONOCHROME1", PixelPaddingValue=1)
+    made = read(files, window=(500, 4000))
+    assert made[0, 0, 0] == 0 and abs(made[0, 0, 1] - (1 - (2 + 1500) / 4000)) < 1e-5  # padding is black all the same
 
 
 # What is no volume
@@ -164,6 +170,8 @@ def damaged(tmp_path: Path, what: str) -> list[Path]:
         again(ImagePositionPatient=None)
     elif what == "one":
         files = files[:1]
+    elif what == "inverted":
+        again(PhotometricInterpretation="MONOCHROME1")
     elif what == "colour":
         write_dicom(files[3], np.zeros((8, 8, 3), np.uint8), number=4, **slice_3)
     elif what == "tilted":
@@ -184,6 +192,7 @@ def damaged(tmp_path: Path, what: str) -> list[Path]:
         ("nowhere", "a slice does not say where it lies"),
         ("one", "its series has one slice"),
         ("colour", "its slices are in colour"),
+        ("inverted", "its slices are MONOCHROME1 and MONOCHROME2"),
         ("tilted", "slices are shifted in their planes"),
     ],
 )

@@ -1,9 +1,9 @@
 """A DICOM series as a volume: its slices in the order of their places, or one line on why they are none.
 
-Refused are slices of several orientations, sizes or pixel spacings (a localiser, or a mixed series), two slices at one
-place (several times or echoes), a gap (a missing slice), slices that are shifted in their planes (a tilted gantry), and
-slices that do not say where they lie. A slice that is missing at an end cannot be seen: no header says how many there
-are.
+Refused are slices of several orientations, sizes or pixel spacings (a localiser, or a mixed series), MONOCHROME1 beside
+MONOCHROME2, two slices at one place (several times or echoes), a gap (a missing slice), slices that are shifted in
+their planes (a tilted gantry), and slices that do not say where they lie. A slice that is missing at an end cannot be
+seen: no header says how many there are.
 
 Source: DICOM PS3.3, C.7.6.2.1.1 (place and orientation of a plane).
 """
@@ -71,14 +71,18 @@ def read_series(files: Sequence[Path]) -> Series:
     """The slices of a series, by their headers. Raises ScanError where they are no volume."""
     planes: list[Plane] = []
     notes: list[str] = []
+    kinds: set[str] = set()
     for path in files:
         dataset = load(path, (*KIND, *PIXELS, *PLACE, "PatientID"))
         check_pixels(dataset)
         check_decoder(dataset, path)
         if not is_grey(dataset):
             raise ScanError("its slices are in colour; volumes are grey")
+        kinds.add(dataset.PhotometricInterpretation)
         notes += warnings_of(dataset)
         planes += [plane_of(dataset, path, frame) for frame in range(int(dataset.get("NumberOfFrames") or 1))]
+    if len(kinds) > 1:
+        raise ScanError("its slices are MONOCHROME1 and MONOCHROME2: choose one series with --series")
     first = planes[0]
     check_picture((len(planes), *first.pixels), "its volume")
     planes, grid = stacked(planes)
@@ -140,11 +144,13 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
 
 
 def values_of(series: Series) -> tuple[Array, Array]:
-    """The values in the machine's unit, float32 (slice, row, column), and which voxels are no part of it, bool."""
+    """The values in the machine's unit, float32 (slice, row, column), and which voxels are no part of it, bool.
+
+    MONOCHROME1 is not inverted yet: a window is in the machine's unit.
+    """
     from pydicom.pixels import apply_modality_lut, pixel_array
 
     values, padding = np.empty(series.grid.shape, np.float32), np.zeros(series.grid.shape, bool)
-    inverted = False
     for k, plane in enumerate(series.planes):
         dataset = load(plane.path, (*KIND, *PIXELS))
         frames = int(dataset.get("NumberOfFrames") or 1)
@@ -152,5 +158,4 @@ def values_of(series: Series) -> tuple[Array, Array]:
         header = of_frame(dataset, plane.frame)
         padding[k] = padding_of(stored, header)
         values[k] = apply_modality_lut(stored, header)
-        inverted = dataset.PhotometricInterpretation == "MONOCHROME1"
-    return (-values if inverted else values), padding
+    return values, padding

@@ -71,11 +71,13 @@ def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
         if is_nifti(files):
             grid = nifti_grid(files[0])
             values = np.asarray(nifti.load(files[0]).dataobj, np.float32)
-            padding = ~np.isfinite(values)
+            padding, inverted = ~np.isfinite(values), False
         else:
             series = read_series(files)
             grid, (values, padding) = series.grid, values_of(series)
-        shown = np.where(padding, np.float32(0), windowed(values, padding, reading.window))
+            inverted = series.acquired.photometric == "MONOCHROME1"
+        shown = windowed(values, padding, reading.window)
+        shown = np.where(padding, np.float32(0), 1 - shown if inverted else shown)
         shape, step = steps(grid, reading)
         return resampled(grid.turned(shown), shape, step).astype(np.float32)[..., np.newaxis]
 
