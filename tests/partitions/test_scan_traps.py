@@ -143,11 +143,18 @@ def test_contours_of_nonsense(tmp_path):
 
 
 def test_a_file_of_outlines_that_is_too_large(tmp_path, monkeypatch):
+    """Contours are texts, and become much larger; of SEG objects, doses and pictures the pixels are not parsed."""
     files = write_series(tmp_path / "s", values())
-    path = write_seg(tmp_path / "seg", files, {"liver": box()})
-    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.0001")
+    contours = write_rtstruct(tmp_path / "rt", files, {"liver": [np.zeros((3, 3))]})
+    seg = write_seg(tmp_path / "seg", files, {"liver": box()})
+    dose = write_dicom(tmp_path / "dose", Modality="RTDOSE")
+    monkeypatch.setenv("SILOFL_LARGEST_FILE", "0.00006")  # 64 kB: 60 times about 1 kB
     with pytest.raises(DataError, match="its file of outlines would take"):
-        referenced_series(path)
+        referenced_series(contours)
+    assert "its file of outlines would take" in refusal(lambda: volume.read_mask(files, [contours], "here", WISH))
+    assert len(referenced_series(seg)) == 1
+    assert all(60 * path.stat().st_size > 64_424 and referenced_series(path) == set() for path in (dose, *files))
+    np.testing.assert_array_equal(volume.read_mask(files, [seg], "here", WISH), box())
 
 
 def test_nifti_that_unpacks_to_much(tmp_path):

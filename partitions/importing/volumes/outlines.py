@@ -42,15 +42,22 @@ OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
 
 def referenced_series(path: Path) -> set[str]:
     """Pseudonyms of the series that an object outlines; empty where it is none."""
-    check_size(PARSED * path.stat().st_size, "its file of outlines")
-    dataset = load(path, ("Modality", "ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"))
-    if dataset.get("Modality") not in OUTLINES:
+    if kind_of_outlines(path) not in OUTLINES:
         return set()
+    dataset = load(path, ("ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"))
     named = list(dataset.get("ReferencedSeriesSequence") or [])
     for frame in dataset.get("ReferencedFrameOfReferenceSequence") or []:
         for study in frame.get("RTReferencedStudySequence") or []:
             named += study.get("RTReferencedSeriesSequence") or []
     return {pseudonym(str(item.get("SeriesInstanceUID") or "").strip()) for item in named} - {""}
+
+
+def kind_of_outlines(path: Path) -> str:
+    """An object's modality. Raises TooLargeError where its contours are too many to be parsed."""
+    kind = str(load(path, ("Modality",)).get("Modality"))
+    if kind == "RTSTRUCT":  # the pixels of all others are not parsed
+        check_size(PARSED * path.stat().st_size, "its file of outlines")
+    return kind
 
 
 def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
@@ -75,14 +82,11 @@ def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
 
 def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
     """Each outline's name in small letters, and what draws it: bool as ``grid`` has its voxels."""
-    check_size(PARSED * path.stat().st_size, "its file of outlines")
-    dataset = load(path, (*KIND, *OF_SEG, *OF_RTSTRUCT))
-    if dataset.get("Modality") == "SEG":
-        yield from segments(dataset, path, grid)
-    elif dataset.get("Modality") == "RTSTRUCT":
-        yield from contours(dataset, grid)
-    else:
+    kind = kind_of_outlines(path)
+    if kind not in OUTLINES:
         raise ScanError("its mask is neither SEG nor RTSTRUCT")
+    dataset = load(path, (*KIND, *OF_SEG, *OF_RTSTRUCT))
+    yield from segments(dataset, path, grid) if kind == "SEG" else contours(dataset, grid)
 
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
