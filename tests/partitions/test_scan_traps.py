@@ -73,11 +73,23 @@ def test_a_series_that_is_large_in_all(tmp_path, monkeypatch):
     assert "its volume would take" in refusal(lambda: volume.probe(files, "here", small))
 
 
+BOMB = (  # of JPEG-LS: a picture of 65535 x 65535
+    b"\xff\xd8\xff\xf7\x00\x0b\x10\xff\xff\xff\xff\x01\x01\x11\x00\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00"
+    + b"\0" * 100
+    + b"\xff\xd9"
+)
+
+
 def encoded(path: Path, syntax: Any, frame: bytes) -> Path:
     """A picture of 8 x 8 pixels, whose one frame is these bytes."""
-    dataset = pydicom.dcmread(write_dicom(path, np.zeros((8, 8), np.uint16)))
+    return recoded(write_dicom(path, np.zeros((8, 8), np.uint16)), syntax, [frame])
+
+
+def recoded(path: Path, syntax: Any, frames: list[bytes]) -> Path:
+    """The file, whose frames are these bytes."""
+    dataset = pydicom.dcmread(path)
     dataset.file_meta.TransferSyntaxUID = syntax
-    dataset.PixelData = encapsulate([frame])
+    dataset.PixelData = encapsulate(frames)
     dataset["PixelData"].VR = "OB"
     dataset.save_as(path)
     return path
@@ -96,9 +108,16 @@ def test_a_bomb_within_a_compressed_frame(tmp_path, monkeypatch):
         )
     assert "unpacked" in refusal(lambda: volume.probe([path, path], "here", WISH))
     monkeypatch.delenv("SILOFL_LARGEST_FILE")
-    start = b"\xff\xd8\xff\xf7\x00\x0b\x10\xff\xff\xff\xff\x01\x01\x11\x00\xff\xda\x00\x08\x01\x01\x00\x00\x00\x00"
-    path = encoded(tmp_path / "b", JPEGLSLossless, start + b"\0" * 100 + b"\xff\xd9")
+    path = encoded(tmp_path / "b", JPEGLSLossless, BOMB)
     assert "its picture would take 34.4 GB" in refusal(lambda: dicom.read(path, "here", ReadOptions()))
+
+
+def test_a_bomb_within_outlines(tmp_path):
+    """A SEG object of three frames, which say that they are 65535 x 65535."""
+    files = write_series(tmp_path / "s", values())
+    path = write_seg(tmp_path / "seg", files, {"liver": box()}, "FRACTIONAL")
+    recoded(path, JPEGLSLossless, [BOMB] * 3)
+    assert "its picture would take 34.4 GB" in refusal(lambda: volume.read_mask(files, [path], "here", WISH))
 
 
 @pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitions.common.sizes import check_picture, check_size
-from partitions.importing.dicom import KIND, load, of_frame, spacing_of
+from partitions.importing.dicom import KIND, check_decoder, load, of_frame, spacing_of
 from partitions.importing.scans import ScanError, pseudonym
 from partitions.importing.volumes.grid import Grid
 from partitions.recipes.reading import ReadOptions
@@ -95,6 +95,7 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
 
     kind, frames = str(dataset.get("SegmentationType")), int(dataset.get("NumberOfFrames") or 1)
     check_picture((frames, dataset.Rows, dataset.Columns), "its outlines")
+    check_decoder(dataset, path)
     if (dataset.Rows, dataset.Columns) != grid.shape[1:]:
         raise ScanError(OFF_THE_SLICES)
     slices = [slice_of(of_frame(dataset, frame), grid) for frame in range(frames)]
