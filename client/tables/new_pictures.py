@@ -46,6 +46,8 @@ def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> tuple
                 x[i] = picture
     except DataError as error:
         raise UserError(str(error)) from None
+    if data.is_dir() and (lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())):
+        notes = (*notes, f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists")
     for note in (*found.notes, *notes):
         print(f"note: {note}", file=sys.stderr)
     if without := keys.count(""):

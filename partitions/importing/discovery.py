@@ -72,9 +72,11 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
 def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True) -> Found:
     """The samples that a recipe of pictures is to read: with the labels that it knows, or without any.
 
-    ``labelled``: False reads no labels, whatever there is.
+    ``labelled``: False reads no labels, whatever there is, and of a folder no csv.
     """
     reading, take = recipe.reading, options.take
+    tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv") if source.is_dir() else []
+    unread = [] if labelled else tables
     if not labelled or (reading.outlines and not (source.is_dir() and has_outlines(source))):
         labelled, reading = False, replace(reading, outlines=())
         recipe = replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
@@ -83,7 +85,7 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
             return sliced(read_csv(source, options), reading)
         where = "the file" if kind_of(source) != "picture" else str(source)
         return sliced(Found([SampleSource(where, (), "", "", file=source)], labelled=False), reading)
-    tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
+    tables = [] if unread else tables
     table = Path(options.labels_from) if options.labels_from else None
     if not table and len(tables) > 1:
         raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
@@ -102,7 +104,8 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
         return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)
     rows = linked_inside(list(loose_rows(source)), source)
     if not rows:
-        raise DataError(f"{source} has no pictures and no csv that lists some")
+        instead = f"; name its csv itself ({unread[0].name})" if unread else " and no csv that lists some"
+        raise DataError(f"{source} has no pictures{instead}")
     return sliced(Found(rows, labelled=False), reading)
 
 

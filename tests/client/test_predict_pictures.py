@@ -78,6 +78,34 @@ def test_a_csv_and_one_file(tmp_path, model):
     assert [(row["patient"], row["label"]) for row in alone] == [("P-61", "ill")]
 
 
+def test_a_folder_s_csv_is_not_read(tmp_path, model, capsys):
+    """Yesterday's list, of fewer studies, and a worklist: every study is predicted, and a note says so."""
+    scans(tmp_path / "new", range(65, 68))
+    (tmp_path / "new" / "labels.csv").write_text("file,patient,label\nZarathustra 65/IM1,A,ill\n")
+    (tmp_path / "new" / "worklist.csv").write_text("when,who\n8:00,P-65\n")
+    assert [row["patient"] for row in answers(model, tmp_path / "new")] == ["P-65", "P-66", "P-67"]
+    assert "note: 2 csv files in " in capsys.readouterr().err
+
+
+def test_a_csv_names_files_below_it_alone(tmp_path, model, capsys):
+    """Not by dots, a whole path or a link: a list that came with an export reaches no other files."""
+    scans(tmp_path / "other", range(61, 62))
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "list.csv").touch()
+    assert main(["predict", "--model", str(model), "--data", str(tmp_path / "new")]) == 2
+    assert "new has no pictures; name its csv itself (list.csv)" in capsys.readouterr().err
+    (tmp_path / "new" / "linked").symlink_to(tmp_path / "other")
+    file, table = tmp_path / "other" / "Zarathustra 61" / "IM1", tmp_path / "new" / "list.csv"
+    for name in ("../other/Zarathustra 61/IM1", str(file), "linked/Zarathustra 61/IM1"):
+        table.write_text(f"file\n{name}\n")
+        assert main(["predict", "--model", str(model), "--data", str(table)]) == 2
+        said = capsys.readouterr().err
+        assert "list.csv, line 2 names a file outside the folder of the csv" in said and leaks(said) == []
+    table = tmp_path / "list.csv"
+    table.write_text("file\nnew/linked/Zarathustra 61/IM1\n")
+    assert answers(model, table)[0]["label"] == "ill"
+
+
 def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
     source = scans(tmp_path / "new", range(71, 75))
     recipe = model.parent / "ours.recipe.toml"

@@ -234,6 +234,23 @@ def test_links_out_of_the_folder_are_refused(tmp_path, capsys):
     import_source(source, tmp_path / "a.npz", ImportOptions(labels_from=tmp_path / "l.csv", label="finding"))
 
 
+@pytest.mark.parametrize("column", ["file", "mask"])
+@pytest.mark.parametrize("way", ["dots", "whole", "link"])
+def test_a_csv_s_paths_out_of_its_folder_are_refused(tmp_path, capsys, column, way):
+    """A folder's own csv, and one that is named itself; of pictures and of masks."""
+    source, other = tmp_path / "x", tmp_path / "other.png"
+    source.mkdir()
+    for path in (other, source / "a.png"):
+        Image.new("L", (4, 4)).save(path)
+    (source / "b.png").symlink_to(other)
+    name = {"dots": "../other.png", "whole": str(other), "link": "b.png"}[way]
+    row = {"file": "a.png", "mask": "a.png"} | {column: name}
+    (source / "l.csv").write_text(f"file,mask\na.png,a.png\n{row['file']},{row['mask']}\n")
+    for given in (source, source / "l.csv"):
+        assert main(["import", str(given), "--out", str(tmp_path / "a.npz")]) == 2
+        assert "l.csv, line 3 names a file outside the folder of the csv" in capsys.readouterr().err
+
+
 def test_accession_is_a_key_too(tmp_path):
     (tmp_path / "l.csv").write_text("accession,f\n" + "".join(f"{accession(i)},{i % 2}\n" for i in range(10)))
     options = ImportOptions(labels_from=tmp_path / "l.csv", label="f")
