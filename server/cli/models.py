@@ -112,7 +112,7 @@ def predict(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     from client.evidence.conformal import in_words
-    from client.export import export_model
+    from client.export import export_model, onnx_file
     from client.tables.new_samples import disclosed
     from partitions.recipes.pictures import parse_any
 
@@ -147,6 +147,8 @@ def export(args: argparse.Namespace) -> None:
             print("note: the run had other numbers of samples: no test sample of this file may have trained the model")
     if made := card.get("onnx"):
         print(f"{made['file']}: onnxruntime gives PyTorch's answers, to {made['apart']:.1g}")
+    elif (older := onnx_file(out)) != out and older.exists():
+        print(f"note: {older} was there before and is not of this model: remove it, or export again with --onnx")
     print(f"{out}: {card['method']}, seed {card['seed']}, {args.which} {whose}: {card['when']}")
     if card.get("recipe"):
         print(f"note: {disclosed(parse_any(card['recipe']))}")

@@ -130,6 +130,18 @@ def test_nothing_is_written_without_the_package(tmp_path: Path, monkeypatch: Any
     assert card["file"] == "m.onnx" and (tmp_path / "m.onnx").is_file()
 
 
+def test_an_older_file_beside_a_new_model_is_named(tmp_path: Path, capsys: Any) -> None:
+    """It is another model's, and stays: nothing is removed unasked."""
+    federate(random_silos(tmp_path, {"a": 40, "b": 40}), directory=tmp_path / "run", rounds=1)
+    command = ["export", str(tmp_path / "run"), "--silo", "a", "--out", str(tmp_path / "m.safetensors")]
+    said = f"note: {tmp_path / 'm.onnx'} was there before and is not of this model: remove it"
+    assert main(command) == 0 and said not in capsys.readouterr().out
+    (tmp_path / "m.onnx").write_bytes(b"older")
+    assert main(command) == 0 and said in capsys.readouterr().out
+    assert (tmp_path / "m.onnx").read_bytes() == b"older"
+    assert main([*command, "--onnx"]) == 0 and said not in capsys.readouterr().out
+
+
 def test_the_lines_of_the_page(tmp_path: Path, monkeypatch: Any) -> None:
     """docs/hospital.md: a model in plain PyTorch, and in onnxruntime, exactly as printed; silofl cannot be imported."""
     files = random_silos(tmp_path, {"a": 40, "b": 40})
