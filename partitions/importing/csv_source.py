@@ -148,6 +148,8 @@ def check_inside(folder: Path, where: str, *files: Path | None) -> None:
     """
     inside = os.path.realpath(folder)
     for file in filter(None, files):
+        if "\0" in str(file):
+            raise DataError(f"{where} names no file: its cell has a zero byte")
         if os.path.commonpath([inside, os.path.realpath(file)]) != inside:
             raise DataError(
                 f"{where} names a file outside the folder of the csv: save the csv in a folder above all of its files, "

@@ -244,6 +244,7 @@ HEADER = "age,dose,label\n"
         ("age,split,label\n1,train,0\n2,train,1\n", "gives no test samples; it has 2 samples in all"),
         ("age,patient,label\n1,A,0\n2,A,1\n", "gives no test samples; it has 2 samples in all, of 1 patients"),
         ("file,label\n,0\n", "line 2 names no file"),
+        ("file,label\nx\0.png,0\n", "line 2 names no file: its cell has a zero byte"),
         ("file,label\nx.png,0\n", "line 2: x.png cannot be read (there is no such file)"),
         ("file,lable\nx.png,0\n", "unknown column of"),
     ],
