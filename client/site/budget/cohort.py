@@ -78,7 +78,8 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
             raise SiteError(f"its data file cannot be counted: {error}") from None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         own, listed = set(found["samples"]), "\n".join(found["samples"]) + "\n"
-        links = [file.stem for file in sorted(folder.glob("*.samples")) if not own.isdisjoint(samples_in(file))]
+        earlier = {file.stem for ending in ("json", "samples") for file in folder.glob(f"*.{ending}")}
+        links = [name for name in sorted(earlier) if not own.isdisjoint(samples_in(folder / f"{name}.samples"))]
         write_whole(folder / f"{sha256}.samples", listed)
         fields = {key: found[key] for key in ("cohort", "records", "patients")}
         fields |= {"silo": silo, "links": links, "samples": digest(listed.encode())}
@@ -87,8 +88,11 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
 
 
 def samples_in(file: Path) -> list[str]:
-    """The digests of an earlier version's samples. Raises SiteError where they are not those that were noted."""
-    text, note = file.read_text(), file.with_suffix(".json")
+    """The digests of an earlier version's samples. Raises SiteError where they are missing, or not those noted."""
+    try:
+        text, note = file.read_text(), file.with_suffix(".json")
+    except FileNotFoundError:
+        raise SiteError(f"{FOLDER}/data/{file.name} is missing: restore the state directory") from None
     if note.exists() and digest(text.encode()) != json.loads(note.read_text()).get("samples", digest(text.encode())):
         raise SiteError(f"{FOLDER}/data/{file.name} was changed: restore the state directory")
     return text.split()
@@ -110,12 +114,9 @@ def noted(state: Path, sha256: str) -> DataFile:
         ) from None
 
 
-def cohort_of(state: Path, own: DataFile, charged: set[str]) -> set[str]:
-    """The charged versions of the data file that are about the same people as ``own``.
-
-    Raises SiteError where the note of one of them is missing: what it was about is then not known.
-    """
-    every = {sha256: noted(state, sha256) for sha256 in charged} | {own.sha256: own}
+def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
+    """The charged versions of the data file, by SHA-256, that are about the same people as ``own``."""
+    every = {**charged, own.sha256: own}
     found, new = set[str](), {own.sha256}
     while new:
         found |= new
@@ -127,7 +128,7 @@ def cohort_of(state: Path, own: DataFile, charged: set[str]) -> set[str]:
             if file.name in names or sha256 in links or not found.isdisjoint(file.links)
         }
         new = same - found
-    return found & charged
+    return found & charged.keys()
 
 
 def label(state: Path, versions: set[str]) -> str:

@@ -131,11 +131,15 @@ class Ledger(Chain):
         return Spent(total, total, delta)
 
     def of_cohort(self, lines: Sequence[Line], data: DataFile) -> list[Line]:
-        """The charges of the people that a data file is about."""
-        versions = cohort_of(self.state, data, {line["data"] for line in charges(lines)})
+        """The charges of the people that a data file is about.
+
+        Raises SiteError where the note of a charged version is missing or changed: what it was about is not known.
+        """
+        files = {name: noted(self.state, name) for name in {line["data"] for line in charges(lines)}}
         for line in charges(lines):
-            if (note := line.get("note")) and noted(self.state, line["data"]).note != note:
+            if (note := line.get("note")) and files[line["data"]].note != note:
                 raise SiteError(f"{FOLDER}/data/{line['data']}.json was changed: restore the state directory")
+        versions = cohort_of(data, files)
         return [line for line in charges(lines) if line["data"] in versions]
 
     def _entry(self, release: Release, kind: str) -> dict[str, Any]:

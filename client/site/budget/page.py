@@ -20,12 +20,12 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
     """Each cohort of a state directory with what it has spent. Raises SiteError where the ledger is not whole."""
     ledger = Ledger(state)
     lines = ledger.lines()
-    left = {line["data"] for line in charges(lines)}
+    left = {name: noted(state, name) for name in {line["data"] for line in charges(lines)}}
     found = []
     while left:
-        versions = cohort_of(state, noted(state, min(left)), left)
+        versions = cohort_of(left[min(left)], left)
         found.append(budget_of(state, policy, lines, versions))
-        left -= versions
+        left = {name: file for name, file in left.items() if name not in versions}
     return sorted(found, key=lambda one: str(one["cohort"]))
 
 

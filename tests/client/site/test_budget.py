@@ -242,6 +242,29 @@ def test_a_note_that_was_edited_gives_no_fresh_budget(ending: str, old: str, new
         ledger.charge(message(known(tmp_path, "b", range(5, 25)), 2), NO_BUDGET)
 
 
+def test_deleted_samples_give_no_fresh_budget(tmp_path: Path) -> None:
+    """Another file of the same patients, with a cohort of its own, would share no sample with the charged one."""
+    Ledger(tmp_path).charge(message(known(tmp_path)), NO_BUDGET)
+    (tmp_path / "budget" / "data" / "a.samples").unlink()
+    with pytest.raises(SiteError, match=r"a\.samples is missing: restore the state directory"):
+        known(tmp_path, "b", range(20), cohort="new")
+
+
+def test_each_note_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many charges name it."""
+    first, second, ledger = known(tmp_path, "a"), known(tmp_path, "b", range(30)), Ledger(tmp_path)
+    for number in range(6):
+        ledger.charge(message((first, second)[number % 2], number), NO_BUDGET)
+    lines, read, seen = ledger.lines(), Path.read_text, list[str]()
+
+    def counted(path: Path, *args: Any, **options: Any) -> str:
+        seen.append(path.name)
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    assert len(ledger.of_cohort(lines, first)) == 6 and sorted(seen) == ["a.json", "b.json"]
+
+
 # --- crashes and other processes --------------------------------------------------------------------------------------
 
 CHILD = """
