@@ -78,6 +78,7 @@ def read_file(file: Path) -> tuple[str, Study]:
 
 def study_page(study: Study, signer: str) -> str:
     """The study as a committee reads it: the question, what leaves, what can be inferred, the limits, the settings."""
+    private = True in values(study, "dp")
     lines = [
         f"Study {study.name}",
         f"  {'signed by ' + signer if signer else 'NOT SIGNED'}; SHA-256 {study.digest}",
@@ -96,6 +97,7 @@ def study_page(study: Study, signer: str) -> str:
         f"  No training with fewer than {study.participants} hospitals in a round.",
         f"  No first model but {'that of the approved weights' if study.weights else 'the seed'}; later none that is",
         f"  more than {study.step:g} lengths away from this hospital's last one.",
+        *(["  With dp = true later ones are not checked; only epsilon bounds what they can read."] if private else []),
         "",
         f"Software: {len(study.apps)} build(s), SHA-256",
         *(f"  {one}" for one in study.apps),

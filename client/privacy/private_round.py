@@ -60,4 +60,5 @@ def _digest(client: SiloClient, s: Privacy, units: Units, config: Mapping[str, A
     kept = {k: v for k, v in state.numbers.items() if not k.startswith(EVALUATED)}
     settings = values_of(client.common) | values_of(client.settings, client.common.strategy) | values_of(s, "dp")
     used = {k: v for k, v in settings.items() if k not in ELSEWHERE}
-    return round_digest(given, [client.silo.name, client.round, sorted(numbers.items()), sorted(kept.items()), used])
+    values = [client.silo.name, client.round, sorted(numbers.items()), sorted(kept.items()), used]
+    return round_digest(given, [*values, bool(config.get("late"))])  # a late joiner starts from another model

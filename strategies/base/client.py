@@ -366,11 +366,12 @@ class SiloClient(NumPyClient):
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        # A study fixes models to be evaluated itself. With noise no model reads more than another; a refusal says how
-        # near it is to the silo's own one, which may have none.
-        if math.isfinite(self.silo.max_step) and self.info.trains and self.privacy is None:
+        # A study fixes models to be evaluated itself. With dp a refusal would say how near a model is to the silo's own
+        # one, which may have no noise: then only models before its first training are compared, with the seed's.
+        new = self.previous is None
+        if math.isfinite(self.silo.max_step) and self.info.trains and (new or self.privacy is None):
             last = self.first_model() if self.previous is None else self.previous
-            fresh = self.previous is None and self.round <= 1
+            fresh = new and self.round <= 1
             check_received(self.silo.name, self.round, received, last, self.silo.max_step, first=fresh)
         return received
 

@@ -34,7 +34,7 @@ def dangers(study: Study, policy: Policy, earlier: Sequence[Approved] = (), samp
 
     ``earlier``: the studies that this site approved before; ``samples``: its training samples, where they are known.
     """
-    return [*_of_settings(study, policy), *_of_queries(study), *_of_people(study, earlier, samples)]
+    return [*_of_settings(study, policy), *_of_queries(study, policy), *_of_people(study, earlier, samples)]
 
 
 def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
@@ -78,11 +78,17 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
             yield f"{name} sends means per class: class counts, and the mean record of a rare class"
 
 
-def _of_queries(study: Study) -> Iterator[str]:
+def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
     if study.step > NEAR:
         yield (
             f"step = {study.step:g}: imprint. A model so far from your last one can hold a layer that writes single "
             f"records into its rows (docs/privacy.md has counts; none was read up to {NEAR:g})"
+        )
+    bounded = policy.epsilon or least(study, "dp.target-epsilon")
+    if True in values(study, "dp") and not bounded:
+        yield (
+            "dp may be true, and neither your policy has epsilon nor the study dp.target-epsilon: imprint. step is "
+            "checked for your first model alone then, and noise may be so small that a later model reads single records"
         )
     if "net_benefit" in study.metrics:
         yield (

@@ -464,6 +464,11 @@ PREPARED = f'participants = 3\nweights = "{APP}"'
         ({"metrics": 'metrics = ["loss", "net_benefit"]'}, "small cells"),
         ({"batch_size": "momentum = 0.9", "learning_rate": "learning-rate = 0.001"}, "momentum subsets"),
         ({"step": "step = 0.3"}, "imprint. A model so far from your last one"),
+        (
+            {"batch_size": 'dp = true\n"dp.noise-multiplier" = 0.1'},
+            "imprint. step is checked for your first model alone",
+        ),
+        ({"batch_size": "dp = [false, true]"}, "imprint. step is checked for your first model alone"),
         ({"batch_size": 'trainable = "conv1"'}, "training of some layers alone"),
         ({"batch_size": 'init-weights = "w.safetensors"', "participants": PREPARED}, "imprint"),
         ({"batch_size": 'model = "mine.net:make"'}, "imprint"),
@@ -474,6 +479,14 @@ def test_a_danger_is_named(changes: dict[str, str], attack: str) -> None:
     assert dangers(study(**safe), Policy()) == []
     (line,) = dangers(study(**{**safe, **changes}), Policy())
     assert attack in line
+
+
+def test_epsilon_bounds_what_step_does_not() -> None:
+    safe = {"strategy": 'strategy = "fedavg"', "step": "step = 0.25"}
+    with_target = study(**safe, batch_size='dp = true\n"dp.target-epsilon" = 3.0')
+    assert dangers(study(**safe, batch_size="dp = true"), Policy(epsilon=3.0)) == dangers(with_target, Policy()) == []
+    told = "With dp = true later ones are not checked"
+    assert told in studies.study_page(with_target, "") and told not in studies.study_page(study(**safe), "")
 
 
 def test_dangers_of_people(silo: Path) -> None:

@@ -345,6 +345,28 @@ def test_a_study_s_step_tells_nothing_of_a_model_without_noise(tmp_path: Path) -
         client.fit([5 * start], config)
     private_round(client, Privacy(), Units(4), b"key", config)
     assert len(client.fit([5 * start], config)[0]) == 1
+    for this, reason in ((1, "the first model is not the one"), (2, "is 4 lengths away")):  # before its first training
+        new = SiloClient(silo, common, NoSettings(), State(), info)
+        private_round(new, Privacy(), Units(4), b"key", {**config, "round": this})
+        with pytest.raises(UserError, match=reason):
+            new.fit([5 * start], {**config, "round": this})
+
+
+def test_a_late_joiner_s_samples_are_others() -> None:
+    """With ``late`` the own model may start from another one, so that two replies would be of one sample."""
+    rows, labels = np.zeros((64, 3), np.float32), np.zeros(64, np.int64)
+    model = flat_model("linear", (3,), 2, None, "cpu")
+    train, start = Samples(rows, labels), torch.ones(model.layout.size)
+    silo = Silo("a", train, train, train, model, lambda purpose: start)
+    common, info = Common(dp=True, batch_size=32, rounds=2), strategies()["fedavg"].info
+    config = {"round": 2, "models": {GLOBAL: Model(start)}, "numbers": {}, "evaluate": False}
+    drawn = []
+    for more in ({}, {}, {"late": 2}):
+        client = SiloClient(silo, common, NoSettings(), State(), info)
+        private_round(client, Privacy(), Units(64), b"key", {**config, **more})
+        assert client.privacy is not None
+        drawn.append([index.tolist() for index, _ in client.privacy.drawn(1, 0, torch.device("cpu"))])
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 @pytest.mark.parametrize("norm", [1e-44, 1e30])
