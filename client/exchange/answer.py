@@ -28,7 +28,7 @@ from client.site.flower import internal
 from client.site.messages import charge_message, check_message
 from client.site.study.protocol import Study
 from models.threads import use_threads
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
 from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
@@ -86,7 +86,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             if is_full(error) and "state-path" in context.node_config:
                 raise  # a simulation's silos have one disk, its user's: no silo is left out for that
             code, reason = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, report(error)
-            with contextlib.suppress(UserError):
+            with contextlib.suppress(UserError, DataError):  # the settings may be what is wrong
                 note_failure(message, context, settings_in(context), reason)
             return study, charged, Message(Error(code, reason), reply_to=message)
 

@@ -11,13 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message, RecordDict
 from tiny import Files, federate
 from torch import Tensor
 
+from client.app import app
+from client.exchange import answer
 from client.faults import OURS, explain
 from client.site.errors import SiteError
 from partitions.common.errors import DataError, UserError
 from server.run.loop import Progress
+from server.simulation.engine import flower_identity
 from strategies.base.client import SiloClient
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.replies import Update
@@ -114,6 +118,23 @@ def test_a_silo_is_blamed_for_its_numbers_alone(three: Files, monkeypatch: pytes
     seen: list[Progress] = []
     federate(three, strategy="scaffold", rounds=2, watch=seen.append, scaffold__up="model")
     assert [p.rejected for p in seen[:2]] == [{"a": "'steps' is -1, not a number of steps"}] * 2
+
+
+@pytest.mark.parametrize("kind", [UserError, DataError])
+def test_settings_that_cannot_be_read_lose_no_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """They are read again to note the reason for ``silofl watch``."""
+
+    def unreadable(run: Any) -> None:
+        raise kind("init-weights = w: it is no file of weights")
+
+    monkeypatch.setattr(answer, "parse_settings", unreadable)
+    node: Any = {"name": "a", "state-dir": str(tmp_path)}
+    with flower_identity():
+        message = Message(RecordDict(), dst_node_id=1, message_type="query")
+        reply = app(message, Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "seed": 4711}))
+    assert reply.has_error() and reply.error.reason == "init-weights = w: it is no file of weights"
 
 
 ROOT = Path(__file__).parents[2]
