@@ -42,7 +42,7 @@ def releases_of(directory: RunDirectory, run: RunSettings) -> Releases:
 def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return epsilon and delta by silo of several trials' releases (:func:`releases_of`) together.
 
-    The epsilon of a trial whose states are lost is added to that of the others.
+    Of a trial whose states are lost both are added to those of the others (basic composition).
     """
     every: dict[str, list[Mapping[str, Any]]] = {}
     for one in trials:
@@ -50,8 +50,9 @@ def together(trials: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]
             every.setdefault(silo, []).append(found)
     total = {}
     for silo, own in sorted(every.items()):
-        delta = max(one["delta"] for one in own)
-        lost = sum(one["epsilon"] for one in own if not one["releases"])
+        lost = [one for one in own if not one["releases"]]
         known = [release for one in own for release in one["releases"]]
-        total[silo] = {"epsilon": (epsilon_of(known, delta) if known else 0.0) + lost, "delta": delta}
+        delta = max((one["delta"] for one in own if one["releases"]), default=0.0)
+        epsilon = (epsilon_of(known, delta) if known else 0.0) + sum(one["epsilon"] for one in lost)
+        total[silo] = {"epsilon": epsilon, "delta": delta + sum(one["delta"] for one in lost)}
     return total

@@ -24,6 +24,7 @@ from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tuned import tuned_study
 from server.simulation.workers import Job, engine_of, kept, work
+from server.tuning.privacy import together
 from server.tuning.search import Request, budgets, tune
 from server.tuning.space import read_space
 from server.tuning.trials import Book, score_of
@@ -481,6 +482,16 @@ def test_other_seeds_than_the_searched_one_are_named(whole: dict[str, Path], tmp
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Differential privacy
+
+
+def test_the_deltas_of_lost_states_add_up() -> None:
+    """Two trials that compose, and two of which only (1, 1e-5) and (2, 1e-6) are known: 3 more, at 2.1e-5."""
+    kept = {"delta": 1e-5, "epsilon": 9.0, "releases": [{"noise": 1.5, "rate": 0.1, "steps": 10}]}
+    lost = [{"delta": delta, "epsilon": epsilon, "releases": []} for epsilon, delta in ((1.0, 1e-5), (2.0, 1e-6))]
+    both = composed_epsilon([Releases(1.5, 0.1, 10)] * 2, 1e-5)
+    found = together([{"a": one, "b": other} for one, other in zip([kept, kept, *lost], [*lost, *lost], strict=True)])
+    assert found["a"] == {"epsilon": pytest.approx(both + 3), "delta": pytest.approx(2.1e-5)}
+    assert found["b"] == {"epsilon": pytest.approx(6), "delta": pytest.approx(2.2e-5)}
 
 
 def test_all_trials_count_towards_the_budget(table: Path, tmp_path: Path) -> None:
