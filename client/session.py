@@ -56,6 +56,7 @@ from partitions.splits import SiloData, dtype_of
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import input_digest
 from strategies.base.newcomer.client import NEWCOMER
+from strategies.base.newcomer.settings import ANY
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
@@ -121,6 +122,22 @@ class ClientSession:
         if newcomer != (self.name in self.settings.common.held_out):
             held, asked = self.settings.common.hold_out, "as a newcomer" if newcomer else "as one that takes part"
             raise UserError(f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}")
+
+    def first_round(self) -> int:
+        """Return the round in which this silo joined the run; 1 where it was there from the beginning.
+
+        Raises UserError where the run's settings have no such late joiner: its own model may start from the server's.
+        """
+        if (late := self.config.get("late")) is None:
+            return 1
+        common = self.settings.common
+        joins = common.late_joiners == ANY or self.name in common.late
+        if not (joins and isinstance(late, int) and common.late.get(self.name, 1) <= late <= self.config["round"]):
+            raise UserError(
+                f"{self.name} refuses: the run has late-joiners = {common.late_joiners!r}, and a message of round "
+                f"{self.config['round']} takes it as one that joined in round {late!r:.20}"
+            )
+        return late
 
     def data_summary(self, *, late: bool = False) -> dict[str, Number]:
         """What the server learns of this silo before round 1: counts, shape, classes, versions; never a label count.
@@ -197,10 +214,13 @@ class ClientSession:
         alone = self.name in self.config.get("own_statistics", ())
         by = "silo" if alone else self.settings.common.normalization
         mean, std = standardisation(columns, by, self.config)
-        if by == "agreed" and self.study is not None and self.info.trains:  # a given model has its own statistics
-            check_statistics(columns, mean, std, self.study, self.name)
+        agreed = self.settings.common.normalization == "agreed"
+        if agreed and self.study is not None and self.info.trains:  # a given model has its own statistics
+            if not alone:
+                check_statistics(columns, mean, std, self.study, self.name)
             state, run = self.context.node_config.get("state-dir"), int(self.context.run_id)
-            claim_statistics(mean, std, self.study, self.name, state, run)
+            chosen = ((), ()) if alone else (mean, std)
+            claim_statistics(*chosen, self.study, self.name, state, run)
         d = table_columns(self.own_data.input_shape)
         return (mean[:d], std[:d]), (mean[d:], std[d:])
 
@@ -267,9 +287,8 @@ class ClientSession:
         self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
         self.check_schema()
         self.check_role(newcomer=(newcomer := NEWCOMER in config))
-        state, first = State(), config.get("late", 1)  # the round in which it joined a run that goes on
+        state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
-            first = first if isinstance(first, int) else 1
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:

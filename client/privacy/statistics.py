@@ -45,7 +45,10 @@ def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, 
 
 
 def claim_statistics(mean: Columns, std: Columns, study: Study, silo: str, state: Any, run_id: int) -> None:
-    """Note a run's statistics in the state directory. Raises PolicyRefusedError where the run had other ones before."""
+    """Note a run's statistics in the state directory. Raises PolicyRefusedError where the run had other ones before.
+
+    Empty ones: the silo's own.
+    """
     own = derived(b"", "statistics", repr(mean), repr(std)).hex()
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:

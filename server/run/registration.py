@@ -279,7 +279,9 @@ class Registration:
                 name = self.nodes[node] = summary["name"]
                 if name in offline:
                     self._return(strategy, node, summary, server_round)
-                elif name in strategy.silos or name in self.common.held_out or not self.late.allows(name):
+                elif name in strategy.silos:
+                    self.reporter.note(f"a second node calls itself {name}, which takes part already: it does not")
+                elif name in self.common.held_out or not self.late.allows(name):
                     self.reporter.note(f"{name} is here, and is none of this run's silos")
                 elif reason := misfit(summary, self.data_spec.values, "this run has"):
                     self.left_out[name] = f"{name} cannot join the run: it has {reason}"

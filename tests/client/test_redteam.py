@@ -272,13 +272,20 @@ def test_statistics_within_the_bound(tmp_path: Path) -> None:
     assert all("the run has standardised tables by other statistics before" in line for line in refusals)
     honest = Hospital(tmp_path / "honest", MANY, SCALED)
     context = honest.context(**SCALED, study="heart")
-    model = initial(honest.settings(**SCALED, study="heart"), COLUMNS, CLASSES).numpy().astype(np.float64)
+    seeds = model = initial(honest.settings(**SCALED, study="heart"), COLUMNS, CLASSES).numpy().astype(np.float64)
     assert honest.ask(context, 1, model) is None and "0 means for 4 columns" in honest.refusals[0]
     for this in (1, 2):
         mean, std = honest.x.mean(0), 2 * honest.x.std(0)
         reply = honest.ask(context, this, model, mean=mean.tolist(), std=std.tolist())
         assert reply is not None
         model = reply
+    own = honest.ask(context, 3, model, own_statistics=["own"])  # a second choice, though it is no server's
+    assert own is None and "by other statistics before" in honest.refusals[-1]
+    alone = Hospital(tmp_path / "alone", MANY, SCALED)
+    context = alone.context(**SCALED, study="heart")
+    replies = [alone.ask(context, 1, model, own_statistics=["own"]) for model in (seeds, seeds)]
+    assert all(reply is not None for reply in replies)
+    assert alone.ask(context, 2, seeds, mean=mean.tolist(), std=std.tolist()) is None
 
 
 # ---- The metric oracle -----------------------------------------------------------------------------------------------

@@ -118,7 +118,30 @@ def test_a_name_that_takes_part_cannot_be_taken(four: Files, tmp_path: Path) -> 
     run = federate(four, **RUN, late_joiners="any", directory=tmp_path / "run", prepare=prepare)
     node = list(four).index("b") + 1
     assert [m.metadata.message_type for m, _ in run.grid.traffic if m.metadata.dst_node_id == node] == ["query"]
-    assert "a is here, and is none of this run's silos" in notes(tmp_path / "run")
+    assert "a second node calls itself a, which takes part already: it does not" in notes(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("setting", "silo", "late"), [("", "a", 2), ("b=3", "a", 2), ("b=3", "b", 2), ("b=3", "b", 4), ("any", "a", "2")]
+)
+def test_a_silo_is_a_late_joiner_only_as_the_settings_say(four: Files, setting: str, silo: str, late: Any) -> None:
+    """A server says so in round 3 of another silo, or of another round: the silo does not train."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(name: str, message: Message, context: Any) -> None:
+            if name == silo and round_of(message) == 3 and message.metadata.message_type == "train":
+                message.content.config_records["config"]["late"] = late
+
+        grid.before = before
+
+    run = federate(four, **RUN, late_joiners=setting, prepare=prepare)
+    refused = {
+        (run.grid.name_of(m.metadata.dst_node_id), round_of(m)): str(r.error.reason)
+        for m, r in run.grid.traffic
+        if r.has_error()
+    }
+    assert list(refused) == [(silo, 3)]
+    assert f"late-joiners = {setting!r}, and a message of round 3 takes it as one that joined" in refused[silo, 3]
 
 
 def test_one_that_is_offline_in_its_round_joins_once_it_is_back(four: Files) -> None:
