@@ -1,9 +1,9 @@
 """The sum of clipped gradients: each unit's gradient is shortened to at most C before it is added up.
 
-A unit is a record, or a patient, whose gradient is the mean of their records' gradients. Records of a network of known
-layers go together, a chunk at a time: one backward pass to the layers' outputs gives all norms, and with these the
-weighted sum (``layers.py``). Everything else, and patients with several records, go one unit at a time, a backward pass
-each.
+A unit is a record, or a patient, whose gradient is the mean of their records' gradients. Units of a network of known
+layers go together, a chunk at a time, patients with those who have as many records: one backward pass to the layers'
+outputs gives all norms, and with these the weighted sum (``layers.py``). Everything else, and patients with more
+records than a chunk has, go one unit at a time, a backward pass each.
 
 A chunk holds as many records as keep what the layers saw and what comes back to them about as large as the activations
 of a plain step. Whether a network may go together is tried out: the norms and the sum of its first few records must
@@ -59,14 +59,16 @@ class Clipping:
         total, value = torch.zeros_like(self.model.gradient), self.model.gradient.new_zeros(())
         if not len(y):
             return total, value
-        alone = groups is None or len(groups) == len(y)  # every patient has one record
-        if alone and self.together and self._may_go_together(x, y, loss, network):
-            for part in torch.split(torch.arange(len(y), device=y.device), chunk_size(x)):
-                value += self._chunk(rows(x, part), y[part], loss, network, total)[0]
-            return total, value
-        for index in torch.split(torch.arange(len(y), device=y.device), 1) if groups is None else groups:
-            value += self._single(x, y, index, loss, network)
-            self._add(total)
+        units = torch.split(torch.arange(len(y), device=y.device), 1) if groups is None else groups
+        most = chunk_size(x) if self.together and self._may_go_together(x, y, loss, network) else 0
+        for k, same in by_size(units):
+            if k > most:
+                for index in same:
+                    value += self._single(x, y, index, loss, network)
+                    self._add(total)
+            else:
+                for part in torch.split(torch.cat(same), most // k * k):
+                    value += self._chunk(rows(x, part), y[part], loss, network, total, k)[0]
         return total, value
 
     def _factors(self, norms: Tensor) -> Tensor:
@@ -88,21 +90,25 @@ class Clipping:
         return norm
 
     def _chunk(
-        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, total: Tensor
+        self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, total: Tensor, k: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Add a chunk's clipped gradients to ``total``; the sum of its losses, and the norms (b,) before clipping."""
+        """Add the clipped gradients of a chunk's units to ``total``, which have k records each, one after the other.
+
+        Returns the sum of the units' losses, and their norms (b,) before clipping.
+        """
         module = network or self.model.module
         with seen_layers(module) as seen, seen_features(self.model) as features:
             logits = module(x)
         if loss in MEANS:
-            value = loss(logits, y) * len(y)
+            value = loss(logits, y) * (len(y) / k)
         else:
-            value = each_loss(loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y).sum()
+            value = each_loss(loss, logits, features[-1] if isinstance(loss, OnFeatures) else None, y).sum() / k
         found = torch.autograd.grad(value, [output for _, _, _, output in seen], allow_unused=True)
         with torch.no_grad():
             used = [(layer, m, a, d) for (layer, m, a, _), d in zip(seen, found, strict=True) if d is not None]
-            norms = sum((layer.square(m, a, d) for layer, m, a, d in used), start=total.new_zeros(len(y))).sqrt()
-            factors = self._factors(norms)
+            squares = (layer.square(m, a, d, k) for layer, m, a, d in used)
+            norms = sum(squares, start=total.new_zeros(len(y) // k)).sqrt()
+            factors = self._factors(norms).repeat_interleave(k)
             views = {id(p): e for p, e in zip(self.model.parameters, self.model.layout.parameters, strict=True)}
             for layer, m, a, d in used:
                 weighted = torch.where(_along(factors, d) > 0, _along(factors, d) * d, 0.0)
@@ -149,6 +155,14 @@ class Clipping:
         alone = torch.stack(lengths)
         close = torch.allclose(norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max()))
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
+
+
+def by_size(units: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
+    """The units with one record, then those with two, ..., each with its number."""
+    sizes: dict[int, list[Tensor]] = {}
+    for index in units:
+        sizes.setdefault(len(index), []).append(index)
+    yield from sorted(sizes.items())
 
 
 def length(vector: Tensor) -> Tensor:

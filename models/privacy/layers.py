@@ -45,11 +45,12 @@ CANCELLED = 1000  # times the norm of a sample's gradient: the norms of its term
 class Layer:
     """How a kind of layer is handled.
 
-    ``square(layer, a, d)``: squared norms (b,) of the samples' gradients; ``weighted(layer, a, d)``: the sum over
-    samples of each trained parameter's gradient, where d is weighted already.
+    ``square(layer, a, d, k)``: squared norms (b,) of the units' gradients, each the sum of k samples' that follow one
+    another in a and d (b k, ...); ``weighted(layer, a, d)``: the sum over samples of each trained parameter's gradient,
+    where d is weighted already.
     """
 
-    square: Callable[[Any, Tensor, Tensor], Tensor]
+    square: Callable[[Any, Tensor, Tensor, int], Tensor]
     weighted: Callable[[Any, Tensor, Tensor], Gradients]
 
 
@@ -118,7 +119,13 @@ def _bias_square(d: Tensor) -> Tensor:
     return at_least(d.sum(1).square().sum(1), d.square().sum(2).sqrt().sum(1))
 
 
-def _linear(layer: Any, a: Tensor, d: Tensor) -> Tensor:
+def by_unit(v: Tensor, k: int) -> Tensor:
+    """(b k, ...) as (b, k, ...): to a linear map, a unit's samples are further positions."""
+    return v if k == 1 else v.view(-1, k, *v.shape[1:])
+
+
+def _linear(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+    a, d = by_unit(a, k), by_unit(d, k)
     total = d.new_zeros(len(d))
     if is_trained(layer.weight):
         total += linear_square(a, d)
@@ -152,7 +159,8 @@ def _parts(module: Any, a: Tensor, d: Tensor) -> tuple[LowRank, Tensor, Tensor]:
     return change, change.scale * (a @ change.lora_a.mT), change.scale * (d @ change.lora_b)
 
 
-def _lora(module: Any, a: Tensor, d: Tensor) -> Tensor:
+def _lora(module: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+    a, d = by_unit(a, k), by_unit(d, k)
     change, inner, back = _parts(module, a, d)
     total = d.new_zeros(len(d))
     if is_trained(change.lora_a):
@@ -202,13 +210,13 @@ def unfolded(conv: Any, a: Tensor) -> Tensor:
     return a.permute(0, *places, 1, *kernel).flatten(1 + dims).flatten(1, dims)
 
 
-def _convolution(conv: Any, a: Tensor, d: Tensor) -> Tensor:
-    d = d.flatten(2).mT  # (b, positions, O)
+def _convolution(conv: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+    d = by_unit(d.flatten(2).mT, k)  # (b, [k,] positions, O)
     total = d.new_zeros(len(d))
     if is_trained(conv.weight):
-        each = max(1, UNFOLDED // (d.shape[1] * conv.weight[0].numel()))
-        parts = zip(torch.split(a, each), torch.split(d, each), strict=True)
-        total += torch.cat([linear_square(unfolded(conv, x), y) for x, y in parts])
+        each = max(1, UNFOLDED // (k * d.shape[-2] * conv.weight[0].numel()))
+        parts = zip(torch.split(a, each * k), torch.split(d, each), strict=True)
+        total += torch.cat([linear_square(by_unit(unfolded(conv, x), k), y) for x, y in parts])
     return total + _bias_square(d) if is_trained(conv.bias) else total
 
 
@@ -236,16 +244,16 @@ def _convolution_weighted(conv: Any, a: Tensor, d: Tensor) -> Gradients:
 # -- embeddings ----------------------------------------------------------------------------------------------
 
 
-def _embedding(layer: Any, a: Tensor, d: Tensor) -> Tensor:
-    """Rows that a sample looks up several times add up before they are squared."""
-    tokens, rows = a.flatten(1), d.flatten(1, -2)
+def _embedding(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+    """Rows that a unit looks up several times add up before they are squared."""
+    tokens, rows = by_unit(a, k).flatten(1), by_unit(d, k).flatten(1, -2)
     if layer.padding_idx is not None:
         rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
-    sample = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    key, place = torch.unique(sample * layer.num_embeddings + tokens, return_inverse=True)
+    unit = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
+    key, place = torch.unique(unit * layer.num_embeddings + tokens, return_inverse=True)
     sums = d.new_zeros(len(key), d.shape[-1]).index_add_(0, place.flatten(), rows.flatten(0, 1))
     which = torch.div(key, layer.num_embeddings, rounding_mode="floor")
-    squares = d.new_zeros(len(d)).index_add_(0, which, sums.square().sum(1))
+    squares = d.new_zeros(len(tokens)).index_add_(0, which, sums.square().sum(1))
     return at_least(squares, rows.square().sum(2).sqrt().sum(1))
 
 
@@ -286,9 +294,11 @@ def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
     def summed(terms: Tensor, dims: tuple[int, ...]) -> Tensor:
         return (terms.sum(dims) if dims else terms).flatten(1)
 
-    def square(layer: Any, a: Tensor, d: Tensor) -> Tensor:
-        total = d.new_zeros(len(d))
+    def square(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+        total = d.new_zeros(len(d) // k)
         for _, terms, dims in each(layer, a, d):
+            if k > 1:
+                terms, dims = by_unit(terms, k), (1, *(dim + 1 for dim in dims))
             found = summed(terms, dims).square().sum(1)
             total += at_least(found, summed(terms.abs(), dims).square().sum(1).sqrt()) if dims else found
         return total
@@ -302,9 +312,10 @@ def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
 # -- a module that is made of linear maps of its own parameters (a GRU) --------------------------------------
 
 
-def _maps(module: Any, a: Tensor, d: Tensor) -> Tensor:
-    total = d.new_zeros(len(d))
+def _maps(module: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
+    total = d.new_zeros(len(d) // k)
     for weight, bias, inputs, gradients in module.linear_maps(a, d):
+        inputs, gradients = by_unit(inputs, k), by_unit(gradients, k)
         if is_trained(weight):
             total += linear_square(inputs, gradients)
         if is_trained(bias):

@@ -71,6 +71,17 @@ def by_hand(model: FlatModel, x: Tensor, y: Tensor, clip: float, loss: Any = F.c
     return total
 
 
+def check_patients(model: FlatModel, x: Tensor, y: Tensor, loss: Any = F.cross_entropy) -> None:
+    """Five records of three patients: together as one by one, a backward pass for each patient."""
+    patients = [torch.tensor([0, 3]), torch.tensor([1]), torch.tensor([4, 2])]
+    together, single = Clipping(model, 0.3), Clipping(model, 0.3, together=False)
+    expected, value = single.total(x[:5], y[:5], loss, None, patients)
+    found, own_value = together.total(x[:5], y[:5], loss, None, patients)
+    assert list(together.tried.values()) == [True] and not single.tried
+    assert torch.allclose(found, expected, atol=2e-5) and float(own_value) == pytest.approx(float(value), rel=1e-5)
+    assert int(together.clipped) == int(single.clipped) > 0 and together.units == single.units == 3
+
+
 def tokens(n: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(3)
     return torch.randint(0, 11, (n, 9), generator=rng, dtype=torch.int32), torch.arange(n) % 3
@@ -85,6 +96,7 @@ def test_known_layers_go_together_and_are_those_of_single_passes() -> None:
     assert torch.allclose(total, by_hand(model, x, y, 0.4), atol=1e-6)
     assert float(value) == pytest.approx(7 * float(F.cross_entropy(model.module(x), y).detach()), rel=1e-6)
     assert int(clipping.clipped) > 0 and clipping.units == 7
+    check_patients(model, x, y)
 
 
 def test_what_cannot_go_together_goes_one_by_one() -> None:
@@ -131,6 +143,7 @@ def test_networks(name: str, shape: tuple[Any, ...], options: Part) -> None:
     total, _ = clipping.total(x, y, loss, None, None)
     assert list(clipping.tried.values()) == [True]
     assert torch.allclose(total, by_hand(model, x, y, 0.5, loss), atol=2e-5)
+    check_patients(model, x, y, loss)
 
 
 def test_a_gru_s_weights_are_those_of_single_passes() -> None:
@@ -156,6 +169,7 @@ def test_a_gru_s_weights_are_those_of_single_passes() -> None:
     for entry in model.layout.parameters:
         part = slice(entry.start, entry.stop)
         assert torch.allclose(total[part], expected[part], atol=1e-6), entry.name
+    check_patients(model, x, y)
 
 
 def test_the_length_of_a_long_vector_is_not_too_short() -> None:
@@ -257,6 +271,7 @@ def test_losses_on_features_are_taken_record_by_record() -> None:
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(value, model.parameters)])
         expected += gradient * min(1.0, 0.3 / float(gradient.norm()))
     assert torch.allclose(total, expected, atol=1e-6)
+    check_patients(model, x, y, OnFeatures(of))
 
 
 def test_a_patient_s_gradient_is_the_mean_of_their_records() -> None:
@@ -280,6 +295,30 @@ def test_patients_of_one_record_each_go_together() -> None:
     patients, _ = clipping.total(x, y, F.cross_entropy, None, list(torch.split(torch.arange(5), 1)))
     assert clipping.units == 5 and list(clipping.tried.values()) == [True]
     assert torch.equal(patients, clipping.total(x, y, F.cross_entropy, None, None)[0])
+
+
+def test_a_patient_of_more_records_than_a_chunk_goes_alone() -> None:
+    torch.manual_seed(0)
+    model = flat_model("linear", (2**14,), 3, None, "cpu")  # 16 records a chunk
+    x, y, clipping = torch.randn(20, 2**14), torch.arange(20) % 3, Clipping(model, 0.2)
+    assert chunk_size(x) == 16
+    patients = [torch.arange(17), torch.tensor([17, 18]), torch.tensor([19])]
+    total, _ = clipping.total(x, y, F.cross_entropy, None, patients)
+    expected, _ = Clipping(model, 0.2, together=False).total(x, y, F.cross_entropy, None, patients)
+    assert torch.allclose(total, expected, atol=1e-6) and float(length(total)) <= 0.6
+
+
+def test_no_patient_counts_for_more_where_their_records_cancel() -> None:
+    """Two records, equal but for float32's rounding, of opposite labels: what is left is not known to float32."""
+    torch.manual_seed(0)
+    model = flat_model("linear", (64,), 2, None, "cpu")
+    for number in range(8):
+        model.vector.zero_()  # gradients of opposite labels are then opposite
+        x = 1e4 * torch.randn(64, generator=torch.Generator().manual_seed(number)).repeat(2, 1)
+        x[1] *= 1 + 1e-6
+        clipping = Clipping(model, 0.1)
+        total, _ = clipping.total(x, torch.tensor([0, 1]), F.cross_entropy, None, [torch.arange(2)])
+        assert list(clipping.tried.values()) == [True] and float(length(total)) <= 0.1 * 1.001
 
 
 def test_networks_that_mix_records_are_refused_and_another_is_named() -> None:
