@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
     if not table and len(tables) > 1:
         raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
     if not table and tables and not is_joined(tables[0], source):
-        return sliced(read_csv(tables[0], options), reading)
+        return sliced(within(read_csv(tables[0], options), source), reading)
     table = table or next(iter(tables), None)
     if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
         raise DataError(
@@ -90,7 +91,7 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
     if not table and len(tables) > 1:
         raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
     if not table and tables and not is_joined(tables[0], source):
-        return sliced(read_csv(tables[0], options), reading)
+        return sliced(within(read_csv(tables[0], options), source), reading)
     table = (table or next(iter(tables), None)) if labelled else None
     of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
     if holds_dicom(source):
@@ -113,6 +114,21 @@ def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
     """The rows, none of which may be a link that leads out of the source. Raises DataError."""
     check_links(source, ((row.where, row.file) for row in rows))
     return rows
+
+
+def within(found: Found, source: Path) -> Found:
+    """The samples of a folder's own csv. Raises DataError where it names a file outside the folder, or a link to one.
+
+    A list that came with an export must not reach files of the hospital's own; one that is named itself may.
+    """
+    inside = os.path.realpath(source)
+    for row in found.rows:
+        for file in filter(None, (row.file, row.mask)):
+            if os.path.commonpath([inside, os.path.realpath(file)]) != inside:
+                raise DataError(
+                    f"{row.where} names a file outside its folder: name the csv, not the folder, if the list is yours"
+                )
+    return found
 
 
 def has_classes(source: Path, classes: Sequence[str]) -> bool:

@@ -87,23 +87,16 @@ def test_a_folder_s_csv_is_not_read(tmp_path, model, capsys):
     assert "note: 2 csv files in " in capsys.readouterr().err
 
 
-def test_a_csv_names_files_below_it_alone(tmp_path, model, capsys):
-    """Not by dots, a whole path or a link: a list that came with an export reaches no other files."""
+def test_a_csv_that_is_named_may_list_files_elsewhere(tmp_path, model, capsys):
     scans(tmp_path / "other", range(61, 62))
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "list.csv").touch()
+    table = tmp_path / "new" / "list.csv"
+    table.touch()
     assert main(["predict", "--model", str(model), "--data", str(tmp_path / "new")]) == 2
     assert "new has no pictures; name its csv itself (list.csv)" in capsys.readouterr().err
-    (tmp_path / "new" / "linked").symlink_to(tmp_path / "other")
-    file, table = tmp_path / "other" / "Zarathustra 61" / "IM1", tmp_path / "new" / "list.csv"
-    for name in ("../other/Zarathustra 61/IM1", str(file), "linked/Zarathustra 61/IM1"):
+    for name in ("../other/Zarathustra 61/IM1", str(tmp_path / "other" / "Zarathustra 61" / "IM1")):
         table.write_text(f"file\n{name}\n")
-        assert main(["predict", "--model", str(model), "--data", str(table)]) == 2
-        said = capsys.readouterr().err
-        assert "list.csv, line 2 names a file outside the folder of the csv" in said and leaks(said) == []
-    table = tmp_path / "list.csv"
-    table.write_text("file\nnew/linked/Zarathustra 61/IM1\n")
-    assert answers(model, table)[0]["label"] == "ill"
+        assert answers(model, table)[0]["label"] == "ill"
 
 
 def test_a_data_file_by_the_same_recipe_says_the_same(tmp_path, model):
