@@ -97,7 +97,7 @@ def test_it_fits_the_screen(page: chromium.Page, run: Path, width: int) -> None:
 def test_the_page_finds_a_server_that_is_started_again(page: chromium.Page, run: Path) -> None:
     with served(str(run), "--port", "0") as (address, process):
         page.open(address)
-        page.until("document.getElementById('line').textContent === 'live'")
+        page.until(f"{row('a')}.includes('0.5000')")  # the stream is live before the first picture
         process.kill()
         page.until("document.getElementById('line').textContent.startsWith('The connection is lost')")
         assert "0.5000" in page.value(row("a"))  # the last picture stays
