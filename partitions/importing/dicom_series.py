@@ -82,14 +82,18 @@ def files_below(folder: Path) -> Iterator[Path]:
     return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
 
 
+def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
+    """Of files, each after its name for messages, the names of those that, links followed, are not in the folder."""
+    inside = os.path.realpath(folder)
+    return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
+
+
 def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
     """Raise DataError where a file, after its name for messages, is a link that leads out of the folder."""
-    inside = folder.resolve()
-    for where, path in files:
-        if path is not None and not path.resolve().is_relative_to(inside):
-            raise DataError(
-                f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
-            )
+    for where in outside(folder, files):
+        raise DataError(
+            f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
+        )
 
 
 def holds_dicom(folder: Path) -> bool:

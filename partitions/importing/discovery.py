@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from partitions.importing.dicom_series import (
     find_studies,
     has_outlines,
     holds_dicom,
+    outside,
     place_of,
     series_below,
 )
@@ -121,13 +121,8 @@ def within(found: Found, source: Path) -> Found:
 
     A list that came with an export must not reach files of the hospital's own; one that is named itself may.
     """
-    inside = os.path.realpath(source)
-    for row in found.rows:
-        for file in filter(None, (row.file, row.mask)):
-            if os.path.commonpath([inside, os.path.realpath(file)]) != inside:
-                raise DataError(
-                    f"{row.where} names a file outside its folder: name the csv, not the folder, if the list is yours"
-                )
+    for where in outside(source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))):
+        raise DataError(f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours")
     return found
 
 
