@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from typical_inputs import TYPICAL
 
 from models.networks.cnn import PlayerCnnSettings
 from models.networks.fusion import ImageTextSettings
@@ -23,28 +24,6 @@ from models.networks.unet import UnetSettings
 from models.networks.vit import VitSettings
 from models.shapes import Shape, example, kind_of
 
-# One shape that each network is meant for.
-TYPICAL: dict[str, Shape] = {
-    "apple-cnn": (1, 28, 28),
-    "fedala-cnn": (3, 32, 32),
-    "diversifed-cnn": (3, 32, 32),
-    "fedapm-cnn": (3, 32, 32),
-    "player-cnn": (1, 28, 28),
-    "player-heart": (10,),
-    "mlp": (30,),
-    "small-cnn": (1, 8, 8),
-    "resnet8": (3, 32, 32),
-    "resnet18": (3, 32, 32),
-    "linear": (30,),
-    "resnet50": (3, 32, 32),
-    "densenet121": (3, 32, 32),
-    "vit-s": (3, 32, 32),
-    "unet": (3, 20, 28),
-    "player-transformer": ("tokens", 9, 30),
-    "fasttext": ("tokens", 9, 30),
-    "fedapm-signals": (3, 40),
-    "fedapm-image-text": ("tokens", 9, 30),
-}
 KU_HAR, CREMA_D = (("acc", (3, 128)), ("gyro", (3, 128))), (("audio", (80, 600)), ("video", (1280, 10)))
 CRISIS = (("image", (1280,)), ("text", (512, 40)))
 # Those with running statistics, and the transformer (PyTorch has no joint attention on a CPU), never train jointly; nor
