@@ -134,7 +134,8 @@ def add_evaluate(commands: Any) -> None:
         "--models",
         choices=("shared", "all"),
         default="shared",
-        help="of a run: the model that its silos share (the default), or also each silo's own that the report shows",
+        help="of a run: the model that its silos share (the default), or also each silo's own that the report shows; "
+        "one that never left its hospital has what the run measured there",
     )
     where = p.add_mutually_exclusive_group()
     where.add_argument("--data", metavar="FILE", help="at one silo's data file")

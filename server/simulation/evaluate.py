@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from client.export import card_file, export_model
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from server.deploy import submit
-from server.results.run_directory import RunDirectory
-from server.results.shared_model import export_shared, find_run
-from server.results.summary import entries
-from server.run.evaluation.loop import MODELS, EvaluationLoop, write_matrix
+from server.results.shared_model import export_shared, find_run, reports_shared
+from server.run.evaluation.loop import MATRIX, MODELS, Cell, EvaluationLoop, write_matrix
 from server.run.evaluation.models import read_models, run_values
+from server.run.evaluation.own import add_cells, entry_of, own_cells
 from server.simulation.engine import InProcessGrid, flower_identity
 from strategies.base.run_settings import RunSettings, parse_settings, toml_text
 
@@ -33,7 +33,7 @@ def gather_models(
     """Put the models of a run, or a model's file, with their model cards into ``folder``, and return their files.
 
     ``which``: the ``shared`` model of a run; or ``all``: besides, where there is one, the model of each silo whose
-    score the report shows. The silos' states have to lie on this machine. Raises UserError.
+    score the report shows, if the silos' states lie on this machine. Raises UserError.
     """
     folder.mkdir(parents=True)
     if source.is_file():
@@ -53,23 +53,15 @@ def gather_models(
     except UserError:
         if which == SHARED:
             raise
-    if which == ALL and not (source / "checkpoint" / run.run_key / "silos").is_dir():
-        raise UserError(
-            f"--models all: the silos' own models of {source} lie at the silos, which export them themselves"
-        )
-    for silo in silos_of(source, run) if which == ALL else ():
+    for silo in entry_of(source, run)["silos"] if which == ALL and has_states(source, run) else ():
         export_model(source, silo, "reported", folder / f"{silo}.safetensors", *chosen)
         made.append(folder / f"{silo}.safetensors")
     return made
 
 
-def silos_of(source: Path, run: RunSettings) -> list[str]:
-    """Return the silos of a finished run. Raises UserError where it has not ended."""
-    directory, which = RunDirectory(source), (run.common.strategy, run.common.seed)
-    for entry in entries(directory) if directory.summary.exists() else []:
-        if (entry["strategy"], entry["seed"]) == which:
-            return [str(name) for name in entry["silos"]]
-    raise UserError(f"{source}: {run.run_key} has not come to its end: its silos' models are not chosen yet")
+def has_states(source: Path, run: RunSettings) -> bool:
+    """Return whether the states of a run's silos lie in its directory, as those of a simulation do."""
+    return (source / "checkpoint" / run.run_key / "silos").is_dir()
 
 
 def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
@@ -94,8 +86,11 @@ def evaluate(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     if source.is_file() and data is None:
         raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already: give --out a new directory")
+    check_new(out)
+    if which == ALL and source.is_dir() and not has_states(source, find_run(source, strategy, seed)):
+        raise UserError(
+            f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
+        )
     where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
     with cleared(out), private():
         models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
@@ -108,6 +103,12 @@ def evaluate(
         with flower_identity():
             loop = EvaluationLoop(grid, settings)
             return write_matrix(out, loop.run(models))
+
+
+def check_new(out: Path) -> None:
+    """Raise UserError where ``out`` is anything but an empty directory, or nothing."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already: give --out a new directory")
 
 
 @contextlib.contextmanager
@@ -126,17 +127,43 @@ def cleared(out: Path) -> Iterator[None]:
 def evaluate_deployed(
     source: Path, out: Path, connection: str, which: str = SHARED, strategy: str | None = None, seed: int | None = None
 ) -> Path:
-    """Evaluate at the silos of a federation, and return the file of the matrix. Raises UserError, RunFailedError."""
+    """Evaluate at the silos of a federation, and return the file of the matrix.
+
+    With ``all``, the matrix has what the run measured of each silo's model at that silo, where the model itself has
+    not left it. Raises UserError, RunFailedError.
+    """
+    check_new(out)
     with tempfile.TemporaryDirectory() as temporary:
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
-        values = run_values(read_models(files))
+        run = find_run(source, strategy, seed) if which == ALL else None
+        own = own_cells(source, run) if run else []
+        if files:
+            values = run_values(read_models(files))
 
-        def fill(directory: Path) -> None:
-            (directory / MODELS).mkdir()
-            for file in with_cards(files):
-                shutil.copyfile(file, directory / MODELS / file.name)
+            def fill(directory: Path) -> None:
+                (directory / MODELS).mkdir()
+                for file in with_cards(files):
+                    shutil.copyfile(file, directory / MODELS / file.name)
 
-        return submit.run({**values, "out": str(out)}, connection, fill=fill) / "matrix.csv"
+            submit.run({**values, "out": str(out)}, connection, fill=fill)
+        elif not own:
+            raise UserError(f"{source} holds no model, and its history no metrics of one: there is nothing to evaluate")
+    if run:
+        add_own(source, out, run, own, {file.name.removesuffix(".safetensors") for file in files})
+    return out / MATRIX
+
+
+def add_own(source: Path, out: Path, run: RunSettings, own: Sequence[Cell], evaluated: Collection[str]) -> None:
+    """Add to the matrix what the run measured, and print which models the federation did not evaluate, and why."""
+    silos = [str(name) for name in entry_of(source, run)["silos"]]
+    out.mkdir(parents=True, exist_ok=True)
+    add_cells(out / MATRIX, own, silos)
+    if absent := [silo for silo in silos if silo not in evaluated]:
+        why = "their models never left these hospitals"
+        if reports_shared(run.strategy) and SHARED in evaluated:
+            why = f"{run.common.strategy} has one model, {SHARED}"
+        rest = "the matrix has what the run measured of each at its own hospital, and nothing of it elsewhere"
+        print(f"not evaluated: {', '.join(absent)}: {why}; {rest}", file=sys.stderr)
 
 
 def with_cards(files: Iterable[Path]) -> list[Path]:

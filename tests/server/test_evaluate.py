@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import date
@@ -31,9 +32,11 @@ from server.app import main as server_main
 from server.cli.main import main
 from server.results.history import History
 from server.results.run_directory import RunDirectory
+from server.results.shared_model import find_run
 from server.results.study import study_config, study_runs
 from server.run.evaluation.loop import EvaluationLoop, models_in
 from server.run.evaluation.models import read_models, run_values
+from server.run.evaluation.own import add_cells, own_cells
 from server.run.receipts import KEY
 from server.simulation.engine import flower_identity
 from server.simulation.evaluate import evaluate, gather_models
@@ -58,7 +61,7 @@ def digests(folder: Path) -> dict[str, str]:
 def study(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = {"dataset": str(table), "partition": "iid", "silos": 3, "rounds": 3, "threads": 1, "validation": 0.2}
     out = tmp_path_factory.mktemp("runs") / "study"
-    return simulate({**given, "strategy": "fedavg,fedper", "out": str(out)}, quiet=True)
+    return simulate({**given, "strategy": "fedavg,fedper,ditto", "out": str(out)}, quiet=True)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
@@ -81,6 +84,48 @@ def test_the_matrix_has_the_bits_of_the_run(study: Path, tmp_path: Path, method:
         assert all(found[model, silo, r.split, r.metric] == repr(r.value) for r in shown)
     if method == "fedper":
         assert len({found[m, "hospital-01", "test", "loss"] for m in silos}) == 3
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "ditto"])
+def test_the_diagonal_is_what_the_run_measured(study: Path, tmp_path: Path, method: str) -> None:
+    """The rows of each silo's model at that silo, byte for byte, without the silos' states and without a federation."""
+    lines = evaluate(study, tmp_path / "all", "all", strategy=method).read_text().splitlines(keepends=True)
+    diagonal = [line for line in lines[1:] if line.split(",")[0] == line.split(",")[1]]
+    silos = ["hospital-01", "hospital-02", "hospital-03"]
+    own = own_cells(study, find_run(study, method, None))
+    add_cells(tmp_path / "own.csv", own, silos)
+    assert (tmp_path / "own.csv").read_text() == "".join([lines[0], *diagonal]) and len(diagonal) >= 12
+    rest = [line for line in lines if line not in diagonal]
+    (tmp_path / "rest.csv").write_text("".join(rest))
+    add_cells(tmp_path / "rest.csv", own, silos)
+    assert (tmp_path / "rest.csv").read_text() == "".join(lines)  # in their places
+    changed = [replace(cell, row=replace(cell.row, value=9.0)) for cell in own]
+    add_cells(tmp_path / "rest.csv", changed, silos)
+    assert (tmp_path / "rest.csv").read_text() == "".join(lines)  # what was evaluated stays
+
+
+def without_states(study: Path, folder: Path) -> Path:
+    """A run as a federation leaves it on the server."""
+    return shutil.copytree(study, folder, ignore=shutil.ignore_patterns("silos"))
+
+
+def test_models_that_all_stayed_at_their_hospitals(
+    study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No model, so nothing to ask of a federation: none is running here."""
+    run, out = without_states(study, tmp_path / "run"), tmp_path / "m"
+    command = ["evaluate", str(run), "--models", "all", "--strategy", "fedper", "--connection", "none"]
+    assert main([*command, "--out", str(out)]) == 0
+    assert {key[:2] for key in read(out / "matrix.csv")} == {(f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)}
+    said = capsys.readouterr().err
+    assert "not evaluated: hospital-01, hospital-02, hospital-03: their models never left" in said
+    assert main([*command, "--out", str(out)]) == 2
+    assert main(["evaluate", str(run), "--models", "all", "--strategy", "ditto", "--out", str(tmp_path / "x")]) == 2
+    assert "lie at the silos: --connection NAME evaluates there" in capsys.readouterr().err
+    for gone in ("history.csv", "summary.json"):
+        (run / gone).unlink()
+        assert main([*command, "--out", str(tmp_path / gone)]) == 2
+        assert not (tmp_path / gone).exists() and not (run / gone).exists()
 
 
 def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Three real silos on this machine, over gRPC with TLS and node keys; the tests sh
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -97,6 +98,12 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     # The run in process has its silos' states on this machine.
     assert main(["evaluate", str(here), *given]) == 0
     assert (there / "matrix.csv").read_text() == matrix.read_text()
+    far = shutil.copytree(here, tmp_path / "far", ignore=shutil.ignore_patterns("silos"))
+    assert main(["evaluate", str(far), *given[:-1], str(tmp_path / "c")]) == 0
+    cells = [line.split(",") for line in matrix.read_text().splitlines()]
+    kept = [cell for cell in cells if cell[0] in ("model", "shared", cell[1])]  # what needs no silo's own model
+    assert (tmp_path / "c" / "matrix.csv").read_text() == "".join(f"{','.join(cell)}\n" for cell in kept)
+    assert {cell[0] for cell in kept} == {"model", "shared", "hospital-01", "hospital-03"}
 
 
 @pytest.mark.exhaustive
