@@ -88,17 +88,21 @@ class Bounds:
         if not updates or not (names := [n for n in updates[0].vectors if n not in self.info.unclipped]):
             return updates
         rule = self.common.robust
-        norms = self._norms(names, updates)
+        screens = rule == "screen" and steps_are_comparable(self.info)
+        gram = self._gram(names[0], updates) if screens and excludable(len(updates)) else None
+        norms = self._norms(names, updates, gram)
         agreed = read_agreed(self.common.agreed).get("samples", {})
         counts = plausible_counts({u.silo: u.samples for u in updates}, agreed)  # a lie must not widen the bound
         batches = {silo: math.ceil(count / self.common.batch_size) for silo, count in counts.items()}
         measures = units(norms, self._lengths(names, updates), batches)
         for silo, reason in diverging(norms, measures).items():
             self.rejected[silo] = reason
-        updates = [u for u in updates if u.silo not in self.rejected]
-        if rule == "screen" and steps_are_comparable(self.info) and (f := tolerated(len(updates))):
+        kept = [i for i, update in enumerate(updates) if update.silo not in self.rejected]
+        updates = [updates[i] for i in kept]
+        if screens and (f := tolerated(len(updates))):
             ratios = outliers(norms, measures, length_limits(norms, measures, self.common.robust_clip, f))
-            return self._clip(self._facing(names[0], updates), ratios, to=1.0)
+            facing = updates if gram is None else self._facing(updates, gram[kept][:, kept])
+            return self._clip(facing, ratios, to=1.0)
         if rule in ("clip", "screen"):
             return self._clip(updates, outliers(norms, measures, self.common.robust_clip))
         if rule in KRUM and updates:
@@ -113,9 +117,18 @@ class Bounds:
         """The inner products (n, n) of these silos' steps."""
         return gram_of([u.vectors[name] for u in updates], [self.centre(name, u) for u in updates])
 
-    def _norms(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, dict[str, float]]:
-        """The length of each silo's step, per vector."""
-        return {name: {u.silo: self._gram(name, [u]).sqrt().item() for u in updates} for name in names}
+    def _norms(
+        self, names: Sequence[str], updates: Sequence[Update], gram: Tensor | None
+    ) -> dict[str, dict[str, float]]:
+        """The length of each silo's step, per vector; the first one's from ``gram``, where that is known."""
+        norms = {}
+        for name in names:
+            if gram is not None and name == names[0]:
+                lengths = gram.diagonal().sqrt().tolist()
+            else:
+                lengths = [self._gram(name, [update]).sqrt().item() for update in updates]
+            norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
+        return norms
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
         """The (lower) median over silos of the length of what they were sent, per vector."""
@@ -131,11 +144,9 @@ class Bounds:
                 found.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in found.items()}
 
-    def _facing(self, name: str, updates: list[Update]) -> list[Update]:
-        """The updates without up to f whose vector of this name steps against the others'."""
-        if not (f := excludable(len(updates))):
-            return updates
-        against = opposing(self._gram(name, updates), f)
+    def _facing(self, updates: list[Update], gram: Tensor) -> list[Update]:
+        """The updates without up to f that step against the others; ``gram`` (n, n): their steps' inner products."""
+        against = opposing(gram, excludable(len(updates)))
         for i, cosine in against.items():
             self._bound(updates[i].silo, 0.0, f"excluded: its step opposes the others' (cosine {cosine:.2f})")
         return [update for i, update in enumerate(updates) if i not in against]

@@ -50,6 +50,7 @@ EXPLODED = 1000  # times the others' step
 STILL = 0.02  # of the length of what was sent: a step below that is no measure of others
 CHUNK = 1 << 20  # coordinates that are sorted at a time
 STRIP = 1 << 13  # coordinates whose differences are multiplied at a time: what a core's cache holds
+PADDING = 8  # between their rows: at distances of a power of two they would displace each other from the cache
 SMALLEST = 1e-6  # ν of the geometric median, as a share of the largest distance
 ITERATIONS = 100  # most of the geometric median; it is there in some ten
 
@@ -149,14 +150,16 @@ def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tens
 
     Strip by strip: to make whole differences takes several times as long as to multiply them.
     """
-    total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
-    for start in range(0, len(vectors[0]), STRIP):
+    n, length, device = len(vectors), len(vectors[0]), vectors[0].device
+    total = torch.zeros(n, n, dtype=torch.float64, device=device)
+    memory = torch.empty(n, STRIP + PADDING, dtype=torch.float64, device=device)  # made once: fresh pages are slow
+    for start in range(0, length, STRIP):
         part = slice(start, start + STRIP)
-        rows = torch.empty(len(vectors), len(vectors[0][part]), dtype=torch.float64, device=vectors[0].device)
+        rows = memory[:, : min(STRIP, length - start)]
         for row, vector, centre in zip(rows, vectors, centres, strict=True):
-            row.copy_(vector[part] if centre is None else vector[part] - centre[part].to(vector.device))
-        total += (rows @ rows.T).cpu()
-    return total
+            row.copy_(vector[part] if centre is None else vector[part] - centre[part].to(device))
+        total += rows @ rows.T
+    return total.cpu()
 
 
 def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -> dict[str, dict[str, float]]:
