@@ -24,6 +24,7 @@ from server.results.study import study_runs
 from server.results.summary import entries
 from strategies.base.client import BUFFERS, GLOBAL
 from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import SCHEMA
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
 
@@ -95,6 +96,7 @@ def model_card(
         "input": {"shape": written(shape), "dtype": "float32" if kind_of(shape) == "table" else None},
         "task": spec["task"],
         "classes": spec["classes"],
+        "schema": {key: value for key, value in spec.get(SCHEMA, {}).items() if key != "table"},
         "normalisation": {"mean": mean, "std": std} if mean else None,
         "labels": labels,
         "silofl": version("silofl"),

@@ -12,9 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from schemas import DECLARED, PERMUTED, save
 from tiny import TinyGrid, federate, random_silos, same, settings_of
 
 from client.exchange import answer
@@ -141,6 +143,24 @@ def test_a_model_at_one_file(study: Path, tmp_path: Path) -> None:
     again = read(evaluate(exported, tmp_path / "again", data=file))
     assert {key[:2] for key in again} == {("mine", "north")}
     assert [*found.values()] == [*again.values()]  # fedavg's reported model is the shared one
+
+
+def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_path: Path) -> None:
+    """At a file that has them in another order: the same samples, so the same metrics. And beside the silos' models."""
+    files = {}
+    for order, changes in (("declared", {}), ("turned", PERMUTED)):
+        (tmp_path / order).mkdir()
+        files[order] = save(tmp_path / order / "all.npz", **changes)
+        with np.load(files[order]) as found:
+            arrays = {key: np.concatenate([v] * 6) if key[:2] in ("x_", "y_") else v for key, v in found.items()}
+        np.savez(files[order], **arrays)
+    given = {"dataset": str(files["declared"]), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1}
+    run = simulate({**given, "strategy": "ditto", "agreed": DECLARED, "out": str(tmp_path / "run")}, quiet=True)
+    one, other = (evaluate(run, tmp_path / f"at-{order}", data=file).read_text() for order, file in files.items())
+    assert one == other and "shared,all,test,loss,0." in one
+    assert {key[0] for key in read(evaluate(run, tmp_path / "all", "all"))} == {
+        *("shared", "hospital-01", "hospital-02", "hospital-03")
+    }
 
 
 @pytest.mark.parametrize(
