@@ -49,7 +49,8 @@ def evaluation(policy: Policy) -> str:
         return f"refused: {faults[0]}"
     metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
     few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} samples"
-    return f"metrics of models that the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
+    whose = "models that" if policy.peers else "models that are no silo's own (peers = false), and that"
+    return f"metrics of {whose} the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
 
 
 def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:

@@ -155,7 +155,7 @@ def _clean_config(file: Path, name: str) -> bool:
     def cleaned(line: str) -> str:
         if not (found := NAMING.fullmatch(line)):
             return line
-        entries = [e for e in found[2].split(",") if e.partition("=")[0].strip() != name]
+        entries = [e for e in found[2].split(",") if e.partition("=")[0].strip() != name and not e.endswith(f"@{name}")]
         return f'{found[1]} = "{",".join(entries)}"'
 
     before = file.read_text().splitlines()
@@ -208,14 +208,15 @@ def _clean_held_out(run: Path, name: str) -> list[str]:
 
 
 def _clean_matrix(run: Path, name: str) -> list[str]:
-    """Delete the silo's rows, and its own model, of an evaluation (``silofl evaluate``)."""
-    done = []
-    for file in (run / "models").glob(f"{name}.safetensors*"):
+    """Delete the silo's rows, and its own models, of an evaluation (``silofl evaluate``)."""
+    entries = str(read_toml(run / "config.toml").get("evaluate.models", "")).split(",")
+    done, gone = [], {name, *(e.partition("=")[0].strip() for e in entries if e.endswith(f"@{name}"))}
+    for file in (file for one in gone for file in (run / "models").glob(f"{one}.safetensors*")):
         file.unlink()
         done = ["models"]
     if (run / "matrix.csv").is_file():
         lines = (run / "matrix.csv").read_text().splitlines(keepends=True)
-        kept = [line for line in lines if name not in line.split(",")[:2]]
+        kept = [line for line in lines if not gone & {*line.split(",")[:1]} and name not in line.split(",")[1:2]]
         if kept != lines:
             write_atomically(run / "matrix.csv", "".join(kept))
             done.append("matrix.csv")

@@ -94,7 +94,7 @@ def evaluate(
     where = {"silos": 1} if data is not None else settings_of_run(source, strategy, seed)
     with cleared(out), private():
         models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
-        settings = parse_settings({**where, **run_values(models)})
+        settings = parse_settings({**where, **run_values(models, owned=False)})
         write_atomically(out / "config.toml", toml_text(settings.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
         if data is not None:

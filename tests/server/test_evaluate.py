@@ -17,15 +17,16 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
-from tiny import TinyGrid, federate, random_silos, same, settings_of
+from tiny import TinyGrid, federate, random_silos, round_of, same, settings_of
 
 from client.exchange import answer
 from client.export import export_model, read_model
 from client.site import audit_gate
 from client.site.study.protocol import FREE, message_faults, parse_study
 from client.site.trust import receipts
+from client.site.trust.message_rules import round_faults
 from client.site.trust.methods import DEFAULTS
-from client.site.trust.policy import PolicyRefusedError
+from client.site.trust.policy import Policy, PolicyRefusedError
 from client.site.trust.signing import make_signing_key
 from partitions.common.errors import UserError
 from partitions.common.files import write_atomically
@@ -40,6 +41,7 @@ from server.run.evaluation.loop import EvaluationLoop, models_in
 from server.run.evaluation.models import read_models, run_values
 from server.run.evaluation.own import add_cells, own_cells
 from server.run.receipts import KEY
+from server.run.withdrawal import withdraw
 from server.simulation.engine import flower_identity
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
@@ -152,7 +154,9 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_p
         (tmp_path / order).mkdir()
         files[order] = save(tmp_path / order / "all.npz", **changes)
         with np.load(files[order]) as found:
-            arrays = {key: np.concatenate([v] * 6) if key[:2] in ("x_", "y_") else v for key, v in found.items()}
+            arrays: dict[str, Any] = {
+                key: np.concatenate([v] * 6) if key[:2] in ("x_", "y_") else v for key, v in found.items()
+            }
         np.savez(files[order], **arrays)
     given = {"dataset": str(files["declared"]), "partition": "iid", "silos": 3, "rounds": 2, "threads": 1}
     run = simulate({**given, "strategy": "ditto", "agreed": DECLARED, "out": str(tmp_path / "run")}, quiet=True)
@@ -212,6 +216,9 @@ def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
     for models, rounds in (("", 1), ("a=b", 1), (f"a={'0' * 64},a={'1' * 64}", 2), (f"a={'0' * 64}", 2)):
         with pytest.raises(UserError, match=r"evaluate\.models|rounds = 2"):
             parse_settings({"strategy": "evaluate", "rounds": rounds, "evaluate.models": models})
+    for owner in ("@A", "@a b", "@a@b", "@"):
+        with pytest.raises(UserError, match=r"NAME=SHA-256\[@SILO\]"):
+            parse_settings({"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}{owner}"})
 
 
 # ---- At hospitals with files and policies of their own -------------------------------------------------------------
@@ -413,11 +420,65 @@ def test_the_limit_of_evaluations_holds(tmp_path: Path) -> None:
     second = sites.made[0].with_name("second.safetensors")
     export_model(tmp_path / "run", "a", "last", second)
     sites.made.append(second)
-    sites.values = run_values(read_models(sites.made))
+    sites.values = run_values(read_models(sites.made), owned=False)  # as a server that does not say whose it is
     assert not same(read_model(second)[1].vector, net.vector) and card["classes"] == 3
     with pytest.raises(RuntimeError, match=r"no silo evaluated second .*max-evaluations = 1"):
         sites.run()
     assert not (tmp_path / "out" / "matrix.csv").exists()
+
+
+@pytest.mark.parametrize("strict", ["a", "b", "c"])
+def test_a_model_of_one_silo_goes_where_peers_allow_it(tmp_path: Path, strict: str) -> None:
+    """The shared model at all. The models of a and b not at a site that has peers = false, and its own nowhere."""
+    sites = Sites(tmp_path, f"{ONLY}peers = true\n")
+    for silo in "ab":
+        sites.made.append(sites.made[0].with_name(f"of-{silo}.safetensors"))
+        export_model(tmp_path / "run", silo, "last", sites.made[-1])
+    sites.values = run_values(read_models(sites.made))
+    (tmp_path / "strict.toml").write_text(ONLY)
+    asked: list[tuple[str, int]] = []
+
+    def prepare(grid: TinyGrid) -> None:
+        for context in grid.contexts.values():
+            if context.node_config["name"] == strict:
+                context.node_config["policy"] = str(tmp_path / "strict.toml")
+        grid.before = lambda silo, message, context: asked.append((silo, round_of(message)))
+
+    found = read(sites.run(prepare))
+    others = {silo for silo in "abc" if silo != strict}
+    assert {key[1] for key in found if key[0] == "shared"} == set("abc")
+    for number, silo in ((2, "a"), (3, "b")):
+        own = {key: value for key, value in found.items() if key[0] == f"of-{silo}"}
+        assert {key[1] for key in own} == (set() if silo == strict else others)
+        order = [name for name, round in asked if round == number]
+        assert order[0] == silo and len(order) == (1 if silo == strict else 3)
+        for name in {key[1] for key in own}:
+            here = read(evaluate(sites.made[number - 1], tmp_path / f"{silo}-at-{name}", data=sites.files[name]))
+            assert all(here[key] == value for key, value in own.items() if key[1] == name)
+    notes = [json.loads(line) for line in (tmp_path / "out" / "progress.jsonl").read_text().splitlines()]
+    (note,) = [note["message"] for note in notes if "did not evaluate of" in note.get("message", "")]
+    models = {"a": "of-a, of-b", "b": "of-a, of-b", "c": "of-a, of-b"}[strict]
+    assert note.startswith(f"{strict} did not evaluate {models}: {strict} refuses: its policy has peers = false")
+    alone = f"of-{strict} is {strict}'s own, which did not evaluate it: no other silo was asked"
+    assert (alone in {note.get("message") for note in notes}) is (strict != "c")
+    assert withdraw("b", [tmp_path / "out"]) and not (tmp_path / "out" / "models" / "of-b.safetensors").exists()
+    after = read(tmp_path / "out" / "matrix.csv")
+    assert after == {key: value for key, value in found.items() if key[1] != "b" and key[0] != "of-b"}
+    assert "of-b" not in (tmp_path / "out" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "refused"), [("a=1@b,c=2", [True, False, True]), ("a=1,c=2", [False] * 3), ("a=1@", [False] * 3)]
+)
+def test_whose_model_a_message_brings_is_in_the_settings(entry: str, refused: list[bool]) -> None:
+    """A message that names no round of the run is taken for one of an owned model, where there is one."""
+    run = {"strategy": "evaluate", "evaluate.models": entry}
+    asked: list[dict[str, Any]] = [{"round": 1}, {"round": 2}, {"round": float("nan")}]
+    assert [bool(round_faults(Policy(), run, "evaluate", sent)) for sent in asked] == refused
+    assert not round_faults(Policy(peers=True), run, "evaluate", {"round": 1})
+    assert not round_faults(Policy(), run, "query", {}) and not round_faults(
+        Policy(), {**run, "strategy": "fedavg"}, "evaluate", {"round": 1}
+    )
 
 
 def test_other_files_than_were_named_are_refused(tmp_path: Path) -> None:

@@ -118,4 +118,15 @@ def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mappin
     given = number(sent.get("participants")) or 0
     if kind == "train" and declared.get("uploads") and given < policy.min_silos:
         return [f"its policy has {policy.says('min_silos')}, the round {given:g} that train"]
+    if kind == "evaluate" and not policy.peers and owner_of_model(run, sent):
+        return [f"its policy has {policy.says('peers')}, and the model to evaluate is one silo's own (evaluate.models)"]
     return []
+
+
+def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
+    """The silo whose own model a run of given models evaluates in this round, as its settings have it; empty: none."""
+    if run.get("strategy") != "evaluate":
+        return ""
+    models, this = str(run.get("evaluate.models", "")), number(sent.get("round")) or 0
+    entries = models.split(",")
+    return (entries[int(this) - 1] if 1 <= this <= len(entries) else models).partition("@")[2]

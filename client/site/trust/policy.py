@@ -77,7 +77,9 @@ class Policy:
         ("all",),
         "modules or installed packages' networks that a run may name; app: those in the app's models; all: any",
     )
-    peers: bool = rule(False, True, "whether the server may hand this silo's own model on to other hospitals by name")
+    peers: bool = rule(
+        False, True, "whether silos' own models go round: this one's, by name, to other hospitals, and theirs here"
+    )
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
     min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)

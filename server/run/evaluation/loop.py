@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,26 +75,28 @@ class EvaluationLoop:
         cells: list[Cell] = []
         for number, model in enumerate(models, start=1):
             cells += self.evaluate(strategy, number, model)
+        self._note_left_out()
+        if not cells:
+            raise RunFailedError(f"no silo evaluated {', '.join(self.left_out)} ({self._reasons(self.left_out)})")
         return cells
 
     def evaluate(self, strategy: Evaluate, number: int, model: EvaluatedModel) -> list[Cell]:
-        """One model at every silo."""
+        """One model at every silo; one that is a silo's own at that silo first, and nowhere else where it refuses.
+
+        Raises RunFailedError where no silo evaluates a model that is no single one's own.
+        """
         strategy.start_round(number, model.vector, model.buffers)
         strategy.extra |= {key: list(values) for key, values in model.statistics.items()}
-        messages = strategy.messages(strategy.silos, number)
-        replies = self.collector.exchange(messages, strategy, {})
-        names, metrics = {info.node_id: name for name, info in strategy.silos.items()}, dict[str, dict[str, float]]()
-        for reply in replies:
-            name = names[reply.metadata.src_node_id]
-            try:
-                metrics[name] = metrics_of_reply(reply)
-            except DataError as error:
-                strategy.reject(name, str(error))
-        self.collector.reject_silent(strategy, messages, replies)
+        owner = self.settings.method.entries[number - 1].owner
+        here = [owner] if owner in strategy.silos else []
+        metrics = self._ask(strategy, number, here)
+        if here and not metrics:
+            self.reporter.note(f"{model.name} is {owner}'s own, which did not evaluate it: no other silo was asked")
+        else:
+            metrics |= self._ask(strategy, number, [name for name in strategy.silos if name not in here])
         self.left_out[model.name] = dict(strategy.rejected)
-        if not metrics:
-            reasons = "; ".join(f"{silo}: {reason}" for silo, reason in strategy.rejected.items())
-            raise RunFailedError(f"no silo evaluated {model.name} ({reasons})")
+        if not metrics and not owner:
+            raise RunFailedError(f"no silo evaluated {model.name} ({self._reasons([model.name])})")
         self.reporter.event("model", round=number, model=model.name, silos=len(metrics), rejected=strategy.rejected)
         rows: list[Row] = []
         for name, measured in sorted(metrics.items()):
@@ -109,17 +111,47 @@ class EvaluationLoop:
             ]
         return [Cell(model.name, row) for row in rows]
 
+    def _ask(self, strategy: Evaluate, number: int, silos: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return the metrics of the round's model at these silos; the others are rejected, with the reason."""
+        if not silos:
+            return {}
+        messages = strategy.messages(silos, number)
+        replies = self.collector.exchange(messages, strategy, {})
+        names, metrics = {info.node_id: name for name, info in strategy.silos.items()}, dict[str, dict[str, float]]()
+        for reply in replies:
+            name = names[reply.metadata.src_node_id]
+            try:
+                metrics[name] = metrics_of_reply(reply)
+            except DataError as error:
+                strategy.reject(name, str(error))
+        self.collector.reject_silent(strategy, messages, replies)
+        return metrics
+
+    def _reasons(self, models: Iterable[str]) -> str:
+        """Return why silos gave no metrics of these models, each reason once."""
+        reasons = [f"{silo}: {reason}" for model in models for silo, reason in self.left_out[model].items()]
+        return "; ".join(dict.fromkeys(reasons))
+
+    def _note_left_out(self) -> None:
+        """Report what the matrix lacks: for each silo and reason, the models that it gave no metrics of."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for model, silos in self.left_out.items():
+            for silo, reason in silos.items():
+                found.setdefault((silo, reason), []).append(model)
+        for (silo, reason), models in found.items():
+            self.reporter.note(f"{silo} did not evaluate {', '.join(models)}: {reason}")
+
 
 def check_models(settings: EvaluateSettings, models: Sequence[EvaluatedModel]) -> None:
     """Raise UserError where these are not the models that the run's settings name."""
     found = [(model.name, model.digest) for model in models]
-    if found != settings.entries:
+    if found != [(entry.name, entry.digest) for entry in settings.entries]:
         raise UserError("the files in models/ are not the models that evaluate.models names: run silofl evaluate again")
 
 
 def models_in(directory: Path, settings: EvaluateSettings) -> list[EvaluatedModel]:
     """Read the models that a run's settings name from its directory."""
-    return read_models([directory / MODELS / f"{name}.safetensors" for name, _ in settings.entries])
+    return read_models([directory / MODELS / f"{name}.safetensors" for name, *_ in settings.entries])
 
 
 def write_matrix(directory: Path, cells: Sequence[Cell]) -> Path:

@@ -14,8 +14,9 @@ from client.export import read_model
 from models.networks.registry import spec_of
 from models.shapes import columns, read_shape
 from partitions.common.errors import UserError
+from partitions.common.names import SILO
 from partitions.schema import Schema, parse_schema
-from strategies.base.evaluation import EVALUATE, digest_of, input_digest
+from strategies.base.evaluation import EVALUATE, Entry, digest_of, input_digest
 from strategies.base.settings import keys_of
 
 ALIKE = ("model", "task", "classes")  # of the model cards: what all models of one evaluation share
@@ -35,6 +36,12 @@ class EvaluatedModel:
     def schema(self) -> Schema:
         """Columns and labels, in the order that the model takes and gives them."""
         return parse_schema(schema_of(self.card))
+
+    @property
+    def owner(self) -> str:
+        """The silo whose own model it is, by its card; empty: no silo of a deployment."""
+        silo = self.card.get("silo")
+        return silo if isinstance(silo, str) and SILO.fullmatch(silo) else ""
 
     @property
     def digest(self) -> str:
@@ -78,8 +85,11 @@ def statistics_of(card: Mapping[str, Any]) -> dict[str, list[float]]:
     return found
 
 
-def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
-    """The settings of the run that evaluates these models, all but data and directory."""
+def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[str, object]:
+    """The settings of the run that evaluates these models, all but data and directory.
+
+    ``owned``: they say which silo's own a model is, for the policies; False: no model leaves this machine.
+    """
     card = models[0].card
     name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
     given = card["model"].get("settings", {})
@@ -97,6 +107,6 @@ def run_values(models: Sequence[EvaluatedModel]) -> dict[str, object]:
         "model": name,
         "agreed": json.dumps(agreed, sort_keys=True),
         "normalization": "agreed" if standardised else "none",
-        "evaluate.models": ",".join(f"{m.name}={m.digest}" for m in models),
+        "evaluate.models": ",".join(str(Entry(m.name, m.digest, m.owner if owned else "")) for m in models),
         "evaluate.method": card["model"].get("head") or "",
     }

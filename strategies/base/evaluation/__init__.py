@@ -5,6 +5,9 @@ brings, and keeps nothing. The run's settings name every model, in the order of 
 numbers, of the statistics that its inputs are standardised by, and of the names of columns and labels in their order.
 So a silo's audit log says what was evaluated, and a server cannot choose a model by the answer to the one before: who
 looks for a patient by bisection over models needs a run for each step (docs/privacy.md).
+
+A model that is one silo's own is named with it, ``NAME=SHA-256@SILO``. A site whose policy has ``peers = false``
+answers no message with such a model, its own included. The server asks that silo first, and no other if it refuses.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
@@ -30,28 +33,41 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import BUFFERS, GLOBAL, Model, Payload
 
 EVALUATE = "evaluate"
-ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9a-f]{64})")
+ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9a-f]{64})(?:@([a-z0-9-]{1,63}))?")
 MOST_MODELS = 1000
+
+
+class Entry(NamedTuple):
+    """A model of the run: the name of its file, its SHA-256, and the silo whose own it is; empty: no single one's."""
+
+    name: str
+    digest: str
+    owner: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.digest}{'@' * bool(self.owner)}{self.owner}"
 
 
 @dataclass(frozen=True)
 class EvaluateSettings:
     """Settings of ``silofl evaluate``, which writes them."""
 
-    models: str = setting("", "the models, as NAME=SHA-256 with commas, one a round")
+    models: str = setting(
+        "", "the models, one a round: NAME=SHA-256 with commas, and @SILO behind one that is a silo's own"
+    )
     method: str = setting("", "the method whose own head the network has, where it has one")
 
     @property
-    def entries(self) -> list[tuple[str, str]]:
-        """Name and SHA-256 of each model. Raises UserError where there are none, or one is none."""
+    def entries(self) -> list[Entry]:
+        """Each model. Raises UserError where there are none, or one is none."""
         found = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
         names = [match[1] for match in found if match]
         if None in found or len(set(names)) < len(names) or len(names) > MOST_MODELS:
             raise UserError(
-                f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256, of different names, "
-                "is wanted here (silofl evaluate writes it)"
+                f"evaluate.models = {self.models[:80]!r}: up to {MOST_MODELS} times NAME=SHA-256[@SILO], of different "
+                "names, is wanted here (silofl evaluate writes it)"
             )
-        return [(match[1], match[2]) for match in found if match]
+        return [Entry(match[1], match[2], match[3] or "") for match in found if match]
 
 
 def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:
@@ -74,7 +90,7 @@ class EvaluateClient(SiloClient):
         """The round's model. Raises UserError where it is not the one that the run's settings have."""
         vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
-        name, digest = entries[self.round - 1] if 0 < self.round <= len(entries) else ("no model", "")
+        name, digest, _ = entries[self.round - 1] if 0 < self.round <= len(entries) else Entry("no model", "")
         if digest != digest_of(vector, buffers, self.silo.inputs):
             raise UserError(
                 f"{self.silo.name} refuses: the run's settings have {name} as the model of round {self.round}, and the "
