@@ -126,7 +126,9 @@ def add_recipe_options(p: argparse.ArgumentParser) -> None:
         "--recipe", metavar="FILE", type=Path, help="read the source as this recipe says, in place of other options"
     )
     p.add_argument(
-        "--propose", action="store_true", help="a table: print a first draft of its recipe, explained; write nothing"
+        "--propose",
+        action="store_true",
+        help="print what the source holds and a first draft of its recipe, explained, with questions; write nothing",
     )
     p.add_argument(
         "--as-gaps",

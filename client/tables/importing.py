@@ -15,6 +15,7 @@ from partitions.common.names import unknown_name
 from partitions.importing.csv_source import draft_recipe, shared_recipe
 from partitions.importing.notes import ALL_COLUMNS, Take
 from partitions.importing.options import ImportOptions
+from partitions.importing.proposal.draft import propose_pictures
 from partitions.importing.source import import_source, reading
 from partitions.importing.tables import SEPARATORS, find_encoding, read_lines
 from partitions.labels import TASKS
@@ -146,20 +147,23 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
 
 
 def propose(args: argparse.Namespace) -> str:
-    """The first draft of a table's recipe as TOML, with comments. Raises UserError, DataError."""
+    """The first draft of a recipe as TOML, with comments. Raises UserError, DataError."""
     options, path = options_of(args), Path(args.source)
     if args.recipe or args.out:
         raise UserError("--propose prints a draft, and takes no --recipe and no --out: send it to a file with >")
-    if not path.is_file():
-        raise UserError(f"--propose is of a csv table; {path} is none")
+    if not path.exists():
+        raise UserError(f"there is no {path}; name a folder of pictures or scans, or a csv file")
     options = with_schema(args, options)
+    if path.is_dir():
+        with reading(path):
+            return propose_pictures(path, options)
     if options.recipe:
         return options.recipe.toml(ABOUT)
     with reading(path):
         encoding = find_encoding(path, options.take.encoding)
         header, lines = read_lines(path, options.take.separator, encoding)
         if "file" in header:
-            raise UserError(f"--propose is of a table; {path} lists files")
+            return propose_pictures(path, options)
         recipe, notes = draft_recipe(path, header, lines, options, encoding)
     whose = f"{recipe.patient} says whose each row is" if recipe.patient else "each row is of another patient"
     roles = f"The label is {', '.join(recipe.label)}. For the parts, {whose}. Missing are the cells of `gaps`."

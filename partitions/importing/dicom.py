@@ -147,7 +147,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
         deep = grey and int(dataset.get("BitsStored") or 32) > 8
         notes = [
             *warnings_of(dataset),
-            *([NO_WINDOW] if deep and not reading.window and not _has_window(header) else []),
+            *([NO_WINDOW] if deep and not reading.window and not has_window(header) else []),
         ]
         whose, taken = pseudonym(_text(dataset, "PatientID")), acquired(dataset, header)
         return ImageInfo(height, width, 1 if grey else 3, deep, whose, tuple(notes), taken)
@@ -245,7 +245,8 @@ def _window_of(header: Dataset) -> tuple[float, float] | None:
     return (centre, width) if width >= (1 if header.get("VOILUTFunction", "LINEAR") == "LINEAR" else 1e-6) else None
 
 
-def _has_window(header: Dataset) -> bool:
+def has_window(header: Dataset) -> bool:
+    """Return whether a header says which values are black and white."""
     return bool(header.get("VOILUTSequence")) or _window_of(header) is not None
 
 

@@ -307,7 +307,7 @@ def _join(
     """Return the csv's labels of each study, None where it has none; its label columns; what found no partner; by what
     it was joined; and its column of patients.
     """
-    header, lines = read_lines(table, take.separator)
+    header, lines = read_lines(table, take.separator, take.encoding)
     column = join_key(header)
     if not column:
         raise DataError(f"{table} has no column study, accession or patient by which its labels belong to DICOM files")

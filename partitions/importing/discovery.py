@@ -42,12 +42,10 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
         if table:
             raise DataError("--labels-from goes with a folder of DICOM files")
         return sliced(read_csv(source, options), reading)
-    tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv")
-    if not table and len(tables) > 1:
-        raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
-    if not table and tables and not is_joined(tables[0], source):
-        return sliced(within(read_csv(tables[0], options), source), reading)
-    table = table or next(iter(tables), None)
+    own = None if table else only_csv(source)
+    if own and not is_joined(own, source):
+        return sliced(within(read_csv(own, options), source), reading)
+    table = table or own
     if reading.outlines and (table or label or take.patient or not holds_dicom(source)):
         raise DataError(
             f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
@@ -76,8 +74,7 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
     ``labelled``: False reads no labels, whatever there is, and of a folder no csv.
     """
     reading, take = recipe.reading, options.take
-    tables = sorted(path for path in source.iterdir() if path.suffix.lower() == ".csv") if source.is_dir() else []
-    unread = [] if labelled else tables
+    unread = csv_files(source) if source.is_dir() and not labelled else []
     if not labelled or (reading.outlines and not (source.is_dir() and has_outlines(source))):
         labelled, reading = False, replace(reading, outlines=())
         recipe = replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
@@ -86,13 +83,11 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
             return sliced(read_csv(source, options), reading)
         where = "the file" if kind_of(source) != "picture" else str(source)
         return sliced(Found([SampleSource(where, (), "", "", file=source)], labelled=False), reading)
-    tables = [] if unread else tables
     table = Path(options.labels_from) if options.labels_from else None
-    if not table and len(tables) > 1:
-        raise DataError(f"{source} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
-    if not table and tables and not is_joined(tables[0], source):
-        return sliced(within(read_csv(tables[0], options), source), reading)
-    table = (table or next(iter(tables), None)) if labelled else None
+    own = None if table or unread else only_csv(source)
+    if own and not is_joined(own, source):
+        return sliced(within(read_csv(own, options), source), reading)
+    table = (table or own) if labelled else None
     of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
     if holds_dicom(source):
         labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
@@ -108,6 +103,18 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
         instead = f"; name its csv itself ({unread[0].name})" if unread else " and no csv that lists some"
         raise DataError(f"{source} has no pictures{instead}")
     return sliced(Found(rows, labelled=False), reading)
+
+
+def csv_files(folder: Path) -> list[Path]:
+    """The csv files in a folder."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv")
+
+
+def only_csv(folder: Path) -> Path | None:
+    """The csv in a folder, if there is one. Raises DataError where there are several."""
+    if len(tables := csv_files(folder)) > 1:
+        raise DataError(f"{folder} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
+    return next(iter(tables), None)
 
 
 def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
@@ -128,10 +135,8 @@ def within(found: Found, source: Path) -> Found:
 
 def has_classes(source: Path, classes: Sequence[str]) -> bool:
     """Return whether a folder's folders, or those below train, val and test, are classes, and nothing else."""
-    folders = [path for path in source.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
-        folders = [path for folder in folders for path in folder.iterdir() if path.is_dir()]
-    return bool(folders) and {folder.name for folder in folders} <= set(classes)
+    folders = class_folders(source)
+    return bool(folders) and {folder.name for _, folder in folders} <= set(classes)
 
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
@@ -192,22 +197,25 @@ def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
     return replace(row, file=files[0], files=files, mask=None, masks=(row.mask,) if row.mask else ())
 
 
+def class_folders(source: Path) -> list[tuple[str, Path]]:
+    """Folders that may be classes, each with its split, "" where there are no folders train, val and test."""
+    folders = folders_in(source)
+    if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
+        return [(SPLIT_NAMES[folder.name.lower()], path) for folder in folders for path in folders_in(folder)]
+    return [("", folder) for folder in folders]
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in a folder, without hidden ones."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
     """Pictures in one folder per class, possibly below train, val and test folders.
 
     ``patient``: "folder" where folders below the classes are patients, None where they are not; "" refuses such.
     """
-    folders = sorted(path for path in source.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
-        classes = [
-            (SPLIT_NAMES[folder.name.lower()], path)
-            for folder in folders
-            for path in sorted(folder.iterdir())
-            if path.is_dir() and not path.name.startswith(".")
-        ]
-    else:
-        classes = [("", folder) for folder in folders]
-    for split, folder in classes:
+    for split, folder in class_folders(source):
         for path in sorted(folder.rglob("*")):
             below = path.relative_to(folder).parts
             if not path.name.lower().endswith((*PICTURES, *NIFTI)) or any(name.startswith(".") for name in below):

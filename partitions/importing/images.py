@@ -75,7 +75,7 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         return dicom.probe(sample.file, sample.where, reading, sample.part)
     if kind == "nifti":
         return nifti.probe(sample.file, sample.where, reading)
-    with _opened(sample.file, sample.where) as picture:
+    with open_picture(sample.file, sample.where) as picture:
         if picture.mode in ("I", "F"):
             raise DataError(f"its pixels are 32-bit ({picture.mode}); convert it to 8 or 16 bit")
         width, height = picture.size
@@ -100,7 +100,7 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
         return dicom.read(sample.file, sample.where, reading, sample.part)
     if kind == "nifti":
         return nifti.read(sample.file, sample.where, reading, sample.part)
-    with _opened(sample.file, sample.where) as opened:
+    with open_picture(sample.file, sample.where) as opened:
         picture: Image.Image = ImageOps.exif_transpose(opened)
         if picture.mode.startswith("I;16"):
             picture = Image.fromarray(np.asarray(picture).astype(np.float32) / 65535)
@@ -117,7 +117,7 @@ def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
     assert sample.file is not None and sample.mask is not None
     if kind_of(sample.mask) == "nifti":
         return nifti.read_mask(sample.file, sample.mask, sample.where, reading, sample.part)
-    with _opened(sample.mask, sample.where) as opened:
+    with open_picture(sample.mask, sample.where) as opened:
         mask: Image.Image = ImageOps.exif_transpose(opened)
         if mask.mode not in ("1", "L", "P"):
             raise DataError(f"its pixels are {mask.mode}; save classes 0, 1, 2, ... as 8-bit grey")
@@ -130,7 +130,8 @@ def name_of(path: Path) -> str:
 
 
 @contextmanager
-def _opened(path: Path, where: str) -> Iterator[Image.Image]:
+def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
+    """A picture, of which only the header is read so far. Raises DataError, which names the file."""
     try:
         with warnings.catch_warnings():  # it warns from half of the size on that it refuses
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -142,9 +143,3 @@ def _opened(path: Path, where: str) -> Iterator[Image.Image]:
         if isinstance(error, FileNotFoundError | UnidentifiedImageError):
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else "it is no picture"
         raise DataError(f"{where}: {path.name} cannot be read ({reason})") from error
-
-
-# Sizes
-
-
-# What others' libraries say is not passed on

@@ -86,11 +86,13 @@ def find_separator(path: Path, encoding: str) -> str:
     return declared[1] if declared else max(",;\t", key=first.count)
 
 
-def read_lines(path: Path, separator: str = "", encoding: str = UTF8) -> tuple[list[str], list[Line]]:
+def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], list[Line]]:
     """The columns of a csv and its lines. Without a header the columns are named here.
 
-    ``separator``: what stands between cells; "": as :func:`find_separator` has it.
+    ``separator``: what stands between cells; "": as :func:`find_separator` has it; ``encoding``: "" as
+    :func:`find_encoding` has it.
     """
+    encoding = encoding or find_encoding(path)
     separator = separator or find_separator(path, encoding)
     with path.open(encoding=encoding, newline="") as file, long_cells():
         starts = bounded_lines(file, path)

@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from partitions.common.errors import DataError
@@ -37,7 +38,7 @@ from partitions.labels import TASKS
 from partitions.recipes.reading import Acquisition, ReadOptions
 from partitions.recipes.recipe import VERSION, Recipe, loaded, parse_recipe, read, written
 from partitions.recipes.values import number, refuse_unknown, table_of, texts, typed
-from partitions.schema import Feature
+from partitions.schema import Feature, few
 
 KIND = "pictures"
 FORMATS = ("picture", "dicom", "nifti")
@@ -55,7 +56,7 @@ MODALITIES = frozenset(
 GREY = ("MONOCHROME1", "MONOCHROME2")
 YBR = ("YBR_FULL", "YBR_FULL_422", "YBR_PARTIAL_420", "YBR_ICT", "YBR_RCT")
 PHOTOMETRIC = frozenset((*GREY, "PALETTE COLOR", "RGB", *YBR))
-TOP = ("version", "kind", "seed", "labels-by", "label", "task", "classes", "outputs", "patient")
+TOP = ("version", "kind", "questions", "seed", "labels-by", "label", "task", "classes", "outputs", "patient")
 MADE = ("shape", "dtype", "window", "spacing", "slices", "series", "resize", "outlines")
 LISTS = ("formats", "modalities", "planes", "photometric", "rescaled")
 RANGES = {"pixel-mm": "pixel", "slice-mm": "between"}
@@ -132,15 +133,30 @@ class PictureRecipe:
         """The recipe as data files and model cards hold it."""
         return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
-    def toml(self, about: str = "") -> str:
-        """The recipe as a file for people."""
+    def toml(
+        self, about: str = "", reasons: Mapping[str, str] = MappingProxyType({}), open_: Sequence[str] = ()
+    ) -> str:
+        """The recipe as a file for people. ``reasons``: a comment above a key; ``open_``: questions of a draft."""
         content = self.content
         tables = {key: content.pop(key) for key in ("pictures", "expected")}
-        lines = [f"# {line}" for line in about.splitlines()]
-        lines += [f"{key} = {written(value)}" for key, value in content.items()]
+        content = ({"questions": list(open_)} if open_ else {}) | content
+        content |= {"patient": self.patient} if "patient" in (*open_, *reasons) else {}
+
+        def entries(table: Mapping[str, Any]) -> Iterator[str]:
+            for key, value in table.items():
+                yield from commented(reasons.get(key, ""))
+                yield f"{key} = {written(value)}"
+
+        lines = [*commented(about), *entries(content)]
         for (name, table), comment in zip(tables.items(), COMMENTS, strict=True):
-            lines += ["", f"# {comment}", f"[{name}]", *(f"{key} = {written(value)}" for key, value in table.items())]
+            lines += ["", f"# {comment}", f"[{name}]", *entries(table)]
         return "\n".join(lines) + "\n"
+
+
+def commented(text: str) -> Iterator[str]:
+    """A text as TOML's comments, which have no control characters."""
+    for line in text.splitlines():
+        yield "".join(c if c.isprintable() else "?" for c in f"# {line}").rstrip()
 
 
 AnyRecipe = Recipe | PictureRecipe
@@ -168,6 +184,11 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
     refuse_unknown(content, (*TOP, "pictures", "expected"), "a recipe of pictures")
     if content["kind"] != KIND or content.get("version") != VERSION:
         raise DataError(f'a recipe of version {VERSION} has no kind, or kind = "{KIND}"')
+    if open_ := texts(content.get("questions", []), "questions"):
+        raise DataError(
+            f"it is a draft with {len(open_)} open questions ({few(open_)}): answer each in it, then delete its name "
+            "from `questions`"
+        )
     made, expected = (table_of(content.get(key, {}), f"[{key}]") for key in ("pictures", "expected"))
     refuse_unknown(made, MADE, "[pictures]")
     refuse_unknown(expected, (*LISTS, *RANGES), "[expected]")

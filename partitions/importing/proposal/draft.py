@@ -1,0 +1,195 @@
+"""``silofl import --propose`` of pictures and scans: an inventory, a recipe with a reason for each entry, questions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from partitions.common.errors import DataError
+from partitions.importing.csv_source import Found, read_csv
+from partitions.importing.discovery import find_others, find_rows, sliced
+from partitions.importing.images import SampleSource, kind_of, probe
+from partitions.importing.options import ImportOptions
+from partitions.importing.proposal.inventory import Inventory, lines_of, take_inventory
+from partitions.importing.proposal.roles import Layout, Roles, find_layout, find_roles
+from partitions.importing.scans import ImageInfo
+from partitions.importing.streams import count_notes
+from partitions.recipes.pictures import PictureRecipe, expect
+
+SIDE = 224  # pixels; proposed where pictures have several sizes
+LARGE = 1024  # pixels of a side, of which a draft says what they cost
+ABOUT = """How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
+silofl import {source}{labels} --recipe THIS.toml --out FILE.npz
+"""
+FIND = "File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p"
+
+
+def propose_pictures(source: Path, options: ImportOptions) -> str:
+    """The draft as TOML. Raises DataError, UserError, one line, where there is nothing to be proposed."""
+    layout = find_layout(source, options)
+    found = take_inventory(layout.files, len(layout.files))
+    if not sum(found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures")):
+        raise DataError(f"{source} has no pictures and no scans that can be read: {'; '.join(lines_of(found))}")
+    roles = find_roles(layout, options, found)
+    infos, notes = infos_of(layout, options, found, known="label" not in roles.questions)
+    if not infos:
+        raise DataError(f"{source} gives no sample: {'; '.join([*lines_of(found), *notes])}")
+    recipe = as_recipe(layout, options, infos, roles)
+    ask_of_scans(options, found, infos, roles)
+    return written(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
+
+
+def infos_of(
+    layout: Layout, options: ImportOptions, found: Inventory, known: bool
+) -> tuple[list[ImageInfo], list[str]]:
+    """What the samples are like, as an import takes them, and notes; faults go to the inventory.
+
+    ``known``: labels are, so that samples without one are left out.
+    """
+    try:
+        rows = samples_of(layout, options, known)
+    except DataError as error:
+        if not any(str(error).startswith(where) for places in found.faults.values() for where in places):
+            return [], [f"the import would say: {error}"]
+        return ways_around(layout, options, found), [
+            "until the files that do not fit are out, [expected] is of all others"
+        ]
+    infos = []
+    for sample in tqdm(rows.rows, desc="samples", unit=""):
+        try:
+            infos.append(probe(sample, options.reading))
+        except DataError as error:
+            if not any(sample.where in places for places in found.faults.values()):
+                found.fault(error, sample.where)
+    return infos, list(rows.notes)
+
+
+def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
+    """The samples of a source, with or without their labels. Raises DataError."""
+    own = replace(options, take=replace(options.take, patient=options.take.patient or None), subgroup="")
+    if known:
+        return find_rows(layout.source, own)
+    blank = PictureRecipe((1, 1, 1), "uint8", options.reading)
+    if layout.kind == "list":
+        return sliced(read_csv(layout.source, replace(own, pictures=blank)), options.reading)
+    return find_others(layout.source, blank, replace(own, pictures=blank), labelled=False)
+
+
+def ways_around(layout: Layout, options: ImportOptions, found: Inventory) -> list[ImageInfo]:
+    """What all files are like that can be read, one by one; whole volumes are none without their series."""
+    broken = {where for places in found.faults.values() for where in places}
+    infos = []
+    for where, path in layout.files:
+        if where in broken or (kind_of(path) == "picture" and found.kinds["DICOM pictures"]):
+            continue
+        files = (path,) if options.volume else ()
+        try:
+            infos.append(probe(SampleSource(where, (), "", "", file=path, files=files), options.reading))
+        except DataError:
+            continue
+    return infos
+
+
+def as_recipe(layout: Layout, options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:
+    """The draft, with reasons for what is made of each picture and what they are expected to be like."""
+    reading, sizes = options.reading, Counter((info.height, info.width) for info in infos)
+    deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
+    (height, width), _ = sizes.most_common(1)[0]
+    if len(sizes) > 1:
+        height = width = SIDE
+        reading = replace(reading, size=SIDE)
+        low, high = min(sizes), max(sizes)
+        roles.questions["shape"] = (
+            f"the pictures have {len(sizes)} sizes, from {low[1]} x {low[0]} to {high[1]} x {high[0]}; which one do "
+            f"all hospitals take? {SIDE} x {SIDE} is a draft: change shape, or run --propose again with --size"
+        )
+    depth = (infos[0].depth,) if infos[0].depth else ()
+    recipe = PictureRecipe(
+        (*depth, height, width, channels),
+        "float32" if deep else "uint8",
+        reading,
+        expect([info.acquired for info in infos]),
+        **roles.made,
+        seed=options.seed,
+    )
+    mixed = deep and any(not info.deep for info in infos) and all(i.acquired.format == "picture" for i in infos)
+    if mixed:
+        count = sum(info.deep for info in infos)
+        roles.questions["dtype"] = f"{count} of {len(infos)} pictures have 16 bits, the others 8: convert them alike"
+    roles.reasons |= reasons_of(recipe, infos, options, len(sizes))
+    return recipe
+
+
+def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int) -> dict[str, str]:
+    """Why each entry is as it is."""
+    *depth, height, width, channels = recipe.shape
+    size = math.prod(recipe.shape) * np.dtype(recipe.dtype).itemsize
+    colour = sum(info.channels == 3 for info in infos)
+    order = "depth, height, width, channels" if depth else "height, width, channels"
+    how = "as asked for" if options.size or depth else "of several sizes" if sizes > 1 else "as they all are"
+    shape = f"{order}: {how}; {size / 1e6:.3g} MB each, {size * len(infos) / 1e9:.3g} GB in all"
+    if not depth and max(height, width) > LARGE:
+        shape += f"\nlarge for a network: resize = true and shape = [{SIDE}, {SIDE}, {channels}] makes them smaller"
+    expected = recipe.expected
+    return {
+        "seed": "of the split",
+        "shape": shape + f"\n{colour} of {len(infos)} are in colour" * bool(colour),
+        "dtype": "more than 8 bits become 0..1" if recipe.dtype == "float32" else "all have 8 bits",
+        "resize": "stretched to the shape" if recipe.reading.spacing is None else "cut or widened to the shape",
+        "window": "as asked for: centre and width in the scans' own units",
+        "spacing": "mm of a pixel, as asked for",
+        "slices": "of each series or volume, as asked for",
+        "series": "part of a series' description, as asked for",
+        "outlines": "the classes 1, 2, ..., as asked for",
+        "formats": "what the files are",
+        "modalities": f"of the {len(infos)} samples; a model of one modality is of no use for another",
+        "planes": "as the headers say; volumes of NIfTI are turned to axial slices",
+        "photometric": "others are converted, with a note",
+        "rescaled": "whether values are in a unit, such as Hounsfield",
+        "pixel-mm": "half of the smallest to twice the largest pixel",
+        "slice-mm": "from slice to slice, with the same room",
+    } | ({} if expected.pixel else {"formats": "what the files are; not all say how large a pixel is"})
+
+
+def ask_of_scans(options: ImportOptions, found: Inventory, infos: Sequence[ImageInfo], roles: Roles) -> None:
+    """Questions on what scans differ in."""
+    modalities = Counter(info.acquired.modality or "none" for info in infos if info.acquired.format == "dicom")
+    if len(modalities) > 1:
+        each = ", ".join(f"{count} {name}" for name, count in modalities.most_common())
+        roles.questions["modalities"] = (
+            f"samples are of {each}: choose one series with --series, or keep those you mean"
+        )
+    if "CT" in modalities and not options.window and any(info.acquired.rescaled for info in infos):
+        roles.questions["window"] = (
+            "which Hounsfield units are to be seen? Run --propose again with --window=CENTRE,WIDTH, for example "
+            "--window=40,400 for soft tissue. Without one each file's own window counts, and hospitals differ in it"
+        )
+    if found.slices > 1 and options.slices == 1 and not options.volume:
+        roles.questions["slices"] = (
+            "of a series or volume of several slices the middle one is taken. Is that meant? slices = 5 under "
+            "[pictures] takes the middles of five parts; --volume D,H,W takes whole volumes"
+        )
+
+
+def written(
+    layout: Layout, options: ImportOptions, found: Inventory, recipe: PictureRecipe, roles: Roles, notes: Sequence[str]
+) -> str:
+    """The draft as TOML."""
+    labels = f" --labels-from {options.labels_from}" if options.labels_from else ""
+    lines = [*ABOUT.format(source=layout.source, labels=labels).splitlines(), "", f"What was found: {layout}."]
+    lines += [f"  {line}" for line in lines_of(found)]
+    lines += [f"  note: {note}" for note in notes]
+    lines += [f"  {FIND}"] * bool(found.faults and layout.kind != "list")
+    if roles.questions:
+        lines += [
+            "",
+            "QUESTIONS. Answer each below, then delete its name from `questions`: until then nothing is imported.",
+        ]
+        lines += [f"  {name}: {text}" for name, text in roles.questions.items()]
+    return recipe.toml("\n".join(lines), roles.reasons, list(roles.questions))

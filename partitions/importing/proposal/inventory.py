@@ -1,0 +1,207 @@
+"""What a folder, or the files that a csv lists, hold: by their headers, every file, the damaged ones too.
+
+Only counts, codes that DICOM defines, sizes and distances are kept; identifiers become pseudonyms, which are counted.
+No name of a scan or of a folder of scans, and no text of a header, is in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from partitions.common.errors import DataError
+from partitions.importing import dicom, nifti
+from partitions.importing.images import NIFTI, PICTURES, is_dicom, open_picture
+from partitions.importing.scans import pseudonym, redacted_errors
+from partitions.recipes.pictures import MODALITIES, PHOTOMETRIC
+from partitions.recipes.reading import ReadOptions
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+MOST_SHOWN = 6  # different values in a line
+BITS = {"1": 1, "L": 8, "LA": 8, "P": 8, "RGB": 8, "RGBA": 8, "CMYK": 8, "YCbCr": 8, "I": 32, "F": 32}
+COLOURS = {"1": "grey", "L": "grey", "LA": "grey", "I": "grey", "F": "grey", "P": "palette"}
+
+
+@dataclass
+class Inventory:
+    """``kinds``: files of each kind; ``values``: what their headers say, by what it is about, with numbers of files;
+    ``series``: files of each series; ``pixels``: mm of a pixel's smaller side; ``faults``: why files cannot be read,
+    with the first places.
+    """
+
+    total: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    values: dict[str, Counter[str]] = field(default_factory=dict)
+    patients: set[str] = field(default_factory=set)
+    studies: set[str] = field(default_factory=set)
+    series: Counter[str] = field(default_factory=Counter)  # slices of each; frames count
+    slices: int = 1  # of the longest series or volume
+    nameless: int = 0  # DICOM pictures without a PatientID
+    objects: Counter[str] = field(default_factory=Counter)  # DICOM files without a picture, by modality
+    pixels: list[float] = field(default_factory=list)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    def count(self, what: str, value: str) -> None:
+        """One more file of which this is so."""
+        self.values.setdefault(what, Counter())[value] += 1
+
+    def fault(self, error: DataError, where: str) -> None:
+        """A file that cannot be read: what is wrong without its place, which is kept beside."""
+        self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
+
+
+def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
+    """What these files are. ``files``: each with its place, for messages."""
+    found = Inventory(total)
+    for where, path in tqdm(files, desc="looking", unit="", total=total):
+        try:
+            look(found, path, where)
+        except DataError as error:
+            found.fault(error, where)
+    return found
+
+
+def look(found: Inventory, path: Path, where: str) -> None:
+    """Add one file. Raises DataError where it cannot be read."""
+    name = path.name.lower()
+    if is_dicom(path):
+        with redacted_errors(where, "DICOM"):
+            look_at_dicom(found, path)
+    elif name.endswith(NIFTI):
+        with redacted_errors(where, "NIfTI"):
+            look_at_nifti(found, path)
+    elif name.endswith((".dcm", ".dicom", ".ima")):
+        raise DataError(f"{where}: it is called like a DICOM file and is none")
+    elif name.endswith(PICTURES):
+        look_at_picture(found, path, where)
+    elif not path.is_file():
+        raise DataError(f"{where}: there is no such file")
+    else:
+        found.kinds["csv files" if name.endswith(".csv") else "other files"] += 1
+
+
+def look_at_picture(found: Inventory, path: Path, where: str) -> None:
+    """PNG and its like."""
+    try:
+        with open_picture(path, where) as picture:
+            kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
+            frames = getattr(picture, "n_frames", 1)
+            if kind == "PNG":
+                picture.verify()  # its parts have check sums; nothing is decoded
+    except DataError as error:
+        raise DataError(str(error).replace(f"{path.name} ", "it ", 1)) from None
+    bits, colour = (16, "grey") if mode.startswith("I;16") else (BITS.get(mode, 8), COLOURS.get(mode, "colour"))
+    found.kinds["pictures"] += 1
+    for what, value in (
+        ("format", kind),
+        ("size", f"{width} x {height}"),
+        ("bits", f"{bits}-bit {colour}"),
+        *([("pages", "several, of which the first is read")] if frames > 1 else []),
+    ):
+        found.count(what, value)
+
+
+def look_at_nifti(found: Inventory, path: Path) -> None:
+    """A volume."""
+    image = nifti.load(path)
+    found.kinds["NIfTI volumes"] += 1
+    found.slices = max(found.slices, min(image.shape[:3]))
+    shape, zooms = tuple(image.shape), [abs(float(mm)) for mm in image.header.get_zooms()[:3]]
+    found.count("size", " x ".join(map(str, shape[:3])))
+    found.count("numbers", str(image.get_data_dtype()))
+    if len(shape) > 3:
+        found.count("times", "several, of which slices take the first and volumes none")
+    found.pixels.append(min(zooms))
+    found.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
+
+
+def look_at_dicom(found: Inventory, path: Path) -> None:
+    """A file of DICOM, by its header."""
+    dataset = dicom.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
+    modality = code(dataset, "Modality", MODALITIES)
+    if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
+        found.kinds["DICOM files without a picture"] += 1
+        found.objects[modality or "none"] += 1
+        return
+    dicom.check_pixels(dataset)
+    dicom.check_decoder(dataset, path)
+    found.kinds["DICOM pictures"] += 1
+    key = {name: pseudonym(str(dataset.get(keyword) or "").strip()) for name, keyword in dicom.IDENTITY.items()}
+    found.patients.update(filter(None, [key["patient"]]))
+    found.nameless += not key["patient"]
+    study = key["study"] or f"file {found.kinds['DICOM pictures']}"
+    found.studies.add(study)
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    series = f"{study} {key['series']}"
+    found.series[series] += frames
+    found.slices = max(found.slices, found.series[series])
+    for what, value in described(dataset):
+        found.count(what, value)
+    spacing = dicom.spacing_of(dicom.of_frame(dataset, 0), ReadOptions(spacing=1.0))
+    if spacing:
+        found.pixels.append(min(spacing))
+
+
+def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
+    """What a header says that other pictures should be alike in, each with what it is about."""
+    header = dicom.of_frame(dataset, 0)
+    taken = dicom.acquired(dataset, header)
+    yield "modality", taken.modality or "none"
+    yield "photometric interpretation", code(dataset, "PhotometricInterpretation", PHOTOMETRIC) or "none"
+    yield "size", f"{dataset.Columns} x {dataset.Rows}"
+    yield "bits", f"{int(dataset.get('BitsStored') or 0)} of {int(dataset.get('BitsAllocated') or 0)} bits"
+    yield "plane", taken.plane or "not stated"
+    yield "values", "rescaled to a unit" if taken.rescaled else "not rescaled"
+    yield "window", "their own" if dicom.has_window(header) else "none"
+    for note in dicom.warnings_of(dataset):
+        yield "text", note
+
+
+def code(dataset: Dataset, keyword: str, known: frozenset[str]) -> str:
+    """A code that DICOM defines; "other" where a header has its own, which may be a text."""
+    text = str(dataset.get(keyword) or "").strip()
+    return text if text in known else "other" if text else ""
+
+
+# As lines
+
+
+def lines_of(found: Inventory) -> Iterator[str]:
+    """The inventory, a line each."""
+    yield f"{found.total} files: {', '.join(f'{count} {kind}' for kind, count in found.kinds.items())}"
+    if found.studies:
+        yield from lines_of_series(found)
+    for what, values in found.values.items():
+        yield f"{what}: {ranked(values)}"
+    if found.pixels:
+        low, high = min(found.pixels), max(found.pixels)
+        yield f"a pixel: {low:.3g} mm" if f"{low:.3g}" == f"{high:.3g}" else f"a pixel: {low:.3g} to {high:.3g} mm"
+    if found.objects:
+        yield f"without a picture, by modality: {ranked(found.objects)}"
+    for reason, places in found.faults.items():
+        more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+        yield f"DOES NOT FIT ({len(places)}): {reason}: {', '.join(places[:3])}{more}"
+
+
+def lines_of_series(found: Inventory) -> Iterator[str]:
+    """Patients, studies and series of DICOM."""
+    counts = found.series.values()
+    each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    people = f"{len(found.patients)} patients (PatientID)" if found.patients else "no PatientID"
+    yield f"{people}, {len(found.studies)} studies, {len(found.series)} series of {each} slices"
+    if found.nameless and found.patients:
+        yield f"{found.nameless} pictures have no PatientID"
+
+
+def ranked(values: Counter[str]) -> str:
+    """The most frequent values with their numbers."""
+    more = len(values) - MOST_SHOWN
+    shown = ", ".join(f"{value} ({count})" for value, count in values.most_common(MOST_SHOWN))
+    return shown + (f", and {more} others" if more > 0 else "")

@@ -1,0 +1,283 @@
+"""Who and what a source's samples are, as far as it says: labels, classes, patients. What it does not say is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import DataError
+from partitions.importing.dicom_series import files_below, holds_dicom, join_key, names_what, place_of
+from partitions.importing.discovery import class_folders, is_joined, only_csv
+from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom
+from partitions.importing.options import ImportOptions
+from partitions.importing.proposal.inventory import Inventory
+from partitions.importing.tables import Line, label_columns, labels_of, list_columns, read_lines
+from partitions.importing.targets import find_import_task, number_labels
+from partitions.labels import ONE_CLASS
+from partitions.patients import names_patients, patient_column
+from partitions.recipes.draft import FEWEST, MOST_LEVELS
+from partitions.schema import few
+
+MOST_COLUMNS = 12  # in a question
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a source is written. ``kind``: ``list`` (a csv names files), ``dicom``, ``classes`` or ``loose``.
+
+    ``table``: the csv; ``files``: all files, each with its place for messages; ``folders``: pictures in each folder of
+    the first level (below train, val and test); ``deeper``: there are folders below these; ``scans``: of
+    scans.
+    """
+
+    kind: str
+    source: Path
+    files: list[tuple[str, Path]]
+    table: Path | None = None
+    header: tuple[str, ...] = ()
+    lines: tuple[Line, ...] = ()
+    folders: Counter[str] = field(default_factory=Counter)
+    deeper: bool = False
+    scans: bool = False
+
+    def __str__(self) -> str:
+        """The layout in a line."""
+        if self.kind == "list":
+            return f"the csv {self.table and self.table.name} lists {len(self.files)} files"
+        if self.kind == "dicom":
+            labels = f"labels are in {self.table.name}" if self.table else "there is no csv"
+            return f"a folder of DICOM files; {labels}"
+        if self.kind == "classes":
+            below = ", with folders below them" if self.deeper else ""
+            return f"pictures in {len(self.folders)} folders of the first level{below}; there is no csv"
+        return "pictures or volumes without a csv, and not in folders of the first level"
+
+
+@dataclass
+class Roles:
+    """What a draft says of labels and patients, why, and what is open. ``made``: fields of a PictureRecipe."""
+
+    made: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    questions: dict[str, str] = field(default_factory=dict)
+
+
+def find_layout(source: Path, options: ImportOptions) -> Layout:
+    """How a source is written. Raises DataError."""
+    table = Path(options.labels_from) if options.labels_from else None
+    if source.is_file():
+        return listed(source, options)
+    own = None if table else only_csv(source)
+    if own and not is_joined(own, source):
+        return listed(own, options)
+    files = list(files_below(source))
+    placed = [(place_of(source, i, len(files)), path) for i, path in enumerate(files)]
+    if holds_dicom(source):
+        table = table or own
+        header, lines = read_lines(table, options.take.separator, options.take.encoding) if table else ([], [])
+        return Layout("dicom", source, placed, table, tuple(header), tuple(lines))
+    if table:
+        raise DataError(f"--labels-from goes with a folder of DICOM files, and {source} has none")
+    folders: Counter[str] = Counter()
+    deeper = scans = False
+    for _, folder in class_folders(source):
+        for path in (path for path in files_below(folder) if path.name.lower().endswith((*PICTURES, *NIFTI))):
+            folders[folder.name] += 1
+            deeper |= path.parent != folder
+            scans |= path.name.lower().endswith(NIFTI) or is_dicom(path)
+    return Layout("classes" if folders else "loose", source, placed, folders=folders, deeper=deeper, scans=scans)
+
+
+def listed(table: Path, options: ImportOptions) -> Layout:
+    """The layout of a csv that lists files. Raises DataError where it lists none."""
+    header, lines = read_lines(table, options.take.separator, options.take.encoding)
+    if "file" not in header:
+        raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
+    files = [(where, table.parent / row["file"]) for where, row in lines]
+    return Layout("list", table, files, table, tuple(header), tuple(lines))
+
+
+def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Roles:
+    """Labels and patients, or questions. Raises DataError, UserError for an option that names what is not there."""
+    roles = Roles()
+    if layout.table:
+        labels_of_table(layout, options, roles)
+    elif layout.kind == "dicom":
+        labels_of_dicom(layout, options, roles, found)
+    else:
+        labels_of_folders(layout, options, roles)
+    patients_of(layout, options, roles, found)
+    return roles
+
+
+# Labels
+
+
+def labels_of_table(layout: Layout, options: ImportOptions, roles: Roles) -> None:
+    """The label columns of a csv, or a question."""
+    assert layout.table
+    header, label = list(layout.header), options.survival or options.label
+    key = join_key(header) if layout.kind == "dicom" else "file"
+    if not key:
+        raise DataError(
+            f"{layout.table} has no column file, study, accession or patient by which its labels belong to the files; "
+            f"there are: {list_columns(header)}"
+        )
+    roles.made["labels_by"] = names_what(key) or "file"
+    roles.reasons["labels-by"] = f"the csv's column {key} says whose a label is"
+    if not label and "label" not in header and "mask" in header:
+        roles.made |= {"task": "segmentation", "classes": tuple(options.labels)}
+        roles.reasons["task"] = "the column mask names outlines"
+        return
+    if not label and "label" not in header:
+        free = [n for n in header if n not in (key, "split", "mask") and not names_what(n) and not names_patients(n)]
+        roles.questions["label"] = (
+            f"which column says what is to be learned? {'; '.join(about_columns(free, layout.lines))}. "
+            'Write label = ["COLUMN"], or run --propose again with --label COLUMN'
+        )
+        return
+    columns = label_columns(layout.table, header, label, ("label",))
+    roles.made["label"] = columns
+    roles.reasons["label"] = "as asked for" if label else "the column that is called so"
+    try:
+        samples = [SampleSource(a[0], labels_of(a, columns, options.take.decimal), "", "") for a in layout.lines]
+        task = find_import_task(samples, options.task, options.labels, options.survival is not None)
+        roles.made["task"] = task
+        roles.reasons["task"] = "as the labels are written; --task where they are something else"
+        if task in ONE_CLASS:
+            _, names = number_labels(samples, options.labels)
+            roles.made["classes"] = names
+            where = "as asked for" if options.labels else "in alphabetical order; --labels names those of all hospitals"
+            roles.reasons["classes"] = f"{where}: {counted(Counter(sample.labels[0] for sample in samples))}"
+    except DataError as error:
+        roles.questions["label"] = str(error)
+
+
+def about_columns(columns: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
+    """A csv's columns, each with how many values it has."""
+    for name in columns[:MOST_COLUMNS]:
+        yield f"{name} ({len({row[name] for _, row in lines})} different values)"
+    if len(columns) > MOST_COLUMNS:
+        yield f"and {len(columns) - MOST_COLUMNS} more"
+
+
+def counted(values: Counter[str]) -> str:
+    """How many there are of each value; small numbers are not given."""
+    return ", ".join(
+        f"{name} {count if count >= FEWEST else f'fewer than {FEWEST}'}"
+        for name, count in values.most_common(MOST_LEVELS)
+    )
+
+
+def labels_of_dicom(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+    """The labels of a folder of DICOM files without a csv."""
+    if options.outlines:
+        roles.made |= {"labels_by": "outlines", "task": "segmentation"}
+        roles.reasons["labels-by"] = "the outlines that --outlines names"
+    elif options.labels:
+        roles.made |= {"labels_by": "folder", "classes": tuple(options.labels), "task": "multiclass"}
+        roles.reasons["labels-by"] = "--labels names folders as the classes"
+    else:
+        outlined = found.objects["SEG"] + found.objects["RTSTRUCT"]
+        drawn = f"; or where the {outlined} SEG and RTSTRUCT objects are the labels, with --volume and --outlines NAMES"
+        roles.questions["label"] = (
+            "nothing says what is to be learned. Run --propose again with --labels-from FILE.csv, a csv with a column "
+            "study, accession or patient and one of labels; or, where folders of the first level are the classes, with "
+            f"--labels A,B{drawn if outlined else ''}"
+        )
+
+
+def labels_of_folders(layout: Layout, options: ImportOptions, roles: Roles) -> None:
+    """The labels of pictures in folders."""
+    roles.made["labels_by"] = "folder" if layout.kind == "classes" else "file"
+    roles.reasons["labels-by"] = "folder: its name is the class; file: a csv has labels"
+    by_csv = "Otherwise write a csv with columns file, label, patient, and run --propose of that"
+    names = sorted(layout.folders)
+    if layout.kind == "loose" or len(names) > MOST_LEVELS or len(names) < 2:
+        there = f"{len(names)} folders of the first level are hardly the classes" if names else "nothing names a class"
+        roles.questions["label"] = f"what is to be learned? {there}. {by_csv}"
+    elif options.labels:
+        if strange := set(names) - set(options.labels):
+            raise DataError(f"{layout.source} has {len(strange)} folders besides {', '.join(options.labels)}")
+        roles.made |= {"classes": tuple(options.labels), "task": "multiclass"}
+        roles.reasons["classes"] = f"as asked for: {counted(layout.folders)}"
+    elif layout.scans:
+        roles.questions["label"] = (
+            f"are the {len(names)} folders of the first level the classes? Then run --propose again with --labels, "
+            f"which names them all; their names may be patients', and are not shown. {by_csv}"
+        )
+    else:
+        roles.made |= {"classes": tuple(names), "task": "multiclass"}
+        roles.reasons["classes"] = f"the folders of the first level: {counted(layout.folders)}"
+        roles.questions["classes"] = (
+            f"are these folders the classes of all hospitals, in this order: {', '.join(names)}? {by_csv}"
+        )
+
+
+# Patients
+
+
+def patients_of(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+    """What tells patients apart, or a question."""
+    asked = options.take.patient
+    if asked is None:
+        roles.made["patient"], roles.reasons["patient"] = "", "--no-patient: each sample is of another patient"
+    elif layout.table:
+        patients_of_table(layout, options, roles, found)
+    elif layout.kind == "dicom":
+        patients_of_headers(found, roles)
+    elif asked == "folder" or not asked:
+        roles.made["patient"] = asked
+        if asked:
+            roles.reasons["patient"] = "folders below the classes are patients, as asked for"
+        else:
+            below = 'Write patient = "folder" where the folders below the classes are patients. ' * layout.deeper
+            roles.questions["patient"] = f"whose is each file? {below}{each('a folder')}"
+    else:
+        raise DataError(
+            f"--patient {asked[:40]} names a column, and there is no csv; of folders it is --patient folder"
+        )
+
+
+def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+    """A csv's column of patients."""
+    assert layout.table
+    header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
+    if options.take.patient:
+        name = patient_column(layout.table, header, options.take.patient, used)
+    else:
+        joined = next((n for n in header if names_what(n) == "patient"), "") if layout.kind == "dicom" else ""
+        name = joined or ("patient" if "patient" in header else "")
+    if name:
+        whose = Counter(row[name] for _, row in layout.lines)
+        roles.made["patient"] = name
+        roles.reasons["patient"] = f"{len(whose)} patients in {whose.total()} lines; {whose['']} lines name none"
+    elif likely := [n for n in header if n not in used and names_patients(n)]:
+        roles.questions["patient"] = f"does {few(likely)} say whose each file is? {each('that column')}"
+    elif found.kinds["DICOM pictures"]:
+        patients_of_headers(found, roles)
+    else:
+        roles.questions["patient"] = f"no column says whose each file is. {each('such a column')}"
+
+
+def patients_of_headers(found: Inventory, roles: Roles) -> None:
+    """Patients by the PatientID of DICOM."""
+    roles.made["patient"] = ""
+    if len(found.patients) > 1 and not found.nameless:
+        roles.reasons["patient"] = f"no column: PatientID tells {len(found.patients)} patients apart"
+        return
+    what = "have no PatientID" if found.nameless else "have the same PatientID, as anonymisation makes it"
+    count = found.nameless or found.kinds["DICOM pictures"]
+    if len(found.studies) > 1:
+        roles.questions["patient"] = f"{count} files {what}: whose are they? {each('a column patient in the csv')}"
+
+
+def each(what: str) -> str:
+    """How to answer whose the files are."""
+    return (
+        f"With --patient, or patient = ..., {what} keeps a patient's files in one part; leave it empty only where each "
+        "file is of another patient: otherwise patients are both trained and tested on"
+    )
