@@ -14,9 +14,11 @@ from client.exchange.answer import answer
 from client.exchange.local_round import Result, local_round
 from client.reported import describe, describe_evaluated, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
+from client.survey.answer import answer_survey
 from strategies.base.client import SiloClient
 from strategies.base.newcomer.client import NEWCOMER, evaluate_newcomer
 from strategies.base.schema.evidence import ACTION
+from strategies.base.survey import ACTION as SURVEY
 
 app = ClientApp()  # no annotation: Flower finds the app by reading this line
 
@@ -27,6 +29,13 @@ def query(message: Message, session: ClientSession) -> RecordDict:
     """The silo's data summary."""
     asked = message.content.config_records.get("config")
     return release_summary(session.data_summary(late=asked is not None and bool(asked.get("late"))))
+
+
+@app.query(SURVEY)
+@answer
+def survey(message: Message, session: ClientSession) -> RecordDict:
+    """Statistics of the silo's columns and labels, as its policy lets them leave."""
+    return answer_survey(session)
 
 
 @app.train()

@@ -2,8 +2,8 @@
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
 seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Evidence leaves once per run, through
-:func:`release_evidence`. Everything that left is logged. What the rules held back goes to the site's own process alone,
-for its audit log (``client/site/egress_record.py``).
+:func:`release_evidence`, a survey of the data through :func:`release_survey`. Everything that left is logged. What the
+rules held back goes to the site's own process alone, for its audit log (``client/site/egress_record.py``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from partitions.schema import read_schema
 from strategies.base.client import SiloClient
 from strategies.base.schema.evidence import fewest, word_of
 from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SPLITS, SUMMARY, SUMS, WITHHELD, allowed_metrics
+from strategies.base.schema.survey import RECORD as SURVEY_RECORD
+from strategies.base.schema.survey import Answer, written_answer
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
 
 
@@ -122,6 +124,15 @@ def release(
         dict(client.replies),
         sorted(kept),
     )
+    return records
+
+
+def release_survey(silo: str, answer: Answer, withheld: Mapping[str, Collection[str]]) -> RecordDict:
+    """The content of the reply to a question for a survey. ``withheld``: what stays, by rule, for the audit log."""
+    shown = [*answer["columns"], *answer["labels"]]
+    log(INFO, "%s sent a survey of %s", silo, ", ".join(shown) or "nothing but its number of samples")
+    records = RecordDict({SURVEY_RECORD: written_answer(answer)})
+    tell_site(records, withheld)
     return records
 
 

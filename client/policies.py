@@ -14,6 +14,7 @@ from strategies import PersonalizedStrategy, strategies
 from strategies.base.evaluation import EVALUATE
 from strategies.base.info import MethodInfo
 from strategies.base.run_settings import defaults
+from strategies.base.survey import SURVEY
 
 
 def policy_at(what: Path | None) -> Policy:
@@ -39,7 +40,13 @@ def policy_page(policy: Policy) -> str:
         faults = [*method_faults(policy, name, asked), *privacy_faults(policy, asked), *setting_faults(policy, asked)]
         lines.append(f"  {name:<16}  {f'refused: {faults[0]}' if faults else sent(name, strategy, run)}")
         lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
-    lines += ["", "Without training:", "", f"  {EVALUATE:<16}  {evaluation(policy)}"]
+    lines += [
+        "",
+        "Without training:",
+        "",
+        f"  {EVALUATE:<16}  {evaluation(policy)}",
+        f"  {SURVEY:<16}  {survey(policy)}",
+    ]
     return "\n".join([*lines, "", footnote(policy)])
 
 
@@ -51,6 +58,18 @@ def evaluation(policy: Policy) -> str:
     few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} samples"
     whose = "models that" if policy.peers else "models that are no silo's own (peers = false), and that"
     return f"metrics of {whose} the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
+
+
+def survey(policy: Policy) -> str:
+    """What a survey of the data lets out (``silofl survey``)."""
+    asked = {**defaults(), "strategy": SURVEY}
+    if faults := [*method_faults(policy, SURVEY, asked), *privacy_faults(policy, asked)]:
+        return f"refused: {faults[0]}"
+    if policy.public:
+        return "counts, means and deviations of each column, and class counts, as they are"
+    sums = f"mean and deviation over {policy.min_sum_samples} patients or more" if policy.sums else "no mean"
+    classes = "class counts too" if policy.class_means else "no class counts (class-means)"
+    return f"of each column counts of {policy.min_cell} patients or more, rounded; {sums}; {classes}; no model"
 
 
 def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | int | float | str]) -> str:

@@ -60,6 +60,7 @@ from strategies.base.newcomer.settings import ANY
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
+from strategies.base.survey import SURVEY
 from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
 
@@ -113,6 +114,7 @@ class ClientSession:
         if not self.info.trains:
             raise UserError(
                 f"{self.name} refuses: the run has strategy = {self.info.name}, and a message asks it to train"
+                + (" or to evaluate" if self.info.name == SURVEY else "")
             )
 
     def check_role(self, *, newcomer: bool) -> None:
@@ -280,7 +282,7 @@ class ClientSession:
 
     def open_client(self, message: Message) -> tuple[SiloClient, list[Any], Mapping[str, Any]]:
         """Return the method's client with its state loaded, and the arguments for ``fit`` or ``evaluate``."""
-        if message.metadata.message_type == MessageType.TRAIN:
+        if message.metadata.message_type == MessageType.TRAIN or self.info.name == SURVEY:
             self.check_trains()
         payload, config = decode(message.content, self.device)
         self.config = {**DEFAULTS, "classes": self.data.classes, **config}

@@ -249,12 +249,15 @@ def released(state: Path | None) -> list[dict[str, Any]]:
 
 def released_page(found: list[dict[str, Any]]) -> str:
     """What left of each data file, a line each."""
-    lines = ["", "Training replies of this silo, ever"] if found else []
+    lines = ["", "Training replies of this silo, and answers to surveys, ever"] if found else []
     for one in found:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
-        names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()))
+        names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()) if count)
+        asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
         span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
-        lines.append(f"  {data}: {one['models']:,}, {one['bytes']:,} bytes, {span} ({names})")
+        lines.append(
+            f"  {data}: {one['models']:,}{asked}, {one['bytes']:,} bytes, {span}{f' ({names})' if names else ''}"
+        )
     return "\n".join(map(escaped, lines))
 
 

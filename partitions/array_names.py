@@ -10,6 +10,7 @@ from partitions.labels import Fault
 from partitions.patients import PATIENT_NAMES
 from partitions.splits import Array
 from partitions.subgroups import SUBGROUP_NAMES
+from partitions.survey.gaps import GAP_NAMES
 
 SPLITS = ("train", "val", "test")
 
@@ -30,6 +31,7 @@ EXTRA_NAMES = (
     "cohort",
     *PATIENT_NAMES,
     *SUBGROUP_NAMES,
+    *GAP_NAMES,
 )
 
 

@@ -7,13 +7,14 @@ Arrays, under one of three sets of names:
 * ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``site_split.py``)
 
 and optionally ``cohort`` (text: a name for the people whose data these are, which a new version of the file keeps),
-``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text,
-one per class or output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units``
-(text, "" where it is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may
-have, NaN where it is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal
-ones for samples of one patient (``patients.py``); in the same way ``subgroup``: texts (n,) (``subgroups.py``). Several
-inputs of a sample have an array each, ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``, ``x_notes``
-beside ``y``; one that a sample lacks is all zeros there. Texts are tokens, with ``vocabulary``, how many there are.
+``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text, one per class or
+output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units`` (text, "" where it
+is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may have, NaN where it
+is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal ones for samples
+of one patient (``patients.py``); in the same way ``subgroup``: texts (n,) (``subgroups.py``), and ``gaps``: booleans
+(n, columns) (``survey/gaps.py``). Several inputs of a sample have an array each, ``x_image_train``, ``x_notes_train``
+and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample lacks is all zeros there. Texts are tokens, with
+``vocabulary``, how many there are.
 
 What inputs look like says ``inputs.py``: pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w), for
 example. Volumes have a depth before their height, and always channels: an array of four dimensions is of pictures. But
@@ -25,7 +26,7 @@ read as float32. Anything else is refused. An ``x_val`` without samples says tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,7 @@ from partitions.schemes.pool import hold_out
 from partitions.site_split import TEST_SHARE, divide_own, rows_of, say_division
 from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of, inputs_of, together
 from partitions.subgroups import describe_subgroups, read_subgroups
+from partitions.survey.gaps import read_gaps
 
 LONGEST_COHORT = 100  # characters
 
@@ -77,6 +79,7 @@ class Contents:
     schema: Schema = NO_SCHEMA
     recipe: str = ""
     cohort: str = ""
+    gaps: Mapping[str, Array] = field(default_factory=dict)  # per split, of a table: which values are filled
 
     def divided(self) -> SiloData:
         """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
@@ -159,14 +162,20 @@ def joined(first: Split, second: Split) -> Split:
     return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *groups)
 
 
-def write_silo_file(path: str | Path, data: SiloData, *, streams: Mapping[str, Iterable[Array]] | None = None) -> None:
+def write_silo_file(
+    path: str | Path,
+    data: SiloData,
+    *,
+    streams: Mapping[str, Iterable[Array]] | None = None,
+    gaps: Mapping[str, Array] | None = None,
+) -> None:
     """Write one silo's data with its schema, atomically and uncompressed; the same data give the same bytes.
 
     ``val`` is always written, also without samples, so that what is read back is what was written. ``streams``: samples
     that are not in memory, by the array's name (``x_train``), one after the other; of these ``data`` has shape and type
-    only.
+    only. ``gaps``: per split, which values of a table were missing, bool (n, columns).
     """
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array] = {f"gaps_{name}": own for name, own in (gaps or {}).items()}
     samples = dict(streams or {})
     for name, split in (("train", data.train), ("val", data.val), ("test", data.test)):
         for own, x in inputs_of(split.x).items():
@@ -241,6 +250,7 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         first = next(iter(xs.values()))
         features = read_features(arrays, count_columns(first))
         check_ranges(features, xs)
+        gaps = read_gaps(arrays, xs)
         detail = describe_inputs(first) + (f" ({', '.join(f.name for f in features)})" if features else "")
         checks.append(Check(name, True, detail))
         name = "labels"
@@ -256,8 +266,7 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         patients = read_patients(arrays, ys)
         checks += [Check(name, True, describe_patients(patients))] if patients else []
         name = "cohort"
-        if cohort := read_cohort(arrays):
-            checks.append(Check(name, True, cohort))
+        checks += [Check(name, True, cohort)] if (cohort := read_cohort(arrays)) else []
         name = "subgroups"
         groups = read_subgroups(arrays, ys)
         checks += [Check(name, True, describe_subgroups(groups))] if groups else []
@@ -269,7 +278,7 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
         checks.append(Check(name, False, fault.detail, fault.fix))
         return checks, None
     splits = {split: Split(xs[split], ys[split], patients.get(split), groups.get(split)) for split in xs}
-    return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort)
+    return checks, Contents(splits, classes, task, vocabulary, schema, recipe, cohort, gaps)
 
 
 def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:

@@ -11,13 +11,17 @@ from flwr.serverapp import Grid, ServerApp
 
 from client.faults import is_fault
 from partitions.common.files import private
+from server.report.sections.survey import write_survey_page
 from server.report.write import try_report, write_manifest
 from server.results.history import History
 from server.results.run_directory import RunDirectory, default_out
 from server.results.summary import write_summary
+from server.results.survey.files import write_survey
 from server.run.evaluation.loop import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
+from server.run.survey.loop import SurveyLoop
 from strategies.base.run_settings import RunSettings, parse_settings
+from strategies.base.survey import SURVEY
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line
 
@@ -33,7 +37,8 @@ def main(grid: Grid, context: Context) -> None:
     # A study (several methods or seeds) has written its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
     with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
-        (run if settings.strategy.info.trains else evaluate)(grid, settings, directory)
+        job = survey if c.strategy == SURVEY else run if settings.strategy.info.trains else evaluate
+        job(grid, settings, directory)
 
 
 def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
@@ -42,6 +47,19 @@ def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None
     try:
         models = models_in(directory.path, settings.method)
         write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
+    except Exception as error:
+        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        raise
+    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
+
+
+def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+    """Survey the silos' data in a directory that is held (``silofl survey``)."""
+    c = settings.common
+    try:
+        write_survey(directory.path, SurveyLoop(grid, settings, directory).run())
+        write_survey_page(directory.path)
     except Exception as error:
         log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
         directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))

@@ -39,11 +39,14 @@ from partitions.recipes.reading import ReadOptions
 from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read_recipe
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
+from server.report.sections.survey import page as survey_page
 from server.results.history import History, Row
 from server.results.run_directory import read_toml
+from server.results.survey.files import Surveyed
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import RunSettings, defaults, parse_settings, toml_text
 from strategies.base.schema.reporting import read_data_summary
+from strategies.base.schema.survey import read_answer, written_answer
 from strategies.base.state import State
 from strategies.base.transport.payload import Model, Payload, encode
 from strategies.base.transport.replies import Expected, Update, read_update
@@ -390,6 +393,38 @@ def test_a_summary(changes: dict[str, Any], left_out: set[str]) -> None:
         assert read_data_summary(ConfigRecord(summary))["name"]
     except ValueError as error:
         one_line(error)
+
+
+SURVEYED = {
+    "age": {
+        "kind": "number",
+        "unit": "years",
+        "range": [0, 120],
+        "missing": 5,
+        "mean": 60.5,
+        "sd": 11.2,
+        "cells": [20] * 10,
+    },
+    "sex": {"kind": "category", "levels": ["female", "male"], "missing": None, "cells": [20, None]},
+}
+
+
+@FEW
+@example(edits=[(0, 0, b"[" * 3000)])
+@example(edits=[(0, 70, b'{"kind":"number","missing":1,"mean":' + b"9" * 4000 + b',"sd":1}')])
+@given(edits=EDITS)
+def test_a_survey(edits: Edits) -> None:
+    """An answer that is read can be compared with others and shown."""
+    answer = {"n": 200, "day": "", "columns": SURVEYED, "labels": {}}
+    record = written_answer(answer)
+    for name in SURVEYED:
+        record[f"column.{name}"] = edited(json.dumps(SURVEYED[name]).encode(), edits).decode(errors="replace")
+    try:
+        found = read_answer(record)
+    except ValueError as error:
+        one_line(error)
+    else:
+        assert survey_page(Surveyed({"a": answer, "b": answer, "c": answer, "d": found}))
 
 
 # ---- Scans -----------------------------------------------------------------------------------------------------------

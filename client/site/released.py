@@ -1,9 +1,10 @@
 """What left of each version of this silo's data file, ever: beside the audit log, whose old files may be moved away.
 
-    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, bytes, runs, studies: {NAME: models}}}
+    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, bytes, runs,
+                                                           studies: {NAME: models}}}
 
-A training reply counts before it leaves. A record that is missing is made from the log that is here; a damaged one
-stops what leaves, until somebody has looked at it.
+A training reply, and the answer to a survey, counts before it leaves. A record that is missing is made from the log
+that is here; a damaged one stops what leaves, until somebody has looked at it.
 
 Standard library only, as in trust/policy.py.
 """
@@ -25,13 +26,21 @@ Record = dict[str, dict[str, Any]]
 
 def is_model(entry: Mapping[str, Any]) -> bool:
     """Return whether a line of the log is of a training reply, and not of an error in its place."""
-    errors = any(record["name"] == "error" for record in entry["sent"])
-    return str(entry.get("asked", "")).partition(".")[0] == "train" and not errors
+    return str(entry.get("asked", "")).partition(".")[0] == "train" and not _failed(entry)
+
+
+def is_survey(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the log is of the answer to a survey."""
+    return str(entry.get("asked", "")) == "query.survey" and not _failed(entry)
+
+
+def _failed(entry: Mapping[str, Any]) -> bool:
+    return any(record["name"] == "error" for record in entry["sent"])
 
 
 def note_release(state: Path, entry: Mapping[str, Any]) -> None:
     """Count a reply that is about to leave. Raises SiteError or OSError where it cannot be counted."""
-    if not is_model(entry):
+    if not (is_model(entry) or is_survey(entry)):
         return
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state / ".released.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -49,14 +58,18 @@ def read_released(state: Path) -> Record:
     path, found = state / FILE, Record()
     if not path.exists():
         for entry in verify(state / "audit").entries:
-            if is_model(entry):
+            if is_model(entry) or is_survey(entry):
                 add(found, entry)
         return found
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         for cohort, one in content.items():
             fields = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
-            fields |= {"bytes": int(one["bytes"]), "runs": [*map(str, one["runs"])]}
+            fields |= {
+                "surveys": int(one.get("surveys", 0)),
+                "bytes": int(one["bytes"]),
+                "runs": [*map(str, one["runs"])],
+            }
             found[cohort] = {**fields, "studies": {str(name): int(count) for name, count in one["studies"].items()}}
         return found
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -68,8 +81,10 @@ def read_released(state: Path) -> Record:
 def add(found: Record, entry: Mapping[str, Any]) -> None:
     """Add a reply to the record of its data file."""
     time, name = entry["time"], entry.get("study", {}).get("name", "")
-    empty: dict[str, Any] = {"from": time, "to": time, "models": 0, "bytes": 0, "runs": [], "studies": {}}
+    empty: dict[str, Any] = {"from": time, "to": time, "models": 0, "surveys": 0, "bytes": 0, "runs": [], "studies": {}}
     one = found.setdefault(str(entry.get("cohort", "")), empty)
-    one["to"], one["models"], one["bytes"] = time, one["models"] + 1, one["bytes"] + entry["bytes"]
+    model = is_model(entry)
+    one["to"], one["bytes"] = time, one["bytes"] + entry["bytes"]
+    one["models" if model else "surveys"] += 1
     one["runs"] = sorted({*one["runs"], str(entry["run-id"])})
-    one["studies"][name] = one["studies"].get(name, 0) + 1
+    one["studies"][name] = one["studies"].get(name, 0) + model

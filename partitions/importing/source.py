@@ -52,7 +52,7 @@ from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
 from partitions.npz import write_npz
 from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import fit, transform
+from partitions.recipes.pipeline import fit, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
@@ -218,6 +218,7 @@ class Collected:
     notes: tuple[str, ...]
     recipe: Recipe | None = None
     pictures: PictureRecipe | None = None
+    gaps: Array | None = None  # of a table: which values are filled, bool (n, columns)
 
     @property
     def in_files(self) -> bool:
@@ -227,6 +228,12 @@ class Collected:
     def order(self) -> dict[str, Array]:
         """The samples' places in the source, per split."""
         return {split: np.flatnonzero(self.places == split) for split in SPLITS}
+
+    def gaps_by_part(self) -> dict[str, Array]:
+        """Which values are filled, per split; empty where none is."""
+        if self.gaps is None or not self.gaps.any():
+            return {}
+        return {split: self.gaps[chosen] for split, chosen in self.order().items()}
 
 
 def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
@@ -275,7 +282,8 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     text = recipe.json if recipe else pictures.json if pictures else ""
     data = SiloData(train, val, test, outputs, task, vocabulary)
     data = replace(data, schema=schema, recipe=text, cohort=options.cohort)
-    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures)
+    gaps = gaps_of(found.table, recipe) if recipe and found.table is not None else None
+    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures, gaps)
 
 
 def check_places(source: Path, places: Array, people: str) -> None:
@@ -312,7 +320,7 @@ def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
             streams[f"x_{split}"] = read_pictures([samples[i] for i in chosen], reading, like, progress)
             if made.data.task == "segmentation":
                 streams[f"y_{split}"] = (read_mask(samples[i], reading) for i in chosen)
-        write_silo_file(out, made.data, streams=streams)
+        write_silo_file(out, made.data, streams=streams, gaps=made.gaps_by_part())
 
 
 def summary(data: SiloData) -> str:

@@ -151,6 +151,16 @@ def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
     return fills
 
 
+def gaps_of(made: Array, recipe: Recipe) -> Array:
+    """Which values of the data file's columns are filled, bool (n, columns). ``made``: as :func:`convert` has it."""
+    missing = np.array([[value is None for value in row] for row in made], bool).reshape(made.shape)
+    counts = [len(column.features) for column in recipe.used]
+    flags = np.repeat(missing, counts, axis=1)
+    ends = np.cumsum(counts)
+    flags[:, [end - 1 for end, column in zip(ends, recipe.used, strict=True) if column.mark_gaps]] = False
+    return flags
+
+
 def transform(made: Array, recipe: Recipe) -> Array:
     """The inputs, float32 (n, columns of the data file), of a recipe whose gaps have values."""
     if not recipe.used:

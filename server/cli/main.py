@@ -37,7 +37,7 @@ from collections.abc import Sequence
 
 from client import cli as site
 from client import study_cli
-from server.cli import budget, deploy, federation, models, research, study, tune, watch
+from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     top = Parser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     research.add_commands(commands)
+    survey.add_commands(commands)
     models.add_commands(commands)
     federation.add_commands(commands)
     watch.add_commands(commands)

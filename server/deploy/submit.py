@@ -167,13 +167,14 @@ def _of_the_file(connection: str, values: Mapping[str, object]) -> dict[str, Any
     Raises UserError where ``values`` would train a silo that has the role held-out there.
     """
     from strategies.base.evaluation import EVALUATE
+    from strategies.base.survey import SURVEY
 
     deployed = find_deployed(connection)
     file = federation_file(connection) or (deployed.file if deployed else "")
     if not file or not Path(file).is_file():
         return {}
     federation = read_federation(Path(file), check_data=False)
-    held = "" if values.get("strategy") == EVALUATE else ",".join(federation.held_out)  # all are evaluated alike
+    held = "" if values.get("strategy") in (EVALUATE, SURVEY) else ",".join(federation.held_out)
     asked = {name.strip() for name in str(values.get("hold-out", held)).split(",")}
     if held and not asked >= set(federation.held_out):
         raise UserError(f"hold-out = {values['hold-out']!r}: {file} has {held} with `role: held-out`: name them too")

@@ -20,8 +20,10 @@ from server.report.methods import spelled
 from server.report.page import page
 from server.report.participation import rounds_missed, seldom
 from server.report.scores import EXACT
+from server.report.sections.survey import write_survey_page
 from server.report.study import Study
 from server.results.run_directory import RunDirectory
+from server.results.survey.files import JSON as SURVEY_JSON
 from strategies.base.run_settings import RunSettings
 
 
@@ -36,7 +38,9 @@ def write_manifest(directory: RunDirectory, settings: RunSettings) -> None:
 
 
 def write_report(path: Path) -> Path:
-    """Write ``report.html`` of the run directory ``path``. Raises UserError where it holds no run."""
+    """Write the page of the run directory ``path``: a report, or a survey's. Raises UserError where it holds no run."""
+    if (path / SURVEY_JSON).is_file():
+        return write_survey_page(path)
     study = Study(path)
     file = path / "report.html"
     write_atomically(file, page(study))

@@ -3,7 +3,8 @@
 Its models, data summary, key and numbers leave the server's checkpoints, its state and others' copies of its model the
 silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
 ``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. Its rows leave
-the ``matrix.csv`` of an evaluation, and its model ``models/``. A study's runs that held it out are deleted. What was
+the ``matrix.csv`` of an evaluation, its model ``models/``, and its answer a survey (``silofl report`` makes the page
+again). A study's runs that held it out are deleted. What was
 averaged stays averaged. Such a run cannot be resumed, for its other silos' states are of a federation with this one;
 the checkpoint keeps the name, and nothing else, to say so.
 """
@@ -26,6 +27,7 @@ from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
+from server.results.survey.files import CSV, JSON, PAGE, read_survey, without_silo, write_survey
 from server.results.worker_directories import WorkerDirectories
 from server.run.checkpoints import FORMAT
 from server.run.newcomers.hold_out import ARRAYS as NEWCOMER
@@ -79,7 +81,7 @@ def _withdraw(name: str, run: Path) -> list[str]:
         rows = History(history)
         if rows.drop(name):
             done.append("history.csv")
-    done += _clean_held_out(run, name) + _clean_matrix(run, name)
+    done += _clean_held_out(run, name) + _clean_matrix(run, name) + _clean_survey(run, name)
     for file, clean in (("summary.json", _clean_summary), ("manifest.json", _clean_manifest)):
         if (run / file).is_file() and clean(run, name):
             done.append(file)
@@ -221,6 +223,19 @@ def _clean_matrix(run: Path, name: str) -> list[str]:
             write_atomically(run / "matrix.csv", "".join(kept))
             done.append("matrix.csv")
     return done
+
+
+def _clean_survey(run: Path, name: str) -> list[str]:
+    """Delete what a survey has of the silo, and what was found by comparison with it; the page is made again."""
+    if not (run / JSON).is_file():
+        return []
+    before = read_survey(run)
+    after = without_silo(before, name)
+    if after == before:
+        return []
+    write_survey(run, after)
+    (run / PAGE).unlink(missing_ok=True)
+    return [JSON, CSV]
 
 
 def _named(name: str) -> re.Pattern[str]:

@@ -75,7 +75,7 @@ def simulate(
     groups, runs, without = planned(values, hold_out)
     for run in (*runs, *without):
         if not run.strategy.info.trains:
-            raise UserError(f"strategy = {run.common.strategy} trains nothing: silofl evaluate runs it")
+            raise UserError(f"strategy = {run.common.strategy} trains nothing: silofl {run.common.strategy} runs it")
         check_run(run)
     first = runs[0].common
     config = study_config(runs)

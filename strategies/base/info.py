@@ -58,7 +58,8 @@ class MethodInfo:
     baseline: str = ""  # what it stands for, where others' gains are counted from it
     relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one
 
-    trains: bool = True  # False: it only evaluates (strategies/base/evaluation)
+    trains: bool = True  # False: it only evaluates (strategies/base/evaluation), or surveys (strategies/base/survey)
+    listed: bool = False  # whether a policy must list it by its name; ``all`` does not mean it
 
     # What the method needs.
     needs_classes: bool = False  # whether it needs samples that have one class each

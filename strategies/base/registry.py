@@ -12,7 +12,7 @@ from pathlib import Path
 
 from partitions.common.errors import UserError
 from partitions.common.plugins import STRATEGIES, plugins
-from strategies.base import evaluation
+from strategies.base import evaluation, survey
 from strategies.base.strategy import _EVALUATIONS, _REGISTRY, PersonalizedStrategy
 
 
@@ -43,5 +43,5 @@ def method_named(name: str) -> type[PersonalizedStrategy]:
 
 
 def runnable() -> dict[str, type[PersonalizedStrategy]]:
-    """Everything that ``strategy`` may name: the methods, and the evaluation of given models."""
-    return {**strategies(), evaluation.EVALUATE: _EVALUATIONS[evaluation.EVALUATE]}
+    """Everything that ``strategy`` may name: the methods, the evaluation of given models, and a survey."""
+    return {**strategies(), **{name: _EVALUATIONS[name] for name in (evaluation.EVALUATE, survey.SURVEY)}}

@@ -33,6 +33,7 @@ from strategies.base.registry import method_named, runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.survey import SURVEY
 from strategies.base.transport.error_feedback import check_wire
 
 NOTHING = "nothing"  # of the data leaves a method with differential privacy
@@ -229,7 +230,7 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
 
 def check_evaluation(info: MethodInfo, common: Common, own: Any) -> None:
     """Raise UserError where a run that only evaluates has other rounds than models, or asks for anything besides."""
-    if info.trains:
+    if info.trains or info.name == SURVEY:
         return
     if common.rounds != len(own.entries):
         raise UserError(f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round")
@@ -310,7 +311,7 @@ def method_table() -> dict[str, dict[str, Any]]:
         peers = s.info.receives == "models"
         every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
         private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
-        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private}
+        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private, "listed": s.info.listed}
         found[name] = {key: value for key, value in every.items() if value}
     return found
 
@@ -335,7 +336,7 @@ def method_table_text() -> str:
         "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
         "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
         "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
-        "leaves with it. What is not named is not so.\n\n"
+        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it. What is not named is not so.\n\n"
         "NETWORKS: the names of silofl's own networks.\n"
         "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
         "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"

@@ -68,8 +68,10 @@ def uncovered(state: Path, versions: set[str]) -> list[str]:
 
 
 def is_of_records(sent: Mapping[str, Any]) -> bool:
-    """Whether a record of a reply is computed of patients: a vector, metrics or evidence, sums of columns."""
+    """Whether a record of a reply is computed of patients: a vector, metrics or evidence, sums of columns, a survey."""
     keys = {key for key in sent.get("keys", ()) if not key.startswith("seconds.")}
+    if sent["name"] == "survey":
+        return True
     return "shape" in sent or (sent["name"] == "metrics" and bool(keys)) or not keys.isdisjoint({"sum", "square_sum"})
 
 

@@ -71,6 +71,11 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
         )
     if any(":" in str(name) for name in values(study, "model")):
         yield "model names a network of the run's own: imprint. Have its code read before you approve"
+    if "survey" in study.methods:
+        yield (
+            f"strategy may be survey: differencing. Counts and sums of your columns leave (your policy's min-cell is "
+            f"{policy.min_cell}, max-surveys {policy.max_surveys}). Two answers about different data tell who changed"
+        )
     for name in study.methods:
         if METHODS[name].get("peers"):
             yield f"{name} hands your model to the other hospitals by name: each of them can attack it"

@@ -86,8 +86,9 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
     if method not in METHODS and not policy.public:
         return [f"its policy knows no method {method[:80]!r}: a newer silofl at this site may"]
     declared, faults = METHODS.get(method, {}), []
-    if "all" not in policy.methods and method not in policy.methods:
-        faults.append(f"its policy has {policy.says('methods')}, the run strategy = {method}")
+    if method not in policy.methods and ("all" not in policy.methods or declared.get("listed")) and not policy.public:
+        by_name = ", which has to be listed by its name" if declared.get("listed") else ""
+        faults.append(f"its policy has {policy.says('methods')}, the run strategy = {method}{by_name}")
     if not policy.whole_model and (reason := sends_whole(method, run)):
         faults.append(f"its policy has {policy.says('whole_model')}, {reason}")
     if not policy.peers and declared.get("peers"):

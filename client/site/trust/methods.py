@@ -6,7 +6,7 @@ Made by `make settings`.
 values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means
 or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;
 ``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data
-leaves with it. What is not named is not so.
+leaves with it; ``listed``: a policy must name it, ``all`` does not mean it. What is not named is not so.
 
 NETWORKS: the names of silofl's own networks.
 SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).
@@ -71,6 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "player-fl-random": {"uploads": True, "whole": True},
     "pooled": {"uploads": True, "whole": True},
     "scaffold": {"uploads": True, "whole": True, "dp": ("local-epochs", "1 if scaffold.option = I")},
+    "survey": {"listed": True},
 }
 NETWORKS = (
     "auto apple-cnn fedala-cnn diversifed-cnn fedapm-cnn player-cnn player-heart player-transformer fasttext "

@@ -70,7 +70,11 @@ def rule(
 class Policy:
     """The rules, and where they stand."""
 
-    methods: tuple[str, ...] = rule(("all",), ("all",), "methods that may run here; all: those the other rules allow")
+    methods: tuple[str, ...] = rule(
+        ("all",),
+        ("all",),
+        "methods that may run here; all: those the other rules allow, without survey, which must be listed",
+    )
     whole_model: bool = rule(True, True, "whether all layers of a model trained here may leave; false: some stay")
     networks: tuple[str, ...] = rule(
         ("app",),
@@ -83,6 +87,8 @@ class Policy:
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
     min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)
+    min_cell: int = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others", 1)
+    max_surveys: int = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
     metrics: tuple[str, ...] = rule(
         ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )

@@ -119,7 +119,7 @@ def test_declared_settings_are_the_methods_own() -> None:
 def test_who_hands_models_to_peers_and_who_sends_means_of_classes() -> None:
     assert {name for name, known in METHODS.items() if known.get("peers")} == {"apple", "fedfomo"}
     assert {name for name, known in METHODS.items() if known.get("per_class")} == {"fedproto", "fedpac"}
-    assert {name for name, known in METHODS.items() if not known.get("uploads")} == {"evaluate", "local"}
+    assert {name for name, known in METHODS.items() if not known.get("uploads")} == {"evaluate", "local", "survey"}
 
 
 def test_a_method_that_the_site_does_not_know_is_refused() -> None:

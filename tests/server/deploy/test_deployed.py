@@ -32,6 +32,7 @@ from server.results.study import study_config, study_runs
 from server.run.evaluation.models import read_models, run_values
 from server.simulation.evaluate import evaluate, gather_models
 from server.simulation.simulate import simulate
+from server.simulation.survey import survey
 from server.watch.source import Source
 
 pytestmark = [
@@ -104,6 +105,18 @@ def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Pa
     kept = [cell for cell in cells if cell[0] in ("model", "shared", cell[1])]  # what needs no silo's own model
     assert (tmp_path / "c" / "matrix.csv").read_text() == "".join(f"{','.join(cell)}\n" for cell in kept)
     assert {cell[0] for cell in kept} == {"model", "shared", "hospital-01", "hospital-03"}
+
+
+def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
+    """Over the wire as in this process, and the silos' logs say what left."""
+    there = tmp_path / "there"
+    assert main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
+    names = ("dataset", "partition", "silos", "threads")
+    here = survey({str(key): SIMULATED[key] for key in names}, tmp_path / "here")
+    assert (there / "survey.json").read_text() == (here / "survey.json").read_text()
+    assert (there / "survey.csv").read_text().count("label") > 20
+    entries = audit.verify(federation.directory / "silos" / "hospital-01" / "audit").entries
+    assert entries[-1]["asked"] == "query.survey" and entries[-1]["sent"][0]["keys"] == ["day", "label.label", "n"]
 
 
 @pytest.mark.exhaustive

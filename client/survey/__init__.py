@@ -1,0 +1,1 @@
+"""A hospital's answer to a survey of its data."""

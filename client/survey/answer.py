@@ -1,0 +1,127 @@
+"""A hospital's answer to ``silofl survey``: of its own file, schema and policy; the message chooses nothing of it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from flwr.app import RecordDict
+
+from client.egress import release_survey
+from client.local_data import is_own_file
+from client.session import ClientSession
+from client.site.trust.policy import Policy, PolicyRefusedError
+from client.survey.memory import remembered
+from models.survey.columns import Limits, survey
+from models.survey.columns import suppressed as is_suppressed
+from partitions.common.errors import DataError, UserError
+from partitions.own_files import joined
+from partitions.patients import patient_digests
+from partitions.recipes.pictures import read_any
+from partitions.recipes.recipe import Recipe
+from partitions.schema import Schema
+from partitions.silo_file import Contents, read_contents
+from partitions.site_split import sample_digests
+from partitions.splits import Array, Split
+from strategies.base.schema.survey import Answer
+from strategies.base.survey import SURVEY
+
+
+def answer_survey(session: ClientSession) -> RecordDict:
+    """Return the reply to a message that asks for a survey. Raises PolicyRefusedError where too few patients are here.
+
+    The run's settings have to say that it is one, so that policy and study have allowed it.
+    """
+    if session.info.name != SURVEY:
+        raise UserError(
+            f"{session.name} refuses: the run has strategy = {session.info.name}, and a message asks for a survey"
+        )
+    policy = session.policy
+    split, gaps, contents = samples_of(session)
+    limits = limits_of(policy)
+    units = np.arange(len(split)) if split.patient is None else split.patient
+    rule = max(("min_cell", "floor"), key=lambda name: int(getattr(policy, name)))
+    if (count := len(np.unique(units))) < getattr(policy, rule):
+        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.says(rule)}, it has {count} patients")
+    recipe = recipe_of(contents.recipe)
+
+    def made() -> Answer:
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        found = survey(split, gaps, contents.schema, recipe, contents.classes, contents.task, limits)
+        return {"day": "" if policy.public else day, **found}
+
+    if policy.public:
+        return release_survey(session.name, made(), {})
+    state = str(session.context.node_config.get("state-dir", ""))
+    answer, note = remembered(
+        made, digests_of(split, gaps), how_of(contents.schema, recipe, limits), policy, state, session.name
+    )
+    return release_survey(session.name, answer, withheld(answer, policy, note))
+
+
+def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
+    """All samples of the silo, which of their values were missing, and what its file states."""
+    context = session.context
+    if is_own_file(context):
+        path = Path(str(context.node_config["data"]))
+        return _own(path, path.stat().st_mtime_ns if path.exists() else 0)
+    data = session.data
+    parts = {"train": data.train, "val": data.val, "test": data.test}
+    contents = Contents(parts, data.classes, data.task, data.vocabulary, data.schema, data.recipe)
+    return joined([*parts.values()]), None, contents
+
+
+@functools.lru_cache(maxsize=2)
+def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
+    contents = read_contents(path)
+    gaps = np.concatenate([contents.gaps[part] for part in contents.splits]) if contents.gaps else None
+    return joined([*contents.splits.values()]), gaps, contents
+
+
+def recipe_of(text: str) -> Recipe | None:
+    """The recipe of a table that a file holds; None: it has none, or one of pictures."""
+    try:
+        found = read_any(text) if text else None
+    except DataError:
+        found = None
+    return found if isinstance(found, Recipe) and not found.text else None
+
+
+def limits_of(policy: Policy) -> Limits:
+    """What a policy lets leave."""
+    if policy.public:
+        return Limits(1, 1, True, True)
+    return Limits(policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means)
+
+
+def digests_of(split: Split, gaps: Array | None) -> list[str]:
+    """A text for each patient, equal for equal inputs, labels and gaps of all samples of one."""
+    parts = [split.x, split.y, *([] if gaps is None else [gaps])]
+    digests = sample_digests(np.stack([sample_digests(part) for part in parts], axis=1))
+    if split.patient is not None:
+        first = np.unique(split.patient, return_index=True)[1]
+        digests = patient_digests(digests, split.patient)[first]
+    return sorted(f"{digest:016x}" for digest in digests.tolist())
+
+
+def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
+    """What is equal where the same samples have the same answer."""
+    said = [schema.text, recipe.json if recipe else "", asdict(limits)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def withheld(answer: Answer, policy: Policy, note: dict[str, list[str]]) -> dict[str, list[str]]:
+    """What stays, by rule, for the hospital's audit log."""
+    columns = {**answer["columns"], **answer["labels"]}
+    found = {"min-cell": [name for name, item in columns.items() if is_suppressed(item)]}
+    numeric = [name for name, item in answer["columns"].items() if item["kind"] != "category" and "mean" not in item]
+    found["sums" if not policy.sums else "min-sum-samples"] = [n for n in numeric if "range" in answer["columns"][n]]
+    found["range"] = [name for name in numeric if "range" not in answer["columns"][name]]
+    if not policy.class_means:
+        found["class-means"] = ["class counts"]
+    return {rule: names for rule, names in {**found, **note}.items() if names}

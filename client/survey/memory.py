@@ -1,0 +1,81 @@
+"""What a hospital told of its data in surveys before: asked again it tells the same, though a few patients changed.
+
+``released-surveys.json`` in the state directory has each answer with the digests of its patients. The same patients
+get the same answer. Data that differ in fewer than ``min-sum-samples`` of them get the earlier answer, with its day,
+since the difference of two would be about those few. Another schema, recipe or policy makes another answer, whose
+borders may differ: there are at most ``max-surveys`` answers in all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from client.site.trust.policy import Policy, PolicyRefusedError
+from partitions.common.files import locked, write_atomically
+from strategies.base.schema.survey import Answer
+
+FILE = "released-surveys.json"
+
+
+def remembered(
+    make: Callable[[], Answer], samples: Sequence[str], how: str, policy: Policy, state: str, silo: str
+) -> tuple[Answer, dict[str, list[str]]]:
+    """Return the answer, and what of it is withheld besides, by rule. ``samples``: the patients' digests, sorted.
+
+    ``how``: what, beside the samples, the answer depends on. Raises PolicyRefusedError where another answer would tell
+    of few patients, there were too many, or nothing can be remembered.
+    """
+    if not state:
+        raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it told in surveys")
+    file = Path(state) / FILE
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(file.with_suffix(".lock"), "another process of this silo is at its surveys"):
+            given: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+            answer, note, new = _answer(make, Counter(samples), how, policy, silo, given)
+            if new:
+                given.append({"how": how, "samples": list(samples), "answer": answer})
+                write_atomically(file, json.dumps(given), mode=0o600)
+            return answer, note
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, PolicyRefusedError):
+            raise
+        why = f"what it told in surveys before cannot be remembered ({FILE}: {type(error).__name__})"
+        raise PolicyRefusedError(f"{silo} refuses: {why}") from None
+
+
+def _answer(
+    make: Callable[[], Answer],
+    samples: Counter[str],
+    how: str,
+    policy: Policy,
+    silo: str,
+    given: Sequence[dict[str, Any]],
+) -> tuple[Answer, dict[str, list[str]], bool]:
+    """The answer, what is withheld, and whether it is a new one."""
+    few, near = policy.says("min_sum_samples"), list[dict[str, Any]]()
+    for earlier in given:
+        before = Counter(earlier["samples"])
+        changed = ((samples - before) + (before - samples)).total()
+        if not changed and earlier["how"] == how:
+            return earlier["answer"], {}, False
+        near += [earlier] if 0 < changed < policy.min_sum_samples else []
+    for earlier in near:
+        if earlier["how"] == how:
+            day = earlier["answer"]["day"]
+            return earlier["answer"], {"min-sum-samples": [f"changes of the data since {day}"]}, False
+    if near:
+        day = near[0]["answer"]["day"]
+        raise PolicyRefusedError(
+            f"{silo} refuses: its policy has {few}, fewer patients differ from those of its survey of {day}, and its "
+            "schema, recipe or policy is another one"
+        )
+    if policy.max_surveys and len(given) >= policy.max_surveys:
+        raise PolicyRefusedError(
+            f"{silo} refuses: its policy has {policy.says('max_surveys')}, and this would be number {len(given) + 1}"
+        )
+    return make(), {}, True

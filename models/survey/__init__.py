@@ -1,0 +1,1 @@
+"""Federated statistics: what a hospital tells of its data before a training."""

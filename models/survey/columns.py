@@ -1,0 +1,165 @@
+"""The statistics of one hospital's columns and labels, as its policy lets them leave: counts, missing values, sums.
+
+Each column is a table of cells that cover all samples: ten equal parts of the range that the hospital's own schema
+states, or the categories of its recipe, and the missing values. So nothing that a server sends chooses a border. Cells
+of few patients are suppressed, and with them others from which they would follow (``evidence/subgroups.py``); an empty
+cell looks like a small one. Counts are multiples of :data:`STEP`. Means and deviations are of values clipped to the
+range, rounded as the sums of a training are (``standardisation.rounded_sums``), to :data:`DIGITS` digits. All is a
+function of the data alone: asked again, the answer is the same.
+
+Source: Willenborg and de Waal, Elements of Statistical Disclosure Control (2001), on suppression and rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from models.evidence.subgroups import released
+from models.standardisation import rounded_sums
+from partitions.labels import ONE_CLASS
+from partitions.recipes.recipe import Recipe
+from partitions.schema import Feature, Schema
+from partitions.splits import Array, Split, inputs_of
+
+BINS = 10  # cells of a range
+STEP = 5  # counts are multiples of it
+DIGITS = 4  # of a mean, a deviation
+MISSING = "missing"  # the name of a cell
+Item = dict[str, Any]  # what leaves of a column, as JSON has it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a policy lets leave. ``cell``: fewest patients of a count; ``sums``: of a mean, 0: none may leave.
+
+    ``classes``: whether counts of the labels may leave; ``exact``: of public data, where nothing is held back.
+    """
+
+    cell: int = 10
+    sums: int = 50
+    classes: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the schema, or several that one category became: their places in the table, and their cells."""
+
+    name: str
+    kind: str  # number, date, category
+    places: tuple[int, ...]
+    unit: str = ""
+    range: tuple[float, float] | None = None
+    levels: tuple[str, ...] = ()
+
+
+def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[Column]:
+    """The columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
+    features = schema.features or tuple(Feature(f"column {i + 1}") for i in range(count))
+    if recipe is None or not recipe.used:
+        return [Column(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)]
+    found, at = [], 0
+    for own in recipe.used:
+        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # behind them the column that marks gaps
+        at += len(own.features)
+        feature = features[places[0]]
+        range_ = None if own.kind == "category" else feature.range
+        found.append(Column(own.name, own.kind, places, feature.unit, range_, own.levels))
+    return found
+
+
+def survey(
+    split: Split, gaps: Array | None, schema: Schema, recipe: Recipe | None, classes: int, task: str, limits: Limits
+) -> Item:
+    """Return n, and an :data:`Item` for each column and each label, by name.
+
+    ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
+    """
+    tables = [x for x in inputs_of(split.x).values() if x.ndim == 2 and x.dtype == np.float32]
+    table = np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
+    gone = np.zeros(table.shape, bool) if gaps is None else gaps
+    units = np.arange(len(split)) if split.patient is None else split.patient
+    columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
+    found = {c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits) for c in columns}
+    labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
+    return {"n": rounded(len(split), limits), "columns": found, "labels": labels}
+
+
+def of_column(column: Column, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
+    """Return what leaves of a column. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
+    item: Item = {"kind": column.kind}
+    item |= {"unit": column.unit} if column.unit else {}
+    if column.kind == "category":
+        place = values.argmax(1) if len(column.places) > 1 or len(column.levels) == 1 else values[:, 0].astype(int)
+        return item | {"levels": list(column.levels)} | cells(place, len(column.levels), gone, units, limits)
+    if column.range is None:
+        item |= cells(np.zeros(len(values), int), 0, gone, units, limits)
+        return item | (moments(values[~gone, 0], units[~gone], limits) if limits.exact else {})
+    low, high = column.range
+    clipped = np.clip(values[:, 0].astype(np.float64), low, high)
+    place = np.minimum(((clipped - low) / (high - low) * BINS).astype(int), BINS - 1)
+    item |= {"range": [low, high]} | cells(place, BINS, gone, units, limits)
+    return item | moments(clipped[~gone], units[~gone], limits)
+
+
+def cells(place: Array, count: int, gone: Array, units: Array, limits: Limits) -> Item:
+    """Return the count of each cell 0, 1, ... of ``count``, and that of missing values; None: suppressed."""
+    names = np.where(gone, MISSING, place.astype(str))
+    kept = set(released(names, units, limits.cell))
+    empty = 0 if limits.exact else None
+    counts = {name: rounded(int((names == name).sum()), limits) for name in kept}
+    missing = counts.get(MISSING, 0 if not gone.any() else None)
+    return {MISSING: missing} | ({"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {})
+
+
+def moments(values: Array, units: Array, limits: Limits) -> Item:
+    """Return mean and standard deviation; nothing where too few patients are behind them."""
+    if not limits.sums or len(np.unique(units)) < max(limits.sums, 1):
+        return {}
+    table = values[:, None].astype(np.float64)
+    if limits.exact:
+        mean, sd = float(table.mean()), float(table.std())
+    else:
+        (total,), (square,) = rounded_sums(table)
+        mean = total / len(table)
+        sd = max(square / len(table) - mean * mean, 0.0) ** 0.5
+    return {"mean": digits(mean), "sd": digits(sd)}
+
+
+def of_labels(
+    y: Array, names: Sequence[str], classes: int, task: str, units: Array, limits: Limits
+) -> Iterator[tuple[str, Item]]:
+    """What leaves of the labels: classes, findings, events. Measurements have no range, so only of public data."""
+    none = np.zeros(len(y), bool)
+    if task == "regression" and limits.exact:
+        for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):
+            yield name, {"kind": "number", MISSING: 0} | moments(y[:, i], units, limits)
+    if not limits.classes:
+        return
+    if task in ONE_CLASS:
+        levels = list(names) or [str(i) for i in range(classes)]
+        yield "label", {"kind": "category", "levels": levels} | cells(y, len(levels), none, units, limits)
+    if task == "survival":
+        item = cells(y[:, 1].astype(int), 2, none, units, limits)
+        yield "event", {"kind": "category", "levels": ["censored", "event"]} | item
+    if task == "multilabel":
+        for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):
+            item = cells(np.maximum(y[:, i], 0).astype(int), 2, y[:, i] < 0, units, limits)
+            yield name, {"kind": "category", "levels": ["no", "yes"]} | item
+
+
+def rounded(count: int, limits: Limits) -> int:
+    return count if limits.exact else STEP * round(count / STEP)
+
+
+def digits(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def suppressed(item: Mapping[str, Any]) -> bool:
+    """Return whether a cell of this column stays in the hospital."""
+    return item.get(MISSING) is None or None in item.get("cells", ())

@@ -1,0 +1,35 @@
+"""Which values of a table were missing before they were filled: ``gaps_train`` and so on, or ``gaps`` beside ``x, y``.
+
+Booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there is any.
+Nothing is trained on them: a survey leaves filled values out, and tells the share of missing ones
+(``models/survey/columns.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from partitions.labels import Fault
+from partitions.reorder import count_columns
+from partitions.splits import Array
+
+GAP_NAMES = {"gaps": "all", **{f"gaps_{split}": split for split in ("train", "val", "test")}}
+
+
+def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str, Array]:
+    """Each part's gaps, bool (n, columns); empty where the file has none. Raises Fault. ``xs``: each part's inputs."""
+    present = [key for key in GAP_NAMES if key in arrays]
+    if not present:
+        return {}
+    wanted = {part: key for key, part in GAP_NAMES.items() if part in xs}
+    for key in (*wanted.values(), *present):
+        if key not in arrays or key not in wanted.values():
+            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
+            raise Fault(has, f"save the gaps of each part: {', '.join(wanted.values())}")
+    for part, key in wanted.items():
+        found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
+        if found.dtype != np.bool_ or found.shape != shape:
+            raise Fault(f"{key} is {found.dtype} {found.shape}", f"save booleans {shape}, or leave the gaps out")
+    return {part: arrays[key] for part, key in wanted.items()}

@@ -1,0 +1,62 @@
+"""``silofl survey``: statistics of the data before a training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from partitions.common.errors import UserError
+
+
+def add_commands(commands: Any) -> None:
+    """Add this group to ``silofl``."""
+    p = commands.add_parser(
+        "survey",
+        help="statistics of every hospital's data before a training, and what is odd in one of them",
+        description="Counts, missing values, means, deviations and histograms of each column and hospital, as each "
+        "hospital's policy lets them leave, and outliers of one hospital: another unit, sign, date or code. The last "
+        "line printed is the directory of survey.json, survey.csv and survey.html.",
+    )
+    where = p.add_mutually_exclusive_group(required=True)
+    where.add_argument("--data", metavar="FILE|FOLDER", type=Path, help="a hospital's .npz file, or a folder of such")
+    where.add_argument("--connection", metavar="NAME", help="the silos of a federation")
+    where.add_argument("--dataset", metavar="D", help="a data set by name, divided as for a simulation")
+    p.add_argument(
+        "--policy",
+        metavar="FILE",
+        help="--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
+    )
+    p.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="--dataset: partition, silos, seed ...",
+    )
+    p.add_argument("--out", metavar="DIR", type=Path, help="a new directory (default: runs/TIME-survey)")
+    p.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    from client.site.trust.policy import PUBLIC
+    from server.cli.research import assignments
+    from server.report.sections.survey import survey_text
+    from server.results.run_directory import default_out
+    from server.results.survey.files import read_survey
+    from server.simulation.survey import survey, survey_deployed
+
+    for option, wanted in (("policy", "data"), ("set", "dataset")):
+        if getattr(args, option) and not getattr(args, wanted):
+            raise UserError(f"--{option} goes with --{wanted}")
+    if args.data and not args.data.exists():
+        raise UserError(f"there is no {args.data}: name an .npz file of silofl import, or a folder of such")
+    if args.connection:
+        out = survey_deployed(args.out, args.connection)
+    else:
+        values = {**assignments(args.set), **({"dataset": args.dataset} if args.dataset else {})}
+        out = survey(values, args.out or default_out("survey"), args.data, args.policy or PUBLIC)
+    print("\n".join(survey_text(read_survey(out))), file=sys.stderr)
+    print(out)

@@ -1,0 +1,102 @@
+"""The page of a survey, ``survey.html``, and the same as text: column by column, what each hospital told."""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from models.survey.columns import MISSING
+from partitions.common.files import write_atomically
+from server.report.css import CSS
+from server.report.templates import environment
+from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
+from server.results.survey.findings import Finding
+from strategies.base.schema.survey import PARTS
+
+HELD = "withheld"
+PAGE_TEXT = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>Survey of {{ silos }} hospitals</title><style>{{ css }}
+.bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
+<body><main><header><p class="where">silofl survey</p><h1>{{ silos }} hospitals, {{ found|length }} {{ "finding" if found|length == 1 else "findings" }}</h1>
+<p class="lead">What each hospital's policy lets out of its columns. A small count, and what would disclose one, is withheld: a pale bar, or &ldquo;withheld&rdquo;. Counts are rounded.</p></header>
+<section><h2>Findings</h2><p class="note">A finding is a reason to look. Nothing was corrected: the hospital changes its recipe, and imports again.</p>
+{% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
+{% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ f.look }}</td></tr>{% endfor %}</tbody></table></div>
+{% else %}<p>Nothing is odd in one hospital alone. One is held against two others or more.</p>{% endif %}</section>
+{% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
+<div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Samples</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
+{% for silo, cells, bars in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
+{% endfor %}</main></body></html>
+"""
+
+
+def write_survey_page(folder: Path) -> Path:
+    """Write ``survey.html`` of a survey's directory. Raises DataError where it holds none."""
+    write_atomically(folder / PAGE, page(read_survey(folder)))
+    return folder / PAGE
+
+
+def page(found: Surveyed) -> str:
+    """The page as HTML; every value is escaped."""
+    tables = [
+        (part, name, [(silo, cells(a["n"], a[key][name]), bars(a[key][name])) for silo, a in holders(found, key, name)])
+        for part, key in PARTS.items()
+        for name in found.names(key)
+    ]
+    template = environment().from_string(PAGE_TEXT)
+    return template.render(css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables)
+
+
+def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The silos that told of a column."""
+    return [(silo, answer) for silo, answer in found.answers.items() if name in answer[key]]
+
+
+def cells(n: int, item: Mapping[str, Any]) -> list[str]:
+    """Samples, share of missing values, mean and deviation."""
+    missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
+    moments = [f"{item[key]:g}" if key in item else "–" for key in ("mean", "sd")]
+    return [str(n), missing, *moments]
+
+
+def bars(item: Mapping[str, Any]) -> list[tuple[str, int, bool]]:
+    """Each cell's name and count, its height in per cent, and whether it is withheld."""
+    counts = item.get("cells", [])
+    most = max((count or 0 for count in counts), default=0) or 1
+    return [
+        (f"{name}: {HELD if count is None else count}", round(100 * (count or 0) / most), count is None)
+        for name, count in zip(cell_names(item), counts, strict=True)
+    ]
+
+
+def survey_text(found: Surveyed) -> list[str]:
+    """The survey for a terminal: a line for each column and hospital, then the findings."""
+    lines = []
+    for part, key in PARTS.items():
+        for name in found.names(key):
+            lines.append(f"{part} {name}")
+            for silo, answer in holders(found, key, name):
+                item = answer[key][name]
+                n, missing, mean, sd = cells(answer["n"], item)
+                moments = f"  mean {mean}, sd {sd}" if "mean" in item else ""
+                levels = [
+                    f"{c} {HELD if k is None else k}"
+                    for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
+                ]
+                lines.append(
+                    f"  {silo}: {n} samples, missing {missing}{moments}{f'  {chr(44).join(levels)}' if levels else ''}"
+                )
+    lines += ["", f"{len(found.findings)} findings" if found.findings else "nothing is odd in one hospital alone"]
+    return lines + [line_of(finding) for finding in found.findings]
+
+
+def line_of(finding: Finding) -> str:
+    """One finding, in one line."""
+    column = f", {finding.column}" if finding.column else ""
+    look = f"; look at {finding.look}" if finding.look else ""
+    return f"{finding.silo}{column}: {finding.kind}: {finding.what}{look}"

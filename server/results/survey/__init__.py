@@ -1,0 +1,1 @@
+"""What a survey of the silos' data found."""

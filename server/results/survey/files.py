@@ -1,0 +1,97 @@
+"""``survey.json`` and ``survey.csv``: what the silos answered, and what is odd in one of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from models.survey.columns import BINS, MISSING
+from partitions.common.errors import DataError
+from partitions.common.files import write_atomically
+from server.results.history import guarded
+from server.results.survey.findings import Finding, findings
+from strategies.base.schema.survey import PARTS, Answer
+
+JSON, CSV, PAGE = "survey.json", "survey.csv", "survey.html"
+HEADER = ("silo", "part", "column", "statistic", "value")
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """The silos' answers by name, and in words why others gave none or do not fit the others."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    without: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return findings(self.answers, self.without)
+
+    def names(self, part: str) -> list[str]:
+        """The columns, or labels, of all silos."""
+        return list(dict.fromkeys(name for answer in self.answers.values() for name in answer[part]))
+
+
+def write_survey(folder: Path, found: Surveyed) -> None:
+    """Write both files."""
+    content = {
+        "silos": found.answers,
+        "without": found.without,
+        "findings": [finding.content for finding in found.findings],
+    }
+    write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(HEADER)
+    writer.writerows([guarded(str(cell)) for cell in row[:4]] + [row[4]] for row in rows_of(found))
+    write_atomically(folder / CSV, buffer.getvalue())
+
+
+def read_survey(folder: Path) -> Surveyed:
+    """What a survey found. Raises DataError where the file cannot be read."""
+    try:
+        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
+        return Surveyed(dict(content["silos"]), dict(content["without"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again") from None
+
+
+def rows_of(found: Surveyed) -> Iterator[tuple[str, str, str, str, Any]]:
+    """The rows of the csv; a value that stays in the hospital is empty."""
+    for silo, answer in found.answers.items():
+        yield silo, "", "", "n", answer["n"]
+        for part, key in PARTS.items():
+            for name, item in answer[key].items():
+                yield silo, part, name, MISSING, _cell(item[MISSING])
+                for statistic in ("mean", "sd"):
+                    if "mean" in item:
+                        yield silo, part, name, statistic, item[statistic]
+                for cell, count in zip(cell_names(item), item.get("cells", ()), strict=True):
+                    yield silo, part, name, f"count {cell}", _cell(count)
+
+
+def cell_names(item: Mapping[str, Any]) -> list[str]:
+    """The categories, or the parts of the range."""
+    if "levels" in item:
+        return list(item["levels"])
+    if not item.get("cells"):
+        return []
+    low, high = item["range"]
+    edges = [low + (high - low) * i / BINS for i in range(BINS + 1)]
+    return [f"{a:g}..{b:g}" for a, b in itertools.pairwise(edges)]
+
+
+def _cell(count: int | None) -> object:
+    return "" if count is None else count
+
+
+def without_silo(found: Surveyed, name: str) -> Surveyed:
+    """The survey of the others."""
+    answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
+    return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})

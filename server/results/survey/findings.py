@@ -1,0 +1,179 @@
+"""What is odd in one hospital of a survey: each finding with its reason, and what of the hospital's recipe to look at.
+
+A hospital is held against the median of the others, so it takes two others. Hospitals differ: what is named here is a
+reason to look, and nothing is corrected. The thresholds are constants of this file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from models.survey.columns import BINS, MISSING
+from server.results.survey.units import conversion, known
+
+OTHERS = 2  # fewest other hospitals that one is held against
+RATIO = 2.0  # of means, in either direction, from which on a unit may be another one
+LIKE = 1.6  # a constant factor changes mean and deviation alike: up to this factor
+FAR = 3.0  # deviations by which a shifted mean lies from the others'
+ALMOST_ALL, FEW = 0.95, 0.5  # shares of missing values, here and elsewhere
+COMMON = 0.2  # share of a category that others have, and one hospital has not
+APART, ALIKE = 0.5, 0.2  # total variation between shares of categories: as they are, and renamed
+MOST_EXCHANGED = 30  # categories of which two may have changed places
+EDGE = 0.9  # share of values in the first or last cell of a range
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``what``: the reason, in one line; ``look``: the line of the hospital's recipe or schema mapping to look at."""
+
+    silo: str
+    column: str
+    kind: str
+    what: str
+    look: str
+
+    @property
+    def content(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def findings(answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str]) -> list[Finding]:
+    """Every finding: first silos that gave no survey, then column by column."""
+    found = [Finding(silo, "", "no survey", why, "") for silo, why in without.items()]
+    for part in ("columns", "labels"):
+        names = dict.fromkeys(name for answer in answers.values() for name in answer[part])
+        for name in names:
+            items = {
+                silo: (answer["n"], answer[part][name]) for silo, answer in answers.items() if name in answer[part]
+            }
+            found += _lacking(name, items, answers) if len(items) < len(answers) else []
+            for silo, (n, item) in items.items():
+                others = [other for own, other in items.items() if own != silo]
+                if len(others) >= OTHERS:
+                    found += [Finding(silo, name, *told) for told in _of_column(name, n, item, others)][:1]
+    return found
+
+
+def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) -> list[Finding]:
+    """Silos without a column that most have."""
+    if len(items) * 2 <= len(answers):
+        return []
+    look = f'a column named "{name}" in the recipe (--map {name}=COLUMN)'
+    return [
+        Finding(silo, name, "no such column", f"{len(items)} of {len(answers)} hospitals have it", look)
+        for silo in answers
+        if silo not in items
+    ]
+
+
+Told = tuple[str, str, str]
+Others = Sequence[tuple[int, Mapping[str, Any]]]
+
+
+def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Told]:
+    """What is odd in this hospital's column, the likeliest first."""
+    here, there = share(n, item), [s for k, other in others if (s := share(k, other)) is not None]
+    if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
+        what = f"{here:.0%} of its values are missing, elsewhere {median(there):.0%}"
+        yield "missing", what, f'`from` (or --map) and `gaps` of the column "{name}"'
+        return
+    if item["kind"] == "category":
+        yield from _of_category(name, item, [other for _, other in others])
+        return
+    known_ones = [other for _, other in others if "mean" in other]
+    if "mean" in item and len(known_ones) >= OTHERS:
+        yield from _of_numbers(name, item, known_ones)
+    yield from _of_cells(name, item, [other for _, other in others])
+
+
+def share(n: int, item: Mapping[str, Any]) -> float | None:
+    """The share of missing values; None where it stays in the hospital."""
+    return None if item[MISSING] is None or not n else min(item[MISSING] / n, 1.0)
+
+
+def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+    mean, sd = item["mean"], item["sd"]
+    of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
+    against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
+    column = f'the column "{name}"'
+    if spread > 0 and (unit := conversion(mean, sd, of, spread, name)):
+        yield "unit", f"{against}: as {unit}", f"`factor`, `offset` and `unit` of {column}"
+        return
+    if mean * of < 0 and min(abs(mean), abs(of)) > spread and 1 / LIKE <= abs(mean / of) <= LIKE:
+        yield "sign", f"{against}: the other sign", f"`factor = -1` of {column}"
+        return
+    if mean * of > 0 and sd > 0 and spread > 0:
+        ratio, of_spreads = mean / of, sd / spread
+        if max(ratio, 1 / ratio) >= RATIO and 1 / LIKE <= ratio / of_spreads <= LIKE:
+            unit, times = known(ratio, name)
+            cause = f"{ratio:.3g} times as large, in mean and deviation alike: {unit or 'a constant factor'}"
+            yield "unit", f"{against}: {cause}", f"`factor = {1 / times:.4g}` (1 / {times:.4g}) and `unit` of {column}"
+            return
+    if spread > 0 and abs(mean - of) > FAR * spread and sd <= LIKE * spread:
+        what = f"{against}: shifted by {mean - of:+.3g}, {abs(mean - of) / spread:.1f} deviations"
+        date = item["kind"] == "date"
+        yield "shift", what, f"`format` and `since` of {column}" if date else f"`offset` and `from` of {column}"
+
+
+def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+    """Whether nearly all values lie at an end of the range, and elsewhere they do not."""
+    here, there = (
+        shares(item),
+        [s for other in others if (s := shares(other)) and other.get("range") == item.get("range")],
+    )
+    if not here or len(there) < OTHERS or len(here) != BINS:
+        return
+    for end, place in (("lower", 0), ("upper", -1)):
+        elsewhere = median(s[place] for s in there)
+        if here[place] >= EDGE and elsewhere <= 1 - EDGE:
+            low, high = item["range"]
+            at = f"the {end} end of {low:g} to {high:g}"
+            what = f"{here[place]:.0%} of its values lie at {at}, elsewhere {elsewhere:.0%}"
+            yield "unit", f"{what}: another unit, sign or code?", f'`factor` and `from` of the column "{name}"'
+
+
+def shares(item: Mapping[str, Any]) -> list[float]:
+    """The share of each cell among those that are told; a cell that stays in the hospital counts as empty."""
+    counts = [count or 0 for count in item.get("cells", ())]
+    return [count / sum(counts) for count in counts] if sum(counts) else []
+
+
+def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+    """Whether a category has another code here: two change places, or one is not there that others have."""
+    levels, here = item["levels"], shares(item)
+    there = [s for other in others if (s := shares(other)) and other.get("levels") == levels]
+    if not here or len(there) < OTHERS:
+        return
+    usual = [median(each) for each in zip(*there, strict=True)]
+    usual = [value / sum(usual) for value in usual] if sum(usual) else usual
+    look = f'`values` (or --codes) of "{name}"'
+    first, second, apart = _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
+    if variation(here, usual) >= APART and apart <= ALIKE:
+        yield "code", f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places", look
+        return
+    for level, own, theirs in zip(levels, here, usual, strict=True):
+        if own == 0 and theirs >= COMMON and item["cells"][levels.index(level)] is None:
+            most = levels[max(range(len(here)), key=lambda i: here[i] - usual[i])]
+            what = f"hardly a patient is {level!r}, elsewhere {theirs:.0%}; {most!r} has more instead"
+            yield "code", what, look
+            return
+
+
+def variation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Total variation distance of two distributions, 0 to 1."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
+
+
+def _exchanged(here: Sequence[float], usual: Sequence[float]) -> tuple[int, int, float]:
+    """The two categories whose exchange brings the shares nearest to the usual ones, and how near."""
+    best = (0, 0, math.inf)
+    for i in range(len(here)):
+        for j in range(i):
+            changed = list(here)
+            changed[i], changed[j] = changed[j], changed[i]
+            best = min(best, (j, i, variation(changed, usual)), key=lambda one: one[2])
+    return best

@@ -1,0 +1,61 @@
+"""Ask every silo once for a survey of its data, and return the answers, and why a silo gave none."""
+
+from __future__ import annotations
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from models.threads import use_threads
+from partitions.common.errors import DataError, RunFailedError, UserError
+from server.results.run_directory import RunDirectory
+from server.results.survey.files import Surveyed
+from server.run.exchange import Exchange, TimeoutPolicy
+from server.run.limits import SUMMARY_BYTES, check_reply
+from server.run.receipts import Receipts
+from server.run.registration import SUMMARY_SECONDS, Registration
+from server.run.reporter import Reporter
+from strategies.base.run_settings import RunSettings
+from strategies.base.schema.reporting import reason_of
+from strategies.base.schema.survey import RECORD, read_answer
+from strategies.base.survey import ACTION
+
+
+class SurveyLoop:
+    """One run of ``strategy = survey``."""
+
+    def __init__(self, grid: Grid, settings: RunSettings, directory: RunDirectory | None = None) -> None:
+        self.grid, self.common = grid, settings.common
+        self.run_name = directory.name if directory else ""
+        self.reporter = Reporter(settings, directory)
+        self.receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
+        self.registration = Registration(grid, settings, self.reporter, self.receipts)
+
+    def run(self) -> Surveyed:
+        """Return the answers. Raises UserError, or RunFailedError where no silo answers."""
+        use_threads(self.common.threads)
+        names = {info.node_id: info.name for info in self.registration.register()}
+        found = Surveyed(without=dict(self.registration.left_out))
+        policy = TimeoutPolicy(min(self.common.round_timeout, SUMMARY_SECONDS))
+        exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
+        for reply in exchange.run([self._message(node) for node in names]):
+            name = names[reply.metadata.src_node_id]
+            try:
+                if reply.has_error():
+                    raise DataError(reason_of(reply.error.reason))
+                check_reply(reply.content, (RECORD,), SUMMARY_BYTES)
+                found.answers[name] = read_answer(reply.content.get(RECORD))
+            except (DataError, UserError) as error:
+                found.without[name] = str(error)
+                self.reporter.note(f"no survey of {name}: {error}")
+        for name in names.values():
+            if name not in found.answers and name not in found.without:
+                found.without[name] = f"no reply within {policy.timeout:g} s"
+        if not found.answers:
+            raise RunFailedError(f"no silo answered the survey ({'; '.join(dict.fromkeys(found.without.values()))})")
+        self.reporter.event("survey", silos=len(found.answers), without=found.without)
+        return Surveyed(dict(sorted(found.answers.items())), dict(sorted(found.without.items())))
+
+    def _message(self, node: int) -> Message:
+        content = RecordDict({"config": ConfigRecord({"run": self.run_name})})
+        kind = f"{MessageType.QUERY}.{ACTION}"
+        return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)

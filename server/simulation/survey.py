@@ -1,0 +1,73 @@
+"""``silofl survey``: statistics of the data of hospitals on this machine, of a simulation, or of a federation."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from client.app import app as client_app
+from client.site.trust.policy import PUBLIC, read_policy
+from partitions.common.errors import UserError
+from partitions.common.files import private, write_atomically
+from partitions.own_files import files_of
+from server.deploy import submit
+from server.report.sections.survey import write_survey_page
+from server.results.survey.files import write_survey
+from server.run.survey.loop import SurveyLoop
+from server.simulation.engine import InProcessGrid, flower_identity
+from server.simulation.evaluate import cleared
+from strategies.base.run_settings import parse_settings, toml_text
+from strategies.base.settings import Value
+from strategies.base.survey import SURVEY
+
+RUN: Mapping[str, object] = {"strategy": SURVEY, "rounds": 1}
+
+
+def survey(values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC) -> Path:
+    """Survey in this process, and return the directory.
+
+    ``values``: how a simulation's data are divided. ``data``: a hospital's file, or a folder with one of each, in place
+    of a simulation; ``policy``: the policy by which they answer. Raises UserError.
+    """
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is there already: give --out a new directory")
+    files = [] if data is None else [data] if data.is_file() else files_of(data)
+    if data is None and policy != PUBLIC:
+        raise UserError("--policy goes with --data: a simulation's data are public")
+    read_policy(policy)
+    where = {"silos": len(files)} if files else values
+    settings = parse_settings({**where, **RUN})
+    with cleared(out), private(), tempfile.TemporaryDirectory() as temporary:
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "config.toml", toml_text(settings.flat()))
+        grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
+        for context, file in zip(grid.contexts.values(), files, strict=False):
+            state = str(Path(temporary) / file.stem)
+            own: dict[str, Value] = {
+                "name": file.stem,
+                "data": str(file.resolve()),
+                "policy": policy,
+                "state-dir": state,
+            }
+            context.node_config = own
+        with flower_identity():
+            write_survey(out, SurveyLoop(grid, settings).run())
+        write_survey_page(out)
+    return out
+
+
+def survey_deployed(out: Path | None, connection: str) -> Path:
+    """Survey the silos of a federation, and return the directory. Raises UserError, RunFailedError."""
+    values = {
+        **RUN,
+        "hold-out": "",
+        "late-joiners": "",
+        "patience": 0,
+        "dp": False,
+        "wire-dtype": "float32",
+        "ala": False,
+    }
+    return submit.run({**values, **({"out": str(out)} if out else {})}, connection)

@@ -1,0 +1,92 @@
+"""A silo's answer to a survey, as a message has it, and how the server reads it (``models/survey/columns.py``).
+
+A record with a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
+``label.state``; the values are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from models.survey.columns import BINS, MISSING
+from partitions.common.errors import DataError
+from partitions.schema import LONGEST_NAME
+from strategies.base.schema.reporting import LARGEST, MOST, is_whole
+
+RECORD = "survey"
+PARTS = {"column": "columns", "label": "labels"}
+KINDS = ("number", "date", "category")
+KEYS = {"kind", "unit", "range", "levels", MISSING, "cells", "mean", "sd"}
+MOST_LEVELS = 10_000
+Answer = dict[str, Any]
+
+
+def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
+    """The record of an answer: ``n``, the ``day`` of which it is, and a text for each column and label."""
+    values: dict[str, Any] = {"n": answer["n"], "day": answer["day"]}
+    for key, part in PARTS.items():
+        values |= {f"{key}.{name}": json.dumps(item) for name, item in answer[part].items()}
+    return ConfigRecord(values)
+
+
+def read_answer(record: object) -> Answer:
+    """The answer of a reply. Raises DataError, one line, for anything it cannot be."""
+    if not isinstance(record, ConfigRecord):
+        raise DataError("the reply carries no survey")
+    answer: Answer = {"columns": {}, "labels": {}}
+    for key, value in record.items():
+        part, dot, name = key.partition(".")
+        if part in PARTS and dot:
+            answer[PARTS[part]][_name(name)] = _item(name, value)
+        elif key in ("n", "day"):
+            answer[key] = value
+        else:
+            raise DataError(f"the survey has {key!r:.80}, which is not known here")
+    day = answer.get("day")
+    if not is_whole(answer.get("n"), 0, MOST) or not isinstance(day, str) or len(day) > 10 or not day.isprintable():
+        raise DataError(f"the survey says n = {answer.get('n')!r:.40}, day = {day!r:.40}")
+    return answer
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise DataError(f"the survey names a column {name!r:.80}")
+    return name
+
+
+def _item(name: str, text: object) -> dict[str, Any]:
+    """One column's numbers."""
+    try:
+        item = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        item = None
+    if not isinstance(item, dict) or item.get("kind") not in KINDS or not set(item) <= KEYS:
+        raise DataError(f"the survey of {name[:80]!r} cannot be read")
+    levels, cells, range_ = item.get("levels", []), item.get("cells", []), item.get("range", [0, 1])
+    category = item["kind"] == "category"
+    right = isinstance(levels, list) and len(levels) <= MOST_LEVELS and all(map(_is_text, levels))
+    right = right and isinstance(cells, list) and all(map(_is_count, [*cells, item.get(MISSING, "none")]))
+    right = right and category == ("levels" in item) and not (category and "range" in item)
+    right = right and len(cells) == (len(levels) if category else BINS if "range" in item else 0)
+    right = right and isinstance(range_, list) and len(range_) == 2 and all(map(_is_number, range_))
+    right = right and range_[0] < range_[1] and _is_text(item.get("unit", "unit"))
+    right = right and all(_is_number(item[key]) for key in ("mean", "sd") if key in item) and item.get("sd", 0) >= 0
+    if not right or ("mean" in item) != ("sd" in item):
+        raise DataError(f"the survey of {name[:80]!r} is out of range")
+    return item
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def _is_count(value: object) -> bool:
+    return value is None or is_whole(value, 0, MOST)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -1,0 +1,310 @@
+"""A hospital's answer to a survey: what its policy lets out, the same however often asked, and what a server cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+from surveyed import hospital, times
+from tiny import TinyGrid
+
+from client.site import audit_gate
+from client.site.budget.page import is_of_records
+from client.site.released import read_released
+from client.site.study.dangers import dangers
+from client.site.study.protocol import FREE, message_faults, parse_study
+from client.site.trust.methods import DEFAULTS
+from client.site.trust.policy import Policy
+from client.studies import released_page
+from client.survey.memory import FILE
+from models.survey.columns import MISSING
+from partitions.common.errors import DataError, RunFailedError, UserError
+from server.run.survey.loop import Surveyed, SurveyLoop
+from server.simulation.engine import flower_identity
+from strategies.base.run_settings import parse_settings
+from strategies.base.schema.survey import RECORD, read_answer, written_answer
+
+ONLY = 'methods = ["survey"]\n'
+RUN = {"strategy": "survey", "rounds": 1, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    hospital(folder, "north", 90, 1)
+    return folder
+
+
+class Site:
+    """One hospital with its policy and state directory."""
+
+    def __init__(self, folder: Path, file: Path, rule: str) -> None:
+        self.folder, self.file, self.policy = folder, file, folder / "policy.toml"
+        self.policy.write_text(rule)
+        self.run = 0
+
+    def grid(self, **changes: object) -> TinyGrid:
+        settings = parse_settings({**RUN, "silos": 1, **changes})
+        grid = TinyGrid({"north": self.file}, settings, state_dir=self.folder / "state", policy=str(self.policy))
+        self.run += 1
+        grid.contexts[1].run_id = self.run
+        return grid
+
+    def ask(self, prepare: Callable[[TinyGrid], object] = lambda grid: None) -> Surveyed:
+        grid = self.grid()
+        prepare(grid)
+        with flower_identity():
+            return SurveyLoop(grid, parse_settings({**RUN, "silos": 1})).run()
+
+    def answer(self) -> dict[str, Any]:
+        return self.ask().answers["north"]
+
+    def rewrite(self, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+        with np.load(self.file) as found:
+            arrays = dict(found)
+        change(arrays)
+        np.savez(self.file, **arrays)
+
+
+@pytest.fixture
+def site(data: Path, tmp_path: Path) -> Site:
+    file = tmp_path / "north.npz"
+    file.write_bytes((data / "north.npz").read_bytes())
+    return Site(tmp_path, file, ONLY)
+
+
+def test_a_site_allows_a_survey_and_nothing_else(site: Site) -> None:
+    answer = site.answer()
+    assert answer["n"] == 90 and list(answer["columns"]) == ["age", "glucose", "sex", "kind", "since", "crp"]
+    assert answer["labels"] == {}  # class-means = false
+    assert answer["columns"]["age"]["range"] == [0, 120] and "mean" in answer["columns"]["age"]
+    assert answer["columns"]["crp"].keys() == {"kind", MISSING}  # no range in the schema: no sums, no cells
+    cells = [c for item in answer["columns"].values() for c in [*item.get("cells", []), item[MISSING]]]
+    assert all(c in (None, 0) or c >= 10 for c in cells) and None in cells
+    site.policy.write_text(f"{ONLY}class-means = true\n")
+    assert sum(site.answer()["labels"]["label"]["cells"]) == 90
+    with pytest.raises(UserError, match=r'methods = \["survey"\], the run strategy = fedavg'):
+        refusal(site, "query", strategy="fedavg")
+
+
+def refusal(site: Site, kind: str, **changes: object) -> None:
+    """Ask with a message of this kind, in a run with these settings."""
+    grid = site.grid(**changes)
+    with flower_identity():
+        message = Message(
+            RecordDict({"config": ConfigRecord({"round": 1, "personal": False, "save": False})}),
+            dst_node_id=1,
+            message_type=kind,
+        )
+        reply = grid.call(message, grid.contexts[1])
+    if reply.has_error():
+        raise UserError(reply.error.reason)
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("", r'methods = \["all"\], the run strategy = survey, which has to be listed by its name'),
+        ('methods = ["fedavg", "evaluate"]\n', "the run strategy = survey"),
+        (f"{ONLY}floor = 80\n", "floor = 80"),
+        (f"{ONLY}min-cell = 91\n", "min-cell = 91, it has 90 patients"),
+        (f"{ONLY}require-dp = true\n", "require-dp = true, the run dp = false"),
+        (f"{ONLY}epsilon = 3\n", "epsilon = 3"),
+        (f"{ONLY}max-messages = 1\n", "max-messages = 1"),
+    ],
+)
+def test_a_policy_refuses(site: Site, rule: str, line: str) -> None:
+    site.policy.write_text(rule)
+    with pytest.raises((UserError, RunFailedError), match=line):
+        site.ask()
+    assert not (site.folder / "state" / FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "line"),
+    [
+        ("query.survey", {"strategy": "fedavg"}, "strategy = fedavg, and a message asks for a survey"),
+        ("query.survey", {"strategy": "local"}, "strategy = local, and a message asks for a survey"),
+        ("train", {}, "asks it to train or to evaluate"),
+        ("evaluate", {}, "asks it to train or to evaluate"),
+        ("evaluate.evidence", {"evidence": "on"}, "asks it to train or to evaluate"),
+    ],
+)
+def test_a_message_of_another_run_is_refused(site: Site, kind: str, changes: dict[str, Any], line: str) -> None:
+    """Red team: a site that allows both; the message and the run's settings, which study and audit see, must agree."""
+    site.policy.write_text('methods = ["all", "survey"]\nmin-silos = 1\n')
+    with pytest.raises(UserError, match=line):
+        refusal(site, kind, **changes)
+
+
+def test_with_differential_privacy_it_is_refused(site: Site) -> None:
+    with pytest.raises(UserError, match="dp = true: not with survey: a survey has no mechanism"):
+        parse_settings({**RUN, "dp": True})
+
+
+def test_the_same_data_get_the_same_answer(site: Site) -> None:
+    """However often, in new runs and from a file that is written anew: there is nothing to average."""
+    first = site.answer()
+    site.rewrite(lambda arrays: None)
+    assert site.answer() == first == site.answer()
+    assert len(json.loads((site.folder / "state" / FILE).read_text())) == 1
+
+
+def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
+    """Differencing: below min-sum-samples changes the answer stays the earlier one, with its day; beyond, a new one."""
+    first = site.answer()
+    path = site.folder / "state" / FILE
+    given = json.loads(path.read_text())
+    given[0]["answer"]["day"] = "2026-01-02"
+    path.write_text(json.dumps(given))
+
+    def drop(count: int) -> Callable[[dict[str, np.ndarray]], None]:
+        def change(arrays: dict[str, np.ndarray]) -> None:
+            for key in [k for k in arrays if k.endswith("_train")]:
+                arrays[key] = arrays[key][count:]
+
+        return change
+
+    site.rewrite(drop(1))
+    assert site.answer() == {**first, "day": "2026-01-02"}
+    site.rewrite(lambda arrays: arrays["y_train"].__setitem__(slice(None), 1 - arrays["y_train"]))
+    assert site.answer()["n"] == 90  # 57 labels changed: an answer of its own
+    site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 130.0))
+    assert site.answer()["columns"]["age"]["range"] == [0, 130]
+    site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 140.0))
+    with pytest.raises(RunFailedError, match="max-surveys = 3, and this would be number 4"):
+        site.answer()
+
+
+def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -> None:
+    """A schema that moves between two answers, and a patient with it, would be a bisection of that patient."""
+    site.answer()
+
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays["feature_ranges"][0, 1] = 130.0
+        arrays["x_train"][0, 0] += 1
+
+    site.rewrite(change)
+    with pytest.raises(RunFailedError, match=r"fewer patients differ .* schema, recipe or policy is another one"):
+        site.answer()
+
+
+def test_a_memory_that_is_damaged_or_missing_tells_nothing(site: Site) -> None:
+    site.answer()
+    (site.folder / "state" / FILE).write_text("[{")
+    with pytest.raises(RunFailedError, match="cannot be remembered"):
+        site.answer()
+    (site.folder / "state" / FILE).unlink()
+
+    def stateless(grid: TinyGrid) -> None:
+        site.policy.write_text(f"{ONLY}runs-per-day = 0\nmax-messages = 0\n")
+        del grid.contexts[1].node_config["state-dir"]
+
+    with pytest.raises(RunFailedError, match="no state-dir to remember"):
+        site.ask(stateless)
+
+
+def test_what_a_server_sends_changes_nothing(site: Site) -> None:
+    """Ranges, bins, a schema of its own: the message has no say, whatever stands in it."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Any) -> None:
+            if message.metadata.message_type == "query.survey":
+                config = message.content.config_records["config"]
+                config["schema"] = '{"features":[{"name":"age","range":[59,61]}]}'
+                config["bins"] = 1000
+
+        grid.before = before
+
+    assert site.ask(prepare).answers["north"] == site.answer()
+
+
+def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log names the columns; what stayed, by rule, is in it alone. The answer counts in released.json."""
+    entries: list[dict[str, Any]] = []
+    monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
+    tasks: dict[str, Any] = {}
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Any) -> None:
+            tasks[silo] = audit_gate.task_of(message, context, "ab" * 32)
+
+        def after(silo: str, message: Message, reply: Message) -> Message:
+            sent = audit_gate.release_reply(reply, tasks[silo], message)
+            entries.append({"kind": message.metadata.message_type, "keys": list(sent.content)})
+            return sent
+
+        grid.before, grid.after = before, after
+
+    site.ask(prepare)
+    assert [entry["kind"] for entry in entries] == ["query", "query.survey"] and entries[1]["keys"] == [RECORD]
+    (line,) = (site.folder / "state" / "audit").rglob("*.jsonl")
+    logged = json.loads(line.read_text().splitlines()[-1])
+    assert logged["asked"] == "query.survey" and logged["method"] == "survey"
+    assert logged["sent"][0]["keys"][:2] == ["column.age", "column.crp"]
+    assert logged["withheld"]["range"] == ["crp"] and "age" in logged["withheld"]["min-cell"]
+    assert logged["withheld"]["class-means"] == ["class counts"]
+    assert is_of_records(logged["sent"][0])
+    (cohort,) = read_released(site.folder / "state").values()
+    assert (cohort["models"], cohort["surveys"], cohort["studies"]) == (0, 1, {"": 0})
+    assert ": 0 and 1 to surveys" in released_page([{"cohort": "ab" * 32, **cohort}])
+
+
+def test_a_study_can_approve_a_survey() -> None:
+    today = date(2026, 11, 24)
+    text = (
+        'kind = "silofl study 1"\nname = "s"\npurpose = "x"\ncontact = "x"\nresults = "x"\nretention = "x"\n'
+        f'start = {today}\nend = {today}\napps = ["{"0" * 64}"]\nparticipants = 3\nstep = 1.0\nmetrics = []\n'
+        '[settings]\nstrategy = "survey"\nrounds = 1\n[limits]\nruns = 1\nrounds = 0\nevaluations = 0\nqueries = 4\n'
+        "messages = 4\nbytes = 99999\ndays = 1\n"
+    )
+    study = parse_study(text, "f")
+    run = parse_settings({**RUN, "silos": 3}).flat()
+    asked = {key: value for key, value in run.items() if key in FREE or value != DEFAULTS[key]} | {"rounds": 1}
+    assert message_faults(study, asked, "query", {}, (), today) == []
+    assert message_faults(study, {**asked, "strategy": "fedavg"}, "query", {}, (), today)
+    assert any("differencing. Counts and sums of your columns" in line for line in dangers(study, Policy()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": -1},
+        {"n": True},
+        {"day": "2026-01-01\n"},
+        {"column.age": "{"},
+        {"column.age": '{"kind":"number","missing":0,"cells":[1,2]}'},
+        {"column.age": '{"kind":"category","levels":["a"],"missing":0,"cells":[1e99]}'},
+        {"column.age": '{"kind":"number","missing":0,"mean":1}'},
+        {"column.age": '{"kind":"number","missing":0,"mean":NaN,"sd":1}'},
+        {"column.age": '{"kind":"number","missing":0,"range":[2,1],"cells":[]}'},
+        {"column.age": '{"kind":"number","missing":0,"why":1}'},
+        {"column.a\x1b[2J": '{"kind":"number","missing":0}'},
+        {"column.": '{"kind":"number","missing":0}'},
+        {"rows": "1"},
+    ],
+)
+def test_a_lying_silo_stops_nothing(change: dict[str, Any]) -> None:
+    record = written_answer({"n": 5, "day": "", "columns": {"age": {"kind": "number", MISSING: 0}}, "labels": {}})
+    assert read_answer(record)["columns"]["age"] == {"kind": "number", MISSING: 0}
+    for key, value in change.items():
+        record[key] = value
+    with pytest.raises(DataError):
+        read_answer(record)
+
+
+def test_units_mended_are_another_answer(site: Site, tmp_path: Path) -> None:
+    """After its mistake was named, a hospital imports again and is surveyed again."""
+    first = site.answer()
+    (tmp_path / "again").mkdir()
+    hospital(tmp_path / "again", "north", 90, 1, times("glucose", 0.5))
+    site.file.write_bytes((tmp_path / "again" / "north.npz").read_bytes())
+    again = site.answer()
+    assert again["columns"]["glucose"]["mean"] < first["columns"]["glucose"]["mean"] / 1.5
+    assert again["columns"]["age"] == first["columns"]["age"]
