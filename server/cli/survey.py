@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="--dataset: partition, silos, seed ...",
+        help="--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study",
     )
     p.add_argument("--out", metavar="DIR", type=Path, help="a new directory (default: runs/TIME-survey)")
     p.set_defaults(run=run)
@@ -48,13 +48,14 @@ def run(args: argparse.Namespace) -> None:
     from server.results.survey.files import read_survey
     from server.simulation.survey import survey, survey_deployed
 
-    for option, wanted in (("policy", "data"), ("set", "dataset")):
-        if getattr(args, option) and not getattr(args, wanted):
-            raise UserError(f"--{option} goes with --{wanted}")
+    if args.policy and not args.data:
+        raise UserError("--policy goes with --data")
+    if args.set and args.data:
+        raise UserError("--set goes with --dataset or --connection")
     if args.data and not args.data.exists():
         raise UserError(f"there is no {args.data}: name an .npz file of silofl import, or a folder of such")
     if args.connection:
-        out = survey_deployed(args.out, args.connection)
+        out = survey_deployed(assignments(args.set), args.out, args.connection)
     else:
         values = {**assignments(args.set), **({"dataset": args.dataset} if args.dataset else {})}
         out = survey(values, args.out or default_out("survey"), args.data, args.policy or PUBLIC)

@@ -59,15 +59,11 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     return out
 
 
-def survey_deployed(out: Path | None, connection: str) -> Path:
-    """Survey the silos of a federation, and return the directory. Raises UserError, RunFailedError."""
-    values = {
-        **RUN,
-        "hold-out": "",
-        "late-joiners": "",
-        "patience": 0,
-        "dp": False,
-        "wire-dtype": "float32",
-        "ala": False,
-    }
-    return submit.run({**values, **({"out": str(out)} if out else {})}, connection)
+def survey_deployed(values: Mapping[str, object], out: Path | None, connection: str) -> Path:
+    """Survey the silos of a federation, and return the directory. ``values``: settings, such as the study.
+
+    Raises UserError, RunFailedError.
+    """
+    plain = {"hold-out": "", "late-joiners": "", "patience": 0, "dp": False, "wire-dtype": "float32", "ala": False}
+    given = {**plain, **values, **RUN}  # whatever a federation's file says of its runs
+    return submit.run({**given, **({"out": str(out)} if out else {})}, connection)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,15 @@ from tiny import TinyGrid
 from client.site import audit_gate
 from client.site.budget.page import is_of_records
 from client.site.released import read_released
+from client.site.study.accounting import used_up
+from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
-from client.site.study.protocol import FREE, message_faults, parse_study
-from client.site.trust.methods import DEFAULTS
 from client.site.trust.policy import Policy
 from client.studies import released_page
 from client.survey.memory import FILE
 from models.survey.columns import MISSING
 from partitions.common.errors import DataError, RunFailedError, UserError
+from server.deploy.study_draft import draft
 from server.run.survey.loop import Surveyed, SurveyLoop
 from server.simulation.engine import flower_identity
 from strategies.base.run_settings import parse_settings
@@ -256,20 +256,25 @@ def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.Monke
     assert ": 0 and 1 to surveys" in released_page([{"cohort": "ab" * 32, **cohort}])
 
 
-def test_a_study_can_approve_a_survey() -> None:
-    today = date(2026, 11, 24)
-    text = (
-        'kind = "silofl study 1"\nname = "s"\npurpose = "x"\ncontact = "x"\nresults = "x"\nretention = "x"\n'
-        f'start = {today}\nend = {today}\napps = ["{"0" * 64}"]\nparticipants = 3\nstep = 1.0\nmetrics = []\n'
-        '[settings]\nstrategy = "survey"\nrounds = 1\n[limits]\nruns = 1\nrounds = 0\nevaluations = 0\nqueries = 4\n'
-        "messages = 4\nbytes = 99999\ndays = 1\n"
-    )
-    study = parse_study(text, "f")
-    run = parse_settings({**RUN, "silos": 3}).flat()
-    asked = {key: value for key, value in run.items() if key in FREE or value != DEFAULTS[key]} | {"rounds": 1}
-    assert message_faults(study, asked, "query", {}, (), today) == []
-    assert message_faults(study, {**asked, "strategy": "fedavg"}, "query", {}, (), today)
+def test_a_study_can_approve_a_survey(site: Site) -> None:
+    """As it is drafted from the run's settings and approved; a site that wants a study, as a bundle's policy does."""
+    site.policy.write_text(f'{ONLY}studies = "required"\n')
+    with pytest.raises((UserError, RunFailedError), match='studies = "required"'):
+        site.ask()
+    texts = dict.fromkeys(("purpose", "contact", "results", "retention"), "a text")
+    text = draft("look", {"strategy": "survey", "rounds": 1}, texts=texts, end=None, apps=["ab" * 32])
+    study = approve(site.folder / "state", "north", text, "Dr. B", "", [])
     assert any("differencing. Counts and sums of your columns" in line for line in dangers(study, Policy()))
+
+    def prepare(grid: TinyGrid) -> None:
+        grid.contexts[1].run_config["study"] = "look"
+        grid.contexts[1].run_config["threads"] = 0
+
+    assert site.ask(prepare).answers["north"]["n"] == 90
+    assert used_up(site.folder / "state", study)["queries"] == 2  # the data summary, and the survey
+    with pytest.raises((UserError, RunFailedError), match=r"limits\.(queries|runs|messages)"):
+        for _ in range(4):
+            site.ask(prepare)
 
 
 @pytest.mark.parametrize(
