@@ -66,6 +66,8 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("revoke heart-2026", 2, "name the silo's state directory with --state-dir"),
     ("budget", 2, "name the silo's state directory with --state-dir"),
     ("evaluate runs/first --out matrix", 2, "runs/first holds no run"),
+    ("survey --data centres --out look", 2, "there is no centres"),
+    ("survey --connection hospitals --out look", 2, "there is no connection"),
     ("watch runs/first", 2, "there is no run directory runs/first"),
     ("schema ours.recipe.toml --out schema.toml", 2, "ours.recipe.toml cannot be read"),
     ("tune --strategy fedavg --trials 1 --rounds 1 --space learning-rate=log(0.01,0.1)", 2, "--out DIR is wanted"),

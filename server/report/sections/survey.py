@@ -21,7 +21,7 @@ HELD = "withheld"
 PAGE_TEXT = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>Survey of {{ silos }} hospitals</title><style>{{ css }}
-.bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
+table.reasons thead th { text-align: left; } .bars { display: flex; align-items: flex-end; gap: 1px; height: 26px; min-width: 90px; } .bars i { flex: 1; background: currentColor; opacity: .65; min-height: 1px; } .bars i.held { opacity: .15; height: 100%; }</style></head>
 <body><main><header><p class="where">silofl survey</p><h1>{{ silos }} hospitals, {{ found|length }} {{ "finding" if found|length == 1 else "findings" }}</h1>
 <p class="lead">What each hospital's policy lets out of its columns. A small count, and what would disclose one, is withheld: a pale bar, or &ldquo;withheld&rdquo;. Counts are rounded.</p></header>
 <section><h2>Findings</h2><p class="note">A finding is a reason to look. Nothing was corrected: the hospital changes its recipe, and imports again.</p>
