@@ -108,9 +108,11 @@ def status(args: argparse.Namespace) -> None:
     if server == "running" and not found["superlink"]["executor"]:
         server = "runs, but starts no run (`silofl up` mends it)"
     print(f"{found['name']}: server {server}, silos reach it at {found['fleet']}, connection {found['connection']}")
-    width = max(len(silo["name"]) for silo in found["silos"])
+    width = max(len(silo["name"]) for silo in (*found["silos"], *found["elsewhere"]))
     for silo in found["silos"]:
         print(f"  {silo['name']:{width}}  {silo['state']:11}  {silo['device']:7}  {silo['data']}")
+    for silo in found["elsewhere"]:
+        print(f"  {silo['name']:{width}}  {silo['state']:11}  joins with a bundle")
     for one in found["runs"][:5]:
         print(f"  run {one['run_id']}: {one['status']} {one['details']}".rstrip())
 

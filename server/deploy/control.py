@@ -188,9 +188,16 @@ class Control:
 
     def nodes(self) -> list[Node]:
         """All SuperNodes that were ever registered, the unregistered ones left out."""
+        return [node for node in self._every_node() if node.status != "unregistered"]
+
+    def shut_out(self) -> set[bytes]:
+        """The public keys that were unregistered: a SuperLink takes none of them again."""
+        return {node.public_key.strip() for node in self._every_node() if node.status == "unregistered"}
+
+    def _every_node(self) -> list[Node]:
         with self._translated():
             answer = self._client.ListNodes(self._requests.ListNodesRequest())
-        nodes = [
+        return [
             Node(
                 node_id=info.node_id,
                 name=info.name,
@@ -200,7 +207,6 @@ class Control:
             )
             for info in answer.nodes_info
         ]
-        return [node for node in nodes if node.status != "unregistered"]
 
     def register(self, name: str, public_key: bytes) -> int:
         """Register a node key; the node's number."""

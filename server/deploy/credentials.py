@@ -81,6 +81,10 @@ class Credentials:
         key = load_ssh_public_key(self.node_public_key(name).read_bytes())
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
+    def renew(self, name: str) -> None:
+        """Give silo ``name`` another key pair."""
+        _make_node_key(self, name)
+
 
 @dataclass(frozen=True)
 class CertificateCheck:

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +29,7 @@ from server.deploy.local.record import find_local, state_root
 
 if TYPE_CHECKING:
     from server.results.run_directory import RunDirectory
-    from strategies.base.settings import Value
+    from strategies.base.settings import Common, Value
 
 POLL_SECONDS = 0.5
 SILENCE_SECONDS = 30.0  # how long the SuperLink may give no answer before the run is taken for lost
@@ -54,7 +54,7 @@ def run(
 ) -> Path:
     """Run one method, or a study, on a federation; returns the run directory.
 
-    ``values``: settings as on the command line; `silos`, if not given, is the number of registered silos.
+    ``values``: settings as on the command line; `silos`, if not given: those online, and late joiners.
     ``connection``: name of a `flwr` connection; by default the one that `silofl up` wrote.
     ``app``: directory of the Flower app; by default the one this file belongs to. ``fill`` may put files into the run
     directory before the run is submitted.
@@ -71,11 +71,11 @@ def run(
     with Control(read_connection(name)) as control:
         given = {**_own_data(name, values), **_of_the_file(name, values), **values}
         if "silos" not in given:
-            given["silos"] = _silos_before(given) or _silos_here(control)
+            given["silos"] = _silos_before(given) or _silos_here(control, str(given.get("late-joiners", "")))
         runs = study_runs(given)
         first = runs[0].common
-        if first.silos > (known := len(control.nodes())) and not first.resume:
-            raise UserError(f"silos = {first.silos}: only {known} are registered, the run would wait in vain")
+        if not first.resume:
+            _check_silos(first, {node.name for node in control.nodes()})
         config = study_config(runs)
         out = (Path(first.out) if first.out else default_out(str(config["strategy"]))).absolute()
         theirs = out
@@ -117,13 +117,34 @@ def _silos_before(given: Mapping[str, object]) -> int:
     return cast(int, read_toml(config)["silos"]) if resumed else 0
 
 
-def _silos_here(control: Control) -> int:
-    """Count the silos that are online; the run does not wait for a hospital that has not joined yet, or has left."""
+def _silos_here(control: Control, late: str) -> int:
+    """Count the silos that are online, and those that may join late.
+
+    The run does not wait for a hospital that has not joined yet, or has left.
+    """
+    from strategies.base.newcomer.settings import ANY
+
     nodes = control.nodes()
-    away = sorted(node.name for node in nodes if node.status != "online")
-    if away:
-        print(f"without {', '.join(away)}: not online (--set silos={len(nodes)} waits)", file=sys.stderr)
-    return max(1, len(nodes) - len(away))
+    away = {node.name for node in nodes if node.status != "online"}
+    coming = away if late == ANY else {entry.partition("=")[0].strip() for entry in late.split(",") if "=" in entry}
+    if left := sorted(away - coming):
+        print(f"without {', '.join(left)}: not online (--set silos={len(nodes)} waits)", file=sys.stderr)
+    here = {node.name for node in nodes} - away
+    return max(1, len(here | coming))
+
+
+def _check_silos(common: Common, registered: Set[str]) -> None:
+    """Raise UserError where the run would wait for silos that are not registered, or could take none that come."""
+    from strategies.base.newcomer.settings import ANY
+
+    if common.late_joiners == ANY and not common.min_silos:
+        raise UserError(f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with")
+    late, known = common.late_joiners, len(registered - common.late.keys())
+    wanted = common.min_silos if late == ANY else common.silos - len(common.late)
+    if wanted > known:
+        setting = f"min-silos = {wanted}" if late == ANY else f"silos = {common.silos}"
+        besides = f", besides late-joiners = {late}" if common.late else ""
+        raise UserError(f"{setting}: only {known} are registered{besides}, the run would wait in vain")
 
 
 def federation_file(connection: str) -> str:

@@ -33,6 +33,13 @@ class LateJoiners:
         self.common = common
         self.waiting: dict[str, Joiner] = {}
 
+    @property
+    def expected(self) -> int:
+        """Return how many silos a new run waits for: of those that may all join late a quorum, where there is one."""
+        if self.common.late_joiners == ANY and self.common.min_silos:
+            return self.common.min_silos
+        return self.common.silos - len(self.common.late)
+
     def allows(self, name: str) -> bool:
         """Return whether a hospital may join as the run goes on."""
         return self.common.late_joiners == ANY or name in self.common.late

@@ -150,7 +150,7 @@ class Registration:
     def _wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
         """Ask nodes until all expected silos have answered, or a quorum has and the time is up; return the nodes."""
         c = self.common
-        expected = len(before) + len(c.held_out) if before else c.silos - len(c.late)
+        expected = len(before) + len(c.held_out) if before else self.late.expected
         deadline = time.monotonic() + self.common.round_timeout
         announced = -1
         while True:
@@ -280,7 +280,7 @@ class Registration:
                 if name in offline:
                     self._return(strategy, node, summary, server_round)
                 elif name in strategy.silos:
-                    self.reporter.note(f"a second node calls itself {name}, which takes part already: it does not")
+                    self.reporter.note(self._second(name, node))
                 elif name in self.common.held_out or not self.late.allows(name):
                     self.reporter.note(f"{name} is here, and is none of this run's silos")
                 elif reason := misfit(summary, self.data_spec.values, "this run has"):
@@ -293,6 +293,12 @@ class Registration:
         for name, joiner in due.items():
             if joiner.node in self.identities.nodes:  # or else it joins once it is here again
                 self._join(strategy, name, joiner, server_round)
+
+    def _second(self, name: str, node: int) -> str:
+        """Return why a node does not take part that has the name of a silo of this run."""
+        if self.keys.get(name) and self.identities.key(node) != self.keys[name]:
+            return f"{name} is here with another key than this run knows it by: it takes part in new runs only"
+        return f"a second node calls itself {name}, which takes part already: it does not"
 
     def _newly_online(self) -> dict[int, dict[str, Any]]:
         """Return the data summaries of nodes that have come, or had a fault, and give one now; report the others."""

@@ -37,8 +37,8 @@ def rows(directory: Path) -> list[list[str]]:
     return comparable(History(directory / "history.csv").rows)
 
 
-def supernode(federation: LocalFederation) -> list[int]:
-    return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == "hospital-02"]
+def supernode(federation: LocalFederation, name: str = "hospital-02") -> list[int]:
+    return [s["pid"] for s in local.status(federation)["silos"] if s["name"] == name]
 
 
 def reach_over(running: LocalFederation, port: int) -> None:

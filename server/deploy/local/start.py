@@ -194,8 +194,13 @@ def wait_for_superlink(local: LocalFederation, control: Control, process: Proces
 def register_keys(local: LocalFederation, control: Control, credentials: Credentials) -> None:
     """Register the keys of all silos, and unregister those of silos that are no longer in the file.
 
-    Silos that joined with a bundle (`silofl add-silo`) are in no file: they stay.
+    Silos that joined with a bundle (`silofl add-silo`) are in no file: they stay. A silo of the file that was shut out
+    before gets a new key, because the SuperLink does not take the old one again.
     """
+    shut_out = control.shut_out()
+    for silo in local.silos:
+        if credentials.node_public_pem(silo.name).strip() in shut_out:
+            credentials.renew(silo.name)
     registered = {node.public_key.strip(): node for node in control.nodes()}
     keys = {silo.name: credentials.node_public_pem(silo.name) for silo in local.silos}
     remote = {path.stem: path.read_bytes() for path in remote_keys(local.directory).glob("*.pem")}

@@ -61,6 +61,9 @@ def status(local: LocalFederation) -> dict[str, Any]:
         },
         "warm": {"running": TEMPLATE in running, "pid": running[TEMPLATE].pid if TEMPLATE in running else None},
         "silos": silos,
+        "elsewhere": [
+            {"name": name, "state": nodes[name]} for name in sorted(nodes.keys() - {s.name for s in local.silos})
+        ],
         "runs": runs,
         "logs": str(local.directory / "logs"),
     }

@@ -5,6 +5,7 @@ Three real silos on this machine, over gRPC with TLS and node keys; the tests sh
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,7 @@ import pytest
 from hospitals import one_file
 from ray_runs import command_of, local_superlink, run_under_ray
 from schemas import DECLARED, PERMUTED, save
-from trio import RUN, bring_up, rows, start_run, supernode, text_of, wait_for
+from trio import FEDERATION, RUN, bring_up, rows, start_run, supernode, text_of, wait_for
 
 from client.site.trust import audit
 from server.cli.main import main
@@ -40,6 +41,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="`silofl up` needs Linux"),
 ]
 
+TWO = "  - {name: hospital-02, data: demo}\n"
 SIMULATED: dict[str, Any] = {**RUN, "silos": 3, "rounds": 2, "strategy": "ditto"}
 
 
@@ -234,6 +236,39 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     assert [row["name"] for row in own["silos"]] == ["hospital-01"]
     assert (own["strategy"], own["state"], own["round"], own["rounds"]) == ("fedavg", "done", 3, 3)
     assert own["silos"][0]["test"] == shown["hospital-01"]["test"] and own["bytes_down"] > 0
+
+
+@pytest.mark.exhaustive
+def test_a_hospital_that_left_joins_late(federation: LocalFederation, folder: Path, tmp_path: Path) -> None:
+    """hospital-02 has trained here, and is shut out; it comes back as the newcomer of a run that has begun.
+
+    The others wait in their round for it, so the run need not be long. What it does from then on is what it does in
+    process, where it joins in that round.
+    """
+    bring_up(folder)
+    settings = {**RUN, "strategy": "ditto", "rounds": 6}
+    submit.run({**settings, "rounds": 1, "out": str(tmp_path / "before")})
+    (tmp_path / "federation.yaml").write_text(FEDERATION.format(name="trio").replace(TWO, ""))
+    bring_up(tmp_path)
+    out = tmp_path / "there"
+    follower = start_run({**settings, "late-joiners": "any", "min-silos": 2, "silos": 3}, out)
+    wait_for(lambda: '"round": 1,' in text_of(out / "progress.jsonl"), 120)
+    (other,) = supernode(record.find_local(), "hospital-03")
+    os.kill(other, signal.SIGSTOP)
+    try:
+        bring_up(folder)
+    finally:
+        os.kill(other, signal.SIGCONT)
+    follower.join(timeout=240)
+    assert not follower.is_alive()
+    (entry,) = json.loads((out / "summary.json").read_text())["runs"]
+    joined = entry["joined"]["hospital-02"]
+    assert 2 <= joined <= 6
+    late = {"late-joiners": f"hospital-02={joined}", "silos": 3}
+    simulate({**settings, **late, "out": str(tmp_path / "here")}, quiet=True)
+    assert rows(out) == rows(tmp_path / "here")
+    mine = {r.round for r in History(out / "history.csv").rows if r.silo == "hospital-02" and r.split == "test"}
+    assert mine == set(range(joined, 8))
 
 
 @pytest.mark.exhaustive

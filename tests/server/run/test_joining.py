@@ -15,6 +15,7 @@ from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
+from server.run import registration
 from server.run.late_joiners import JOIN_SECONDS
 
 RUN: Mapping[str, Any] = {
@@ -68,6 +69,18 @@ def test_whoever_connects_takes_part_from_the_next_round_on(four: Files, tmp_pat
     assert "b joins the run, and takes part from round 3 on" in notes(tmp_path / "run")
     entry = write_summary(RunDirectory(tmp_path / "run"), run.federation.history, run.federation.finished())["runs"][0]
     assert entry["joined"] == {"b": 3} and entry["silos"] == ["a", "b", "c", "d"]
+
+
+def test_a_run_that_anybody_may_join_begins_with_its_quorum(four: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for `silos`, which is the most that it may ever have."""
+
+    def waits(seconds: float) -> None:
+        raise AssertionError("the run waits for silos")
+
+    monkeypatch.setattr(registration.time, "sleep", waits)
+    here = {**RUN, "min_silos": 3, "round_timeout": 3600.0, "straggler_factor": 0.0}
+    run = federate(four, **here, late_joiners="any", prepare=coming("b", 3))
+    assert trained(run, "b") == [3, 4] and trained(run, "a") == [1, 2, 3, 4]
 
 
 def test_without_the_setting_it_is_not_even_asked(four: Files) -> None:

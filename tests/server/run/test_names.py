@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from resuming import crash_after, interrupted
-from tiny import Files, TinyGrid, comparable, federate, rows_of, same, write_silo
+from tiny import Files, TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.keys import fingerprint
 from server.simulation.engine import flower_identity
@@ -51,6 +51,31 @@ def intruder(three: Files, tmp_path: Path) -> Files:
     """a and c, and x, who is registered as x with a key and data of its own."""
     x, y = rows_of(three["b"])
     return {"a": three["a"], "c": three["c"], "x": write_silo(tmp_path / "x.npz", 3 * x, list(y[::-1]), 3)}
+
+
+def test_a_hospital_that_left_is_known_by_its_key(three: Files, tmp_path: Path) -> None:
+    """b joins, is removed and registered again: its name is another key's in this run, which goes on without it."""
+
+    def prepare(grid: TinyGrid) -> None:
+        registered(own_keys(*"abc"))(grid)
+        nodes, seen, b = list(grid.get_nodes()), [0], list(three).index("b") + 1
+        again = NodeInfo(node_id=99, name="b", public_key=pem("another"))
+        grid.contexts[99] = grid.contexts[b]
+        first = [n for n in nodes if n.node_id != b]
+
+        def before(name: str, message: Message, context: Any) -> None:
+            seen[0] = max(seen[0], round_of(message))
+
+        grid.before = before
+        grid.get_nodes = lambda: [first, nodes, [*first, again]][min(seen[0], 2)]  # type: ignore[method-assign]
+
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"rounds": 4, "silos": 3, "min_silos": 2, "late_joiners": "any"}
+    run = federate(three, strategy="fedavg", directory=out, prepare=prepare, **options)
+    told = [json.loads(line).get("message") for line in (out / "progress.jsonl").read_text().splitlines()]
+    assert "b joins the run, and takes part from round 2 on" in told
+    assert "b is here with another key than this run knows it by: it takes part in new runs only" in told
+    assert [m.metadata.message_type for m, _ in run.grid.traffic if m.metadata.dst_node_id == 99] == ["query"]
 
 
 @pytest.mark.parametrize("method", KEEP_MODELS)
