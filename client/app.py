@@ -44,7 +44,7 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 def train(session: ClientSession, client: SiloClient, parameters: list[Any], config: Mapping[str, Any]) -> Result:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
     snapshot = session.info.reports
-    keep_reported(client.state, config.get("reported"), snapshot, client.untrained())
+    keep_reported(client.state, config.get("reported"), snapshot, client.beside, client.untrained())
     vectors, _, metrics = client.fit(parameters, config)
     metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)

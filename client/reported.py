@@ -9,7 +9,7 @@ the silo. For a method that reports ``personal`` models the candidate is the per
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,10 +25,13 @@ def array_of(entry: str, snapshot: str) -> str:
     return snapshot if (entry, snapshot) == (CANDIDATE, "personal") else entry
 
 
-def keep_reported(state: State, wanted: object, snapshot: str, first: tuple[Tensor, Tensor] | None = None) -> None:
+def keep_reported(
+    state: State, wanted: object, snapshot: str, beside: Sequence[str] = (), first: tuple[Tensor, Tensor] | None = None
+) -> None:
     """Keep the model of round ``wanted``, the candidate's or the reported one; drop a reported one of another round.
 
-    ``first``: the personal model and its buffers of a silo that has not trained yet, which was evaluated all the same.
+    ``beside``: the entries of the state without which a personal model's vector does not predict. ``first``: the
+    personal model and its buffers of a silo that has not trained yet, which was evaluated all the same.
     """
     if type(wanted) is not int:  # the server's word, or no word
         return
@@ -40,12 +43,57 @@ def keep_reported(state: State, wanted: object, snapshot: str, first: tuple[Tens
         name = array_of(CANDIDATE, snapshot)
         _put(arrays, REPORTED, arrays[name], arrays.get(f"{name}.buffers"))
         numbers[REPORTED] = {**candidate, "round": wanted}
+        if snapshot == "personal":
+            _keep_beside(state, beside)
     elif first is not None and snapshot == "personal":
         _put(arrays, REPORTED, first[0], first[1] if first[1].numel() else None)
         numbers[REPORTED] = {"round": wanted, "metrics": {}}
+        _drop_beside(state, beside)
     elif numbers.get(REPORTED, {}).get("round") != wanted:
         _put(arrays, REPORTED, None, None)
         numbers.pop(REPORTED, None)
+        _drop_beside(state, beside)
+
+
+def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
+    """Load the model of round ``wanted`` that the silo kept, and what predicts beside it; whether it kept one."""
+    state = client.state
+    for entry in (REPORTED, CANDIDATE):
+        if entry in state.numbers and state.numbers[entry]["round"] == wanted:
+            name = array_of(entry, snapshot)
+            client.model.reset_buffers()
+            client.model.load(state.arrays[name], state.arrays.get(f"{name}.buffers"))
+            if entry == REPORTED and snapshot == "personal":  # beside the candidate is what the state has
+                _load_beside(state, client.beside)
+            return True
+    return False
+
+
+def _keep_beside(state: State, beside: Sequence[str]) -> None:
+    for key in beside:
+        if key in state.numbers:
+            state.numbers[REPORTED][key] = state.numbers[key]
+        _move(state.arrays, key, f"{REPORTED}.{key}")
+
+
+def _load_beside(state: State, beside: Sequence[str]) -> None:
+    for key in beside:
+        if key in state.numbers[REPORTED]:
+            state.numbers[key] = state.numbers[REPORTED][key]
+        _move(state.arrays, f"{REPORTED}.{key}", key)
+
+
+def _drop_beside(state: State, beside: Sequence[str]) -> None:
+    for key in beside:
+        state.arrays.pop(f"{REPORTED}.{key}", None)
+
+
+def _move(arrays: dict[str, Tensor], source: str, target: str) -> None:
+    """Have ``target`` be what ``source`` is, or nothing."""
+    if source in arrays:
+        arrays[target] = arrays[source]
+    else:
+        arrays.pop(target, None)
 
 
 def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State) -> None:
@@ -70,7 +118,7 @@ def keep_evaluated(
     closing = not config["personal"]
     if snapshot == "personal" and not (closing and CANDIDATE in state.numbers):
         return False
-    keep_reported(state, config.get("reported"), snapshot)
+    keep_reported(state, config.get("reported"), snapshot, client.beside)
     note_candidate(client, metrics, snapshot, state)
     if snapshot == "personal":
         del state.numbers[CANDIDATE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -107,8 +107,17 @@ def feature_gradient(
     return loss_gradient(model, x, y, OnFeatures(loss), nn.Sequential(model.module) if alone else None)
 
 
+class Network(Protocol):
+    """What has outputs: a model, or several whose outputs are mixed."""
+
+    @property
+    def module(self) -> nn.Module: ...
+    @property
+    def vector(self) -> Tensor: ...
+
+
 @torch.no_grad()
-def by_batch(model: FlatModel, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]) -> list[T]:
+def by_batch(model: Network, samples: Samples, batch_size: int, of: Callable[[Tensor, Tensor], T]) -> list[T]:
     """Apply ``of`` to the outputs and the labels of each batch of a split, in evaluation mode."""
     size = min(batch_size, samples.at_once)
     parts = (samples.take(slice(i, i + size)) for i in range(0, len(samples), size))
@@ -118,7 +127,7 @@ def by_batch(model: FlatModel, samples: Samples, batch_size: int, of: Callable[[
     return found
 
 
-def predict(model: FlatModel, samples: Samples, batch_size: int = 512) -> Tensor:
+def predict(model: Network, samples: Samples, batch_size: int = 512) -> Tensor:
     """Logits (n, classes) of a split, in evaluation mode."""
     parts = by_batch(model, samples, batch_size, lambda outputs, _: outputs)
     return torch.cat(parts) if parts else model.vector.new_empty(0, 1)

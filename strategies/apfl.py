@@ -12,7 +12,7 @@ common initial model; an absent silo keeps both. Personal: v̄. The course of w 
 cases: α = 0 fixed makes v̄ FedAvg's locally trained model; α = 1 fixed makes it Local's.
 
 ``mix = "logits"`` mixes the outputs of the two networks, as other codes do, for a linear model the same thing; the silo
-then keeps w_i too, and what is exported is v alone.
+then keeps w_i too, and the personal model is no file of one network.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.samples import Samples
-from models.training import MeanLoss, predict
+from models.training import MeanLoss, Network
 from strategies.base.client import SiloClient
 from strategies.base.info import MethodInfo
 from strategies.base.settings import RULES, setting
@@ -52,6 +51,7 @@ class ApflClient(SiloClient):
     state_type = ApflClientState
     state: ApflClientState
     settings: ApflSettings
+    beside = ("shared", "shared.buffers", "alpha")
     frozen = False  # whether w stays as it was received
 
     @property
@@ -132,26 +132,40 @@ class ApflClient(SiloClient):
         self.local_update()
         return self.personal()
 
+    def predicting(self) -> Network:
+        return self.model if self.state.shared is None else Mixture(self)
+
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
         if snapshot != "personal" or self.state.shared is None:
             return super().measure(snapshot, vector, splits)
+        self.model.load(vector)
         result: dict[str, float] = {}
         for split in splits:
-            samples = getattr(self.silo, split)
-            if len(samples):
-                logits = self.mixed_logits(vector, samples)
-                metrics = self.silo.task.measure(logits, samples.labels())
+            if len(samples := getattr(self.silo, split)):
+                metrics = self.silo.task.own_evaluate(self.predicting(), samples)
                 result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
         return result
 
-    def mixed_logits(self, v: Tensor, samples: Samples) -> Tensor:
-        """α times the outputs of v, whose running statistics the model holds, and 1 - α times those of w."""
-        state, buffers = self.state, self.model.buffers.clone()
-        assert state.shared is not None and state.alpha is not None
-        self.model.load(state.shared, state.shared_buffers)
-        shared = predict(self.model, samples)
-        self.model.load(v, buffers)
-        return torch.lerp(shared, predict(self.model, samples), state.alpha)
+
+class Mixture(nn.Module):
+    """α times the outputs of v, which the silo's model holds with its running statistics, and 1 - α those of w."""
+
+    def __init__(self, client: ApflClient) -> None:
+        super().__init__()
+        self.network, self.vector = client.model.module, client.model.vector
+        self.model, self.state = client.model, client.state
+        self.own = self.vector.clone(), self.model.buffers.clone()
+
+    @property
+    def module(self) -> nn.Module:
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.state.shared is not None and self.state.alpha is not None
+        self.model.load(self.state.shared, self.state.shared_buffers)
+        shared = self.network(x)
+        self.model.load(*self.own)
+        return torch.lerp(shared, self.network(x), self.state.alpha)
 
 
 class APFL(PersonalizedStrategy):

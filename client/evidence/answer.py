@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from flwr.app import Message, RecordDict
 
 from client.egress import release_evidence
 from client.local_data import is_own_file
-from client.reported import CANDIDATE, REPORTED, array_of
+from client.reported import load_reported
 from client.session import ClientSession
 from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
@@ -35,8 +36,9 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
     values, held = Evidence(), list[str]()  # with differential privacy nothing: evidence has no mechanism of its own
-    if allowed and not client.common.dp and len(client.silo.test) >= least and client.networks == 1:
-        load_reported(client, config.get("reported"), session.info.reports)
+    if allowed and not client.common.dp and len(client.silo.test) >= least:
+        if not load_reported(client, wanted := config.get("reported"), session.info.reports):
+            raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
         claim(client, session, config)
         values = measured(client, session, config, least)
         test = session.used_data.test
@@ -52,25 +54,13 @@ def measured(client: SiloClient, session: ClientSession, config: Any, least: int
     if common is not None:
         if not isinstance(common, float) or not 0 <= common <= 1 or not client.silo.task.single_label:
             raise UserError(f"the server sends {common!r:.80} as the common threshold: a number in 0..1 is wanted here")
-        return conformal_sets(client.model, test, patients, common)
+        return conformal_sets(client.predicting(), test, patients, common)
     task, groups = client.silo.task, session.used_data.test.subgroup
     ask = Ask(least, client.common.evidence_horizon)
-    values = evidence_of(task, client.model, test, client.silo.train, patients, ask)
+    values = evidence_of(task, client.predicting(), test, client.silo.train, patients, ask)
     if groups is not None:
-        values |= subgroup_scores(task, client.model, test, groups, patients, least)
+        values |= subgroup_scores(task, client.predicting(), test, groups, patients, least)
     return values
-
-
-def load_reported(client: SiloClient, wanted: object, snapshot: str) -> None:
-    """Load the model of round ``wanted`` that the silo kept. Raises UserError where it kept none."""
-    arrays, numbers = client.state.arrays, client.state.numbers
-    for entry in (REPORTED, CANDIDATE):
-        if entry in numbers and numbers[entry]["round"] == wanted:
-            name = array_of(entry, snapshot)
-            client.model.reset_buffers()
-            client.model.load(arrays[name], arrays.get(f"{name}.buffers"))
-            return
-    raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
 
 
 def check_asked(session: ClientSession) -> None:
@@ -90,7 +80,10 @@ def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
     if not is_own_file(context) or session.policy.public:
         return
     common: Number | None = config["numbers"].get(COMMON)
-    model = digest_of([client.model.vector, client.model.buffers]).hex()
+    state = client.state
+    beside = [state.arrays[key] for key in client.beside if key in state.arrays]
+    numbers = torch.tensor([float(state.numbers[key]) for key in client.beside if key in state.numbers])
+    model = digest_of([client.model.vector, client.model.buffers, *beside, *([numbers] if client.beside else [])]).hex()
     kind, wanted = "first" if common is None else "sets", f"{model},{common!r}"
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:

@@ -43,10 +43,9 @@ from models.evidence.survival import (
     predicted_risk,
     risk_bins,
 )
-from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import Segmentation, Survival, Task, probabilities
-from models.training import predict
+from models.training import Network, predict
 
 CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
 # The words by which a hospital's policy allows each (client/site/trust/policy.py has the same).
@@ -64,7 +63,7 @@ class Ask:
 
 
 def evidence_of(
-    task: Task, model: FlatModel, test: Samples, train: Samples, patients: Array | None, ask: Ask
+    task: Task, model: Network, test: Samples, train: Samples, patients: Array | None, ask: Ask
 ) -> Evidence:
     """Return the evidence of the model as it stands. ``patients`` (n,): of which patient each test sample is."""
     if not len(test):
@@ -80,7 +79,7 @@ def evidence_of(
     return {name: value for name, value in found.items() if _finite(value)}
 
 
-def conformal_sets(model: FlatModel, test: Samples, patients: Array | None, common: float) -> Evidence:
+def conformal_sets(model: Network, test: Samples, patients: Array | None, common: float) -> Evidence:
     """Return coverage and size of the sets with the hospital's own threshold, the common one, and the shrunk one."""
     p, y = probabilities(predict(model, test)), test.labels().cpu().numpy()
     fits, held = halves(len(y), patients)
@@ -117,7 +116,7 @@ def _of_outputs(task: Task, outputs: Tensor, y: Tensor, patients: Array | None, 
     return values
 
 
-def _of_survival(model: FlatModel, test: Samples, train: Samples, ask: Ask) -> Evidence:
+def _of_survival(model: Network, test: Samples, train: Samples, ask: Ask) -> Evidence:
     def columns(samples: Samples) -> tuple[Array, Array, Array]:
         y = samples.labels().double().cpu().numpy()
         return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from models.evidence.measure import PREFIX, Evidence
-from models.flat import FlatModel
 from models.intervals import of_share
 from models.metrics import wilson_interval
 from models.samples import Samples
 from models.tasks import ENDS, Segmentation, Task
-from models.training import predict
+from models.training import Network, predict
 
 Texts = npt.NDArray[np.str_]
 
@@ -46,7 +45,7 @@ def suppressed(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
 
 
 def subgroup_scores(
-    task: Task, model: FlatModel, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
+    task: Task, model: Network, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
 ) -> Evidence:
     """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave."""
     names = released(groups, patients, least)

@@ -14,7 +14,7 @@ from torch import Tensor
 from models.flat import FlatModel
 from models.metrics import METRICS, classification_metrics, loss_function, metrics_of_all
 from models.samples import Samples
-from models.training import Loss, predict
+from models.training import Loss, Network, predict
 from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
@@ -68,7 +68,7 @@ class Task:
             return model.backend.evaluate(self, samples)
         return self.own_evaluate(model, samples)
 
-    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+    def own_evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
         """:meth:`evaluate` of this model by itself."""
         return self.measure(predict(model, samples), samples.labels())
 

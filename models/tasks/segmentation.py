@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.flat import FlatModel
 from models.intervals import of_share
 from models.samples import Samples
 from models.tasks.base import ENDS, SingleLossTask
-from models.training import by_batch
+from models.training import Network, by_batch
 
 VOID = 255  # a pixel that does not count
 
@@ -63,10 +62,10 @@ class Segmentation(SingleLossTask):
         """
         return self._summary([self._each(outputs, y)])
 
-    def own_evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
+    def own_evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
-    def dice_by_case(self, model: FlatModel, samples: Samples) -> Tensor:
+    def dice_by_case(self, model: Network, samples: Samples) -> Tensor:
         """Dice (n,) of each picture; ``nan`` where neither picture nor prediction has any foreground."""
         return torch.cat([dice for _, dice in by_batch(model, samples, self.BATCH, self._each)] or [torch.empty(0)])
 

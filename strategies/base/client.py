@@ -19,8 +19,7 @@ from torch import Tensor
 
 from models.flat import gather, is_finite, write
 from models.optimizers import Optimizer, make_optimizer
-from models.samples import Samples
-from models.training import MeanLoss, loss_gradient
+from models.training import MeanLoss, Network, loss_gradient
 from partitions.common.errors import UserError
 from strategies.base.broadcast import check_received
 from strategies.base.info import MethodInfo, shares_buffers
@@ -53,6 +52,7 @@ class SiloClient(NumPyClient):
     silo: Silo
     privacy: PrivateTraining | None = None  # how this round's gradients are kept private
     networks: int = 1  # that the personal model is made of; a file holds one
+    beside: ClassVar[tuple[str, ...]] = ()  # entries of the state without which its vector does not predict
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
@@ -109,13 +109,14 @@ class SiloClient(NumPyClient):
         return self.received
 
     def personalise(self) -> Tensor:
-        """A newcomer's own model (Σ,), after local-epochs epochs from :meth:`newcomer`'s, which ``self.model`` holds.
-
-        All that is shared stays as it was received.
-        """
+        """A newcomer's own model (Σ,), after local-epochs epochs from :meth:`newcomer`'s; all that is shared stays."""
         if self.info.newcomer != "model":
             self.train()
         return self.model.vector
+
+    def predicting(self) -> Network:
+        """What predicts as the reported model, whose vector ``self.model`` holds."""
+        return self.model
 
     # -- what a method uses ---------------------------------------------------------------------------------------
 
@@ -237,9 +238,7 @@ class SiloClient(NumPyClient):
         return shuffled_batches(self.silo, self.common, self.round, epochs, purpose, augment, until)
 
     def full_gradient(self, purpose: str) -> Tensor:
-        """∇f_i (Σ,) at the model as it stands: the mean over all training samples as they are, in ``purpose``'s
-        batches.
-        """
+        """∇f_i (Σ,) at the model: the mean over all training samples as they are, in ``purpose``'s batches."""
         model, n, training = self.model, len(self.silo.train), self.privacy
         total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
         steps = training.sampling.steps(1) if training is not None and training.on else 0
@@ -268,8 +267,7 @@ class SiloClient(NumPyClient):
         else:
             result = {}
             for split in splits:
-                samples: Samples = getattr(self.silo, split)
-                if len(samples):
+                if len(samples := getattr(self.silo, split)):
                     metrics = self.silo.task.evaluate(self.model, samples)
                     result |= {f"{split}.{name}": value for name, value in metrics.items()}
         if snapshot == "personal" and self.run_id:

@@ -70,6 +70,36 @@ def test_it_is_that_of_the_reported_model(tmp_path: Path, method: str) -> None:
         assert entry["per_silo"][silo]["brier"] == pytest.approx(brier_of(tmp_path / "m", file), abs=1e-4)
 
 
+def test_a_model_of_several_networks_has_the_evidence_of_their_mixture(tmp_path: Path) -> None:
+    """APFL that mixes outputs: its Brier score is of the mixture whose accuracy the report prints, by another way.
+
+    The learning rate spoils later rounds, so the reported round is an early one, whose w and α the silo has kept.
+    """
+    run, files, entry = finished(tmp_path, "apfl", apfl__mix="logits", apfl__alpha=0.3)
+    reported = entry["final"]["round"]
+    assert reported < JUMPY["rounds"]
+    alone, _, _ = finished(tmp_path / "once", "apfl", rounds=reported, apfl__mix="logits", apfl__alpha=0.3)
+    for silo, file in files.items():
+        arrays, alpha = run.grid.state(silo).arrays, alpha_of(alone, silo)
+        x, y = rows_of(file)
+        (w, b), (v, c) = matrix_of(arrays["reported.shared"]), matrix_of(arrays["reported"])
+        z = (1 - alpha) * (x @ w.T + b) + alpha * (x @ v.T + c)
+        p = 1 / (1 + np.exp(z[:, 0] - z[:, 1]))
+        assert entry["per_silo"][silo]["brier"] == pytest.approx(np.mean((p - y) ** 2), abs=1e-6)
+        assert entry["per_silo"][silo]["accuracy"] == pytest.approx(np.mean((p > 0.5) == y))
+        assert not torch.equal(arrays["reported.shared"], arrays["shared"])
+
+
+def alpha_of(run: Run, silo: str) -> float:
+    state: Any = next(c.state for c in run.grid.contexts.values() if c.node_config["name"] == silo)
+    return float(json.loads(state["numbers"]["json"])["alpha"])
+
+
+def matrix_of(vector: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and bias of a linear model of three columns and two classes."""
+    return vector[:6].double().numpy().reshape(2, 3), vector[6:].double().numpy()
+
+
 def test_the_closing_exchange_may_have_the_reported_model(tmp_path: Path) -> None:
     """FedAvg's last aggregate is the best on validation data here: round 3 of a run of 2 rounds."""
     _, files, entry = finished(tmp_path, "fedavg", rounds=2, learning_rate=0.5)
