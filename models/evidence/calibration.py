@@ -68,8 +68,7 @@ def reliability(p: Array, event: Array, least: int = 1) -> Bins:
     edges = np.percentile(p, np.linspace(0, 100, most + 1))
     own = np.searchsorted(edges[1:-1], p)
     counts = np.bincount(own, minlength=most)
-    groups = _joined(counts, least)
-    own = groups[own]
+    own = joined(counts[:, None], least)[own]
     counts = np.bincount(own)
     return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
 
@@ -80,16 +79,19 @@ def expected_calibration_error(bins: Bins) -> float:
     return float((bins.counts * np.abs(bins.observed - bins.predicted)).sum() / n) if n else math.nan
 
 
-def _joined(counts: npt.NDArray[np.intp], least: int) -> npt.NDArray[np.intp]:
-    """Return for each bin the number of the bin that it becomes a part of; none of these is empty or too small."""
-    groups, open_ = np.zeros(len(counts), np.intp), 0
-    current, last = 0, counts[::-1].cumsum()[::-1]  # samples in this bin and those after it
+def joined(counts: npt.NDArray[np.intp], least: int) -> npt.NDArray[np.intp]:
+    """Return for each bin the number of the bin that it becomes a part of; none of these is empty or too small.
+
+    ``counts`` (bins, kinds): of each kind of samples a bin wants ``least``. Where all bins together have too few of
+    one, they are one bin.
+    """
+    groups, open_, least = np.zeros(len(counts), np.intp), np.zeros_like(counts[0]), max(least, 1)
+    current, last = 0, counts[::-1].cumsum(0)[::-1]  # samples in this bin and those after it
     for i, count in enumerate(counts):
         groups[i] = current
         open_ += count
-        rest = last[i + 1] if i + 1 < len(counts) else 0
-        if open_ >= max(least, 1) and rest >= max(least, 1):
-            current, open_ = current + 1, 0
+        if i + 1 < len(counts) and open_.min() >= least and last[i + 1].min() >= least:
+            current, open_ = current + 1, np.zeros_like(open_)
     return groups
 
 

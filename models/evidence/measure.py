@@ -38,7 +38,7 @@ from models.evidence.survival import (
     baseline_hazard,
     brier_of_survival,
     cox_slope,
-    known_until,
+    kinds_until,
     observed_risk,
     predicted_risk,
     risk_bins,
@@ -122,14 +122,13 @@ def _of_survival(model: Network, test: Samples, train: Samples, ask: Ask) -> Evi
         return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]
 
     (s, time, event), risks = columns(test), columns(train)
-    if not np.isfinite(s).all():
+    if not np.isfinite(s).all() or kinds_until(time, event, ask.horizon).min() < ask.least:
         return {}
     risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
     observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
     bins = risk_bins(risk, time, event, ask.horizon, ask.least)
-    enough = known_until(time, event, ask.horizon).sum() >= ask.least  # the others have no weight in the Brier score
     return {
-        "brier": brier_of_survival(risk, time, event, ask.horizon) if enough else math.nan,
+        "brier": brier_of_survival(risk, time, event, ask.horizon),
         "calibration_slope": cox_slope(s, time, event),
         "calibration_in_the_large": math.log(observed / expected) if observed > 0 and expected > 0 else math.nan,
         "ece": expected_calibration_error(bins),

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from models.evidence.calibration import BINS, LARGEST, STEPS, Bins
+from models.evidence.calibration import BINS, LARGEST, STEPS, Bins, joined
 
 Array = npt.NDArray[np.float64]
 
@@ -42,11 +42,6 @@ def observed_risk(time: Array, event: Array, at: float) -> float:
     return 1 - alive
 
 
-def known_until(time: Array, event: Array, at: float) -> npt.NDArray[np.bool_]:
-    """Return (n,) whose state at ``at`` is known: they have had the event, or are followed for longer."""
-    return np.asarray((time > at) | (event > 0))
-
-
 def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> float:
     """Return the Brier score at time ``at``, weighted by the inverse probability of not being censored.
 
@@ -73,10 +68,22 @@ def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> floa
     return float((weights * (risk - (time <= at)) ** 2).mean())
 
 
+def kinds_until(time: Array, event: Array, at: float) -> npt.NDArray[np.intp]:
+    """Return how many samples have had the event until ``at``, and how many are followed beyond it without one."""
+    return np.array([((time <= at) & (event > 0)).sum(), (time > at).sum()])
+
+
 def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int) -> Bins:
-    """Return groups of equally many samples by predicted risk, with the observed risk of each until ``at``."""
+    """Return groups of about equally many samples by predicted risk, with the observed risk of each until ``at``.
+
+    A group has ``least`` events and as many samples that are followed beyond ``at``, or it joins its neighbour: one
+    event among n shows how many were still at risk as it happened, and so the time of one patient's event.
+    """
     groups = max(1, min(BINS, len(risk) // max(least, 20)))
     parts = np.array_split(np.argsort(risk, kind="stable"), groups) if len(risk) else []
+    if parts:
+        own = joined(np.stack([kinds_until(time[rows], event[rows], at) for rows in parts]), least)
+        parts = [np.concatenate([parts[i] for i in np.flatnonzero(own == k)]) for k in np.unique(own)]
     return Bins(
         np.array([float(len(rows)) for rows in parts]),
         np.array([float(risk[rows].mean()) for rows in parts]),

@@ -25,7 +25,15 @@ from models.evidence.calibration import (
 from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
 from models.evidence.decisions import net_benefit, treat_all
 from models.evidence.measure import Ask, conformal_sets, evidence_of, unflat
-from models.evidence.survival import baseline_hazard, brier_of_survival, cox_slope, observed_risk, predicted_risk
+from models.evidence.survival import (
+    baseline_hazard,
+    brier_of_survival,
+    cox_slope,
+    kinds_until,
+    observed_risk,
+    predicted_risk,
+    risk_bins,
+)
 from models.flat import FlatModel
 from models.samples import Samples
 from models.tasks import task_of
@@ -272,10 +280,31 @@ def test_evidence_of_survival_needs_a_time() -> None:
     assert found["calibration_in_the_large"] == pytest.approx(math.log(0.6456690664070506 / expected), abs=1e-5)
     risk = predicted_risk(s, 0.7322725916657231)
     assert found["brier"] == pytest.approx(brier_of_survival(risk, time, event, 8.0), abs=1e-5)
-    known = int(((time > 8) | (event > 0)).sum())
-    for least in (known, known + 1):  # the policy's minimum counts those whose state at the time is known
+    fewer = int(min(((time <= 8) & (event > 0)).sum(), (time > 8).sum()))  # events, or followed beyond without one
+    for least in (fewer, fewer + 1):
         limited = evidence_of(task, model, samples, samples, None, Ask(least=least, horizon=8.0))
-        assert ("brier" in limited) == (least == known)
+        assert bool(limited) == (least == fewer) and (not limited or limited.keys() == found.keys())
+
+
+@pytest.mark.parametrize("when", [3, 17, 35])
+def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
+    """A server that knows some patients' inputs makes a model whose highest risks are those of one with the event and
+    of nineteen without. The group's risk is 1 / (number at risk as it happened), so with the times of the nineteen,
+    censored at 2, 4, ..., the server knows the patient's time to two units.
+    """
+    others = np.concatenate([np.arange(1.0, 41.0), np.full(40, 99.0)])  # forty events, forty followed to the end
+    group = np.concatenate([[when], np.arange(2.0, 38.0, 2.0), [60.0]])
+    time = np.concatenate([others, group])
+    event = np.concatenate([np.arange(80) < 40, np.arange(20) < 1]).astype(float)
+    risk = np.where(np.arange(100) < 80, 0.1, 0.9)
+    at_risk = round(1 / observed_risk(group, event[80:], 50.0))
+    assert 2 * (20 - at_risk) < when <= 2 * (21 - at_risk)  # what the group alone would tell
+    for least in (2, 5, 10):
+        bins = risk_bins(risk, time, event, 50.0, least)
+        ends = np.cumsum(bins.counts).astype(int)
+        rows = np.split(np.argsort(risk, kind="stable"), ends[:-1])
+        assert ends[-1] == 100 and all(kinds_until(time[r], event[r], 50.0).min() >= least for r in rows)
+        assert [observed_risk(time[r], event[r], 50.0) for r in rows] == pytest.approx(list(bins.observed))
 
 
 def test_the_worst_decile_of_cases() -> None:
