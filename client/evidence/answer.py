@@ -18,11 +18,20 @@ from client.reported import load_reported
 from client.session import ClientSession
 from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
-from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_sets, evidence_of
+from models.evidence.measure import (
+    EVIDENCE,
+    Ask,
+    Evidence,
+    conformal_intervals,
+    conformal_sets,
+    evidence_of,
+    has_intervals,
+)
 from models.evidence.subgroups import subgroup_scores, suppressed
 from models.privacy.noise import digest_of
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
+from strategies.base.schema.evidence import LARGEST_VALUE
 from strategies.base.transport.payload import Number
 
 COMMON = "common_threshold"  # in the second message: the hospitals' common conformal threshold
@@ -52,8 +61,12 @@ def measured(client: SiloClient, session: ClientSession, config: Any, least: int
     patients, test = session.used_data.test.patient, client.silo.test
     common = config["numbers"].get(COMMON)
     if common is not None:
-        if not isinstance(common, float) or not 0 <= common <= 1 or not client.silo.task.single_label:
-            raise UserError(f"the server sends {common!r:.80} as the common threshold: a number in 0..1 is wanted here")
+        task, most = client.silo.task, 1.0 if client.silo.task.single_label else LARGEST_VALUE
+        fits = (task.single_label or has_intervals(task, test)) and isinstance(common, float) and 0 <= common <= most
+        if not fits or not isinstance(common, float):
+            raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
+        if has_intervals(task, test):
+            return conformal_intervals(task, client.predicting(), test, patients, common)
         return conformal_sets(client.predicting(), test, patients, common)
     task, groups = client.silo.task, session.used_data.test.subgroup
     ask = Ask(least, client.common.evidence_horizon)

@@ -64,13 +64,18 @@ def reliability(p: Array, event: Array, least: int = 1) -> Bins:
     """
     if not len(p):
         return Bins(*(np.empty(0),) * 3)
+    own = groups_of(p, least)
+    counts = np.bincount(own)
+    return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
+
+
+def groups_of(p: Array, least: int) -> npt.NDArray[np.intp]:
+    """Return the bin of each of these predictions (n,), n > 0."""
     most = max(1, min(BINS, len(p) // max(least, FEWEST)))
     edges = np.percentile(p, np.linspace(0, 100, most + 1))
     own = np.searchsorted(edges[1:-1], p)
     counts = np.bincount(own, minlength=most)
-    own = joined(counts[:, None], least)[own]
-    counts = np.bincount(own)
-    return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
+    return joined(counts[:, None], least)[own]
 
 
 def expected_calibration_error(bins: Bins) -> float:

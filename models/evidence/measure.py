@@ -7,6 +7,12 @@
 | ``net_benefit`` | of the model at each of ``THRESHOLDS``, then of treating everybody; of two classes only |
 | ``conformal`` | calibration samples, and the threshold that they make; of classes only |
 | ``conformal_sets`` | test samples, then coverage and mean size of sets: own, common and shrunk threshold |
+| ``calibration_intercept`` | a of observed = a + b predicted; of a measurement, as the next five; b is the slope |
+| ``calibration_in_the_large`` | mean of observed - predicted |
+| ``agreement`` | test samples, mean difference, its limits of agreement |
+| ``value_bins`` | samples, mean prediction, mean measurement, mean absolute error of each bin |
+| ``conformal_width`` | calibration samples, and the half width that they make |
+| ``conformal_intervals`` | test samples, then coverage and width of intervals: own, common and shrunk half width |
 | ``dice_worst_decile`` | mean Dice of the tenth of the cases with the lowest |
 | ``subgroup.NAME`` | samples, score and its 95 % interval's ends (``subgroups.py``) |
 
@@ -43,13 +49,17 @@ from models.evidence.survival import (
     predicted_risk,
     risk_bins,
 )
+from models.evidence.values import agreement, interval_shares, own_width, recalibration, value_bins
 from models.samples import Samples
-from models.tasks import Segmentation, Survival, Task, probabilities
+from models.tasks import Regression, Segmentation, Survival, Task, probabilities
 from models.training import Network, predict
 
 CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
 # The words by which a hospital's policy allows each (client/site/trust/policy.py has the same).
-EVIDENCE = (*CALIBRATION, "reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups")
+EVIDENCE = (
+    *(*CALIBRATION, "calibration_intercept", "agreement", "reliability", "net_benefit", "conformal"),
+    *("dice_worst_decile", "subgroups"),
+)
 PREFIX = "subgroup."  # begins the name of a subgroup's value, which `subgroups` allows
 Evidence = dict[str, float | list[float]]
 
@@ -73,6 +83,8 @@ def evidence_of(
         found = _of_cases(task.dice_by_case(model, test), ask)
     elif isinstance(task, Survival):
         found = _of_survival(model, test, train, ask) if ask.horizon else {}
+    elif isinstance(task, Regression):
+        found = _of_values(*_measured(task, model, test), patients, ask) if has_intervals(task, test) else {}
     else:
         outputs = predict(model, test)
         found = _of_outputs(task, outputs, test.labels(), patients, ask)
@@ -89,6 +101,43 @@ def conformal_sets(model: Network, test: Samples, patients: Array | None, common
         sets = sets_of(p[held], y[held], threshold)
         values += [sets.coverage, sets.size]
     return {"conformal_sets": values} if _finite(values) else {}
+
+
+def has_intervals(task: Task, test: Samples) -> bool:
+    """Return whether a task's answers are one measurement each."""
+    return isinstance(task, Regression) and test.y.dim() == 2 and test.y.shape[1] == 1
+
+
+def conformal_intervals(task: Task, model: Network, test: Samples, patients: Array | None, common: float) -> Evidence:
+    """Return coverage and width of the intervals with the hospital's own half width, the common and the shrunk one."""
+    assert isinstance(task, Regression)
+    said, truth = _measured(task, model, test)
+    values = interval_shares(np.abs(truth - said), patients, common)
+    return {"conformal_intervals": values} if _finite(values) else {}
+
+
+def _measured(task: Regression, model: Network, test: Samples) -> tuple[Array, Array]:
+    """Return predictions (n,) and measurements (n,) in the label's unit."""
+    pair = (predict(model, test), test.labels())
+    scale, shift = (task.std or (1.0,))[0], (task.mean or (0.0,))[0]
+    said, truth = (values.detach().double().cpu().numpy()[:, 0] * scale + shift for values in pair)
+    return said, truth
+
+
+def _of_values(said: Array, truth: Array, patients: Array | None, ask: Ask) -> Evidence:
+    if not np.isfinite(said).all():
+        return {}
+    intercept, slope = recalibration(said, truth)
+    between = agreement(said, truth)
+    values: Evidence = {
+        "calibration_slope": slope,
+        "calibration_intercept": intercept,
+        "calibration_in_the_large": between[0],
+        "agreement": [float(len(said)), *between],
+        "value_bins": value_bins(said, truth, ask.least),
+    }
+    n, half = own_width(np.abs(truth - said), patients, ask.least)
+    return {**values, "conformal_width": [float(n), half]}
 
 
 def _of_outputs(task: Task, outputs: Tensor, y: Tensor, patients: Array | None, ask: Ask) -> Evidence:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from models.evidence.measure import PREFIX, Evidence
-from models.intervals import of_share
+from models.intervals import of_mean, of_share
 from models.metrics import wilson_interval
 from models.samples import Samples
-from models.tasks import ENDS, Segmentation, Task
+from models.tasks import ENDS, Regression, Segmentation, Task
 from models.training import Network, predict
 
 Texts = npt.NDArray[np.str_]
@@ -47,7 +47,10 @@ def suppressed(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
 def subgroup_scores(
     task: Task, model: Network, test: Samples, groups: Texts, patients: npt.NDArray[np.int64] | None, least: int
 ) -> Evidence:
-    """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave."""
+    """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave.
+
+    Of measurements it is the mean absolute error with its interval's ends, and the root of the mean squared error.
+    """
     names = released(groups, patients, least)
     if not names:
         return {}
@@ -66,9 +69,19 @@ def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[
     rows = rows.to(labels.device)
     found, n = task.measure(outputs[rows], labels[rows]), int(rows.sum())
     score = found[task.score]
+    if isinstance(task, Regression):  # R2 would be of the subgroup's own spread
+        return [float(n), *_of_errors(task, outputs[rows], labels[rows]), found["rmse"]]
     if ENDS[0] in found:
         return [float(n), score, found[ENDS[0]], found[ENDS[1]]]
     return [float(n), score, *wilson_interval(round(score * n), n)]
+
+
+def _of_errors(task: Regression, outputs: Tensor, labels: Tensor) -> list[float]:
+    """Return the mean absolute error, mean over measurements in their own units, and its 95 % interval's ends."""
+    errors = (outputs - labels).double().cpu().abs() * torch.tensor(task.std or (1.0,), dtype=torch.float64)
+    each = errors.mean(1)
+    low, high = of_mean(mean := float(each.mean()), float(each.var()) / len(each), most=math.inf)
+    return [mean, max(low, 0.0), high]
 
 
 def _of_cases(dice: Tensor) -> list[float]:

@@ -124,8 +124,11 @@ def unseen_part(study: Study, best: str) -> Markup:
 
 
 def calibration_part(study: Study, best: str, base: str) -> Markup:
-    """Return whether the probabilities are better or worse, by the Brier score."""
-    mine, other = over_silos(study, best, "brier"), over_silos(study, base, "brier")
+    """Return whether the probabilities are better or worse, by the Brier score; of measurements, mean ones."""
+    key, what = "brier", "Brier score"
+    if study.task.name == "regression":
+        key, what = "calibration_in_the_large", "distance of mean measured and mean predicted"
+    mine, other = ({s: abs(v) for s, v in over_silos(study, m, key).items()} for m in (best, base))
     both = sorted(mine.keys() & other.keys())
     if not both:
         return Markup("calibration: not shown, it was not measured")
@@ -133,7 +136,7 @@ def calibration_part(study: Study, best: str, base: str) -> Markup:
     sign = compared([other[s] - mine[s] for s in both])
     word = {1: "better", -1: "worse", 0: "no difference is shown"}[sign]
     few = f", {silos_of(len(both))}, at least {HOSPITALS_NEEDED} needed" if few_of(both) else ""
-    return markup("calibration: {} (Brier score {}, {} alone{})", word, *means, few)
+    return markup("calibration: {} ({} {}, {} alone{})", word, what, *means, few)
 
 
 def cost_part(study: Study, best: str) -> Markup:

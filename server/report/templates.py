@@ -84,19 +84,24 @@ TEMPLATES = {
     "evidence": """{% from "macros" import table, cells, explained with context %}
 <h2>Evidence per silo</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each silo measures its reported model once, on its own test samples.{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; charts and sets are of the first.{% endif %}</p>
 {% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
-{% if not segmentation %}{% call explained() %}<dl class='terms'>
+{% if task == "regression" %}{% call explained() %}<dl class='terms'>
+<dt>Unit</dt><dd>The label's own. Of several measurements there is no evidence but the subgroups.</dd>
+<dt>Slope, intercept</dt><dd>Of the line through measurements by predictions (least squares); ideal 1 and 0. Below 1 high predictions are too high and low ones too low.</dd>
+<dt>Difference</dt><dd>Mean of measured less predicted; ideal 0.</dd>
+<dt>Limits of agreement</dt><dd>The mean difference and 1.96 standard deviations to either side. About 95&#8239;% of differences lie between, where they are normal.</dd>
+<dt>Intervals</dt><dd>Prediction intervals that are to hold 90&#8239;% of measurements: the share of test samples where they did, and their width. They reach as far as the silo's own half width, shrunk towards the silos' common one; half of the test samples make it, the others count.</dd></dl>{% endcall %}{% elif task != "segmentation" %}{% call explained() %}<dl class='terms'>
 <dt>Probability</dt><dd>{{ event }}.</dd>
 <dt>Brier</dt><dd>Mean squared distance of probability and event; lower is better.</dd>
 <dt>Slope</dt><dd>Ideal 1. Below 1 the model is too sure, above 1 not sure enough.</dd>
 <dt>In the large</dt><dd>Ideal 0. Above 0 there are more events than predicted.</dd>
 <dt>ECE</dt><dd>Mean distance of predicted and observed share over bins. It is too large where test parts are small: never read it alone.</dd>
 <dt>Sets</dt><dd>Classes that hold the true one with a probability of 90&#8239;%: the share of test samples where they did, and their mean number. The threshold is the silo's own, shrunk towards the silos' common one; half of the test samples make it, the others count.</dd>
-<dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}
-{% if groups %}<h3>Subgroups</h3><p class='note'>Test {{ score }} in per cent with its 95&#8239;% interval, by a column that the silo chose. Small subgroups are suppressed in the silo, and with them others, where they would follow by subtraction.</p>
+<dt>Net benefit</dt><dd>True positives per sample, less false positives at the odds of the threshold. The dashed line treats everybody, the line at 0 no one.</dd></dl>{% endcall %}{% endif %}
+{% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ score }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the silo chose. Small subgroups are suppressed in the silo, and with them others, where they would follow by subtraction.</p>
 {% call table(group_head) %}<tbody>{% for silo, values in groups %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
 {% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
-<p class='note'>Predicted against observed share; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more silos are in summary.json.{% endif %}</p>
-<div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}{% endif %}""",
+<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more silos are in summary.json.{% endif %}</p>
+<div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}""",
     "unseen": """{% from "macros" import table, cells, explained with context %}
 <h2>Hospitals that did not train</h2><p class='lead'>{{ silos }} held out of the training, by the {{ word }} on its own test samples in per cent{% if seeds > 1 %}, means over {{ seeds }} seeds{% endif %}.</p>
 {% call table(head) %}<tbody>{% for name, values in rows %}<tr><th scope="row">{{ name }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}

@@ -20,6 +20,7 @@ from strategies.base.strategy import AWAY, PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
+OWN = ("conformal", "conformal_width")  # what the common threshold is the mean of
 HOSPITALS = 2  # with thresholds of their own, before there is a common one
 
 
@@ -37,11 +38,12 @@ def collect_evidence(
 ) -> dict[str, Evidence]:
     """Return by silo the evidence of its reported model, of the rounds in ``strategy.shown``."""
     found = _asked(strategy, strategy.shown, exchange, note, {})
-    own = [v["conformal"] for v in found.values() if "conformal" in v]
+    own = [v[name] for v in found.values() for name in OWN if name in v]  # a task has one of them
     pairs = [(n[0], n[1]) for n in own if isinstance(n, list)]
     if len(pairs) >= HOSPITALS:
         common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-        for silo, values in _asked(strategy, found, exchange, note, {COMMON: min(common, 1.0)}).items():
+        common = min(common, max(threshold for _, threshold in pairs))  # rounding may lead beyond
+        for silo, values in _asked(strategy, found, exchange, note, {COMMON: common}).items():
             found[silo].update(values)
     return found
 

@@ -36,8 +36,8 @@ METRICS = (  # of all tasks; models/tasks/ has the same
 WANTED = ("required", "optional")  # what a rule of words may say
 UNITS = ("record", "patient")
 EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
-    *("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability", "net_benefit", "conformal"),
-    *("dice_worst_decile", "subgroups"),
+    *("brier", "calibration_slope", "calibration_in_the_large", "ece", "calibration_intercept", "agreement"),
+    *("reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups"),
 )
 SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
 MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from models.evidence.decisions import THRESHOLDS
 from models.evidence.measure import unflat
 from server.report.charts.canvas import MUTED, drawn, percent_axis, styles
@@ -32,6 +34,26 @@ def reliability_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[flo
     percent_axis(a.yaxis)
     names = ", ".join(map(spelled, bins))
     return c.svg(f"reliability-{study.silos.index(silo)}", f"Reliability diagram of {silo} with {names}.")
+
+
+def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]]) -> str:
+    """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
+    c, look = drawn(*SIZE, (52, 12, 14, 40)), styles(study)
+    a, ends = c.axes, [v for values in bins.values() for i, v in enumerate(values) if i % 4 in (1, 2)]
+    margin = 0.05 * (max(ends) - min(ends)) or 1.0
+    low, high = min(ends) - margin, max(ends) + margin
+    a.plot([low, high], [low, high], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    for method, values in bins.items():
+        rows, style = np.asarray(values, dtype=np.float64).reshape(-1, 4), look[method]
+        a.plot(rows[:, 1], rows[:, 2], color=style.colour, linewidth=1.6, linestyle=style.dash, zorder=3)
+        for n, predicted, observed, _ in rows.tolist():
+            mark = {"color": style.colour, "markerfacecolor": style.face, "markeredgewidth": 1.4}
+            size = 4 + 4 * n / rows[:, 0].max()
+            a.plot(predicted, observed, style.marker, **mark, markersize=size, zorder=4, clip_on=False)
+    a.set(xlim=(low, high), ylim=(low, high), xlabel="predicted", ylabel="measured")
+    a.grid(axis="both")
+    names = ", ".join(map(spelled, bins))
+    return c.svg(f"values-{study.silos.index(silo)}", f"Mean measurement by prediction in {silo} with {names}.")
 
 
 def net_benefit_chart(study: Study, silo: str, benefits: Mapping[str, Sequence[float]]) -> str:

@@ -9,13 +9,14 @@ from typing import Any
 from markupsafe import Markup
 
 from models.evidence.measure import PREFIX
-from server.report.charts.evidence import net_benefit_chart, reliability_diagram
+from server.report.charts.evidence import net_benefit_chart, reliability_diagram, value_diagram
 from server.report.evidence import has_evidence, lists, value
 from server.report.html import markup, number, percent
 from server.report.methods import spelled
 from server.report.study import Study
 from server.report.templates import render
 
+BINS_OF = {"reliability", "value_bins"}  # of probabilities, of measurements
 PANELS = 6  # silos whose diagrams are drawn
 COLUMNS = (
     ("brier", "Brier", 3),
@@ -33,8 +34,10 @@ def evidence_section(study: Study) -> Markup:
     head = ["Silo", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     if study.task.name == "segmentation":
         head = ["Silo", "Dice of the worst tenth"]
+    if study.task.name == "regression":
+        head = ["Silo", "Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"]
     rows = [(silo, cells(study, methods, silo)) for silo in study.silos]
-    drawn = [silo for silo in study.silos if any("reliability" in lists(study, m, silo) for m in methods)]
+    drawn = [silo for silo in study.silos if any(BINS_OF & lists(study, m, silo).keys() for m in methods)]
     return render(
         "evidence",
         head=head,
@@ -44,7 +47,7 @@ def evidence_section(study: Study) -> Markup:
         panels=[(silo, diagrams(study, methods, silo)) for silo in drawn[:PANELS]],
         left=max(len(drawn) - PANELS, 0),
         event=event_of(study),
-        segmentation=study.task.name == "segmentation",
+        task=study.task.name,
         seeds=len(study.seeds),
         groups=group_rows(study, methods),
         group_head=["Silo", "Subgroup", "Test", *map(spelled, methods)],
@@ -64,9 +67,12 @@ def group_rows(study: Study, methods: Sequence[str]) -> list[tuple[str, list[str
 
 
 def scored(values: Sequence[float] | None) -> Markup:
-    """Return a score in per cent with its interval below."""
+    """Return a score in per cent, or an error in the label's unit, with its interval below."""
     if values is None:
         return Markup("–")
+    if len(values) == 5:  # of measurements: MAE, its interval, RMSE
+        mae, low, high, rmse = (f"{v:.3g}" for v in values[1:])
+        return markup("{}<small>{}–{}; {}</small>", mae, low, high, rmse)
     return markup("{}<small>{}–{}</small>", percent(values[1]), percent(values[2], 0), percent(values[3], 0))
 
 
@@ -87,8 +93,28 @@ def cells(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
     """Return a silo's row: the first method's numbers, the second one's below."""
     if study.task.name == "segmentation":
         return [both([percent(known(lists(study, m, silo).get("dice_worst_decile"))) for m in methods])]
+    if study.task.name == "regression":
+        return [both(list(texts)) for texts in zip(*(of_values(study, m, silo) for m in methods), strict=True)]
     found = [both([signed(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
     return [*found, both([sets_of(study, m, silo) for m in methods])]
+
+
+def of_values(study: Study, method: str, silo: str) -> list[str]:
+    """Return what a regression's row says of a method, in the label's unit."""
+    found = lists(study, method, silo)
+    intercept, between, sets = (found.get(k) for k in ("calibration_intercept", "agreement", "conformal_intervals"))
+    return [
+        signed(value(study, method, silo, "calibration_slope"), 2),
+        short(intercept),
+        short(value(study, method, silo, "calibration_in_the_large")),
+        "–" if between is None else f"{short(between[2])} to {short(between[3])}",
+        "–" if sets is None else f"{percent(sets[5], 0)} %, {short(sets[6])}",
+    ]
+
+
+def short(found: Any) -> str:
+    """Return a number in the label's unit with three digits."""
+    return "–" if math.isnan(known(found)) else f"{float(found):.3g}".replace("-", "−")
 
 
 def known(found: Any) -> float:
@@ -115,6 +141,9 @@ def diagrams(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
     """Return the charts of one silo."""
     each = {m: lists(study, m, silo) for m in methods}
     bins = {m: found["reliability"] for m, found in each.items() if "reliability" in found}
+    values = {m: found["value_bins"] for m, found in each.items() if "value_bins" in found}
+    if values:
+        return [Markup(value_diagram(study, silo, values))]
     benefits = {m: found["net_benefit"] for m, found in each.items() if "net_benefit" in found}
     charts = [Markup(reliability_diagram(study, silo, bins))] if bins else []
     return charts + ([Markup(net_benefit_chart(study, silo, benefits))] if benefits else [])

@@ -15,7 +15,13 @@ from partitions.common.errors import DataError
 from partitions.subgroups import LONGEST, MOST_GROUPS
 from strategies.base.schema.reporting import MOST
 
-SETS = "conformal_sets"  # what a common threshold makes of `conformal`
+WORDS = {  # by which a policy allows values of another name
+    "conformal_sets": "conformal",
+    "conformal_width": "conformal",
+    "conformal_intervals": "conformal",
+    "value_bins": "reliability",
+}
+LARGEST_VALUE = 1e12  # of a measurement, in its own unit
 ACTION = "evidence"  # of the message that asks for it: "evaluate.evidence"
 
 
@@ -23,16 +29,16 @@ def word_of(name: str) -> str:
     """Return the word by which a policy allows this value; empty for a name that is not known."""
     if name.startswith(PREFIX):
         return "subgroups"
-    return "conformal" if name == SETS else name if name in EVIDENCE and name != "subgroups" else ""
+    return WORDS.get(name, name if name in EVIDENCE and name != "subgroups" else "")
 
 
 def fewest(name: str, value: float | list[float]) -> float:
     """Return the fewest samples behind any number of this value; infinite where all test samples are."""
     if not isinstance(value, list):
         return math.inf
-    if name == "reliability":
-        return min(value[::3], default=0.0)
-    return value[0] if name in ("conformal", SETS) or name.startswith(PREFIX) else math.inf
+    if name in ("reliability", "value_bins"):
+        return min(value[:: 3 if name == "reliability" else 4], default=0.0)
+    return value[0] if word_of(name) in ("conformal", "agreement", "subgroups") else math.inf
 
 
 def read_evidence(record: object) -> Evidence:
@@ -58,7 +64,8 @@ def read_evidence(record: object) -> Evidence:
 RANGES = {
     "brier": (0.0, 1.0),
     "calibration_slope": (-LARGEST, LARGEST),
-    "calibration_in_the_large": (-LARGEST, LARGEST),
+    "calibration_in_the_large": (-LARGEST_VALUE, LARGEST_VALUE),  # of a measurement in its unit
+    "calibration_intercept": (-LARGEST_VALUE, LARGEST_VALUE),
     "ece": (0.0, 1.0),
     "dice_worst_decile": (0.0, 1.0),
 }
@@ -90,7 +97,32 @@ def _sets(v: Sequence[float]) -> bool:
 def _group(name: str, v: Sequence[float]) -> bool:
     group = name.removeprefix(PREFIX)
     named = group.isprintable() and 0 < len(group) <= LONGEST
+    if len(v) == 5:  # of measurements: errors
+        return named and _count(v[0]) and all(0 <= value <= LARGEST_VALUE for value in v[1:])
     return named and len(v) == 4 and _count(v[0]) and all(-LARGEST <= value <= 1 for value in v[1:])
+
+
+def _agreement(v: Sequence[float]) -> bool:
+    return len(v) == 4 and _count(v[0]) and -LARGEST_VALUE <= v[2] <= v[1] <= v[3] <= LARGEST_VALUE
+
+
+def _value_bins(v: Sequence[float]) -> bool:
+    rows = [v[i : i + 4] for i in range(0, len(v), 4)]
+    return (
+        0 < len(v) <= 4 * BINS and len(v) % 4 == 0 and all(_count(r[0]) and _values(r[1:]) and r[3] >= 0 for r in rows)
+    )
+
+
+def _width(v: Sequence[float]) -> bool:
+    return len(v) == 2 and _count(v[0]) and 0 <= v[1] <= LARGEST_VALUE
+
+
+def _intervals(v: Sequence[float]) -> bool:
+    return len(v) == 7 and _count(v[0]) and _shares(v[1::2]) and all(0 <= w <= 2 * LARGEST_VALUE for w in v[2::2])
+
+
+def _values(values: Sequence[float]) -> bool:
+    return all(-LARGEST_VALUE <= value <= LARGEST_VALUE for value in values)
 
 
 def _count(value: float) -> bool:
@@ -105,5 +137,9 @@ LISTS: dict[str, Callable[[Sequence[float]], bool]] = {
     "reliability": _bins,
     "net_benefit": _benefits,
     "conformal": _threshold,
-    SETS: _sets,
+    "conformal_sets": _sets,
+    "conformal_width": _width,
+    "conformal_intervals": _intervals,
+    "agreement": _agreement,
+    "value_bins": _value_bins,
 }

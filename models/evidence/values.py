@@ -1,0 +1,72 @@
+"""Calibration of predicted measurements: least squares of observed on predicted, agreement, bins, intervals.
+
+``said`` (n,) are predictions and ``truth`` (n,) what was measured, both in the measurement's own unit. Differences are
+observed minus predicted: above 0 the prediction is too low.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from models.evidence.calibration import Array, groups_of
+from models.evidence.conformal import ALPHA, halves, shrunk
+
+SPREAD = 1.96  # standard deviations on either side, for limits of agreement
+
+
+def recalibration(said: Array, truth: Array) -> tuple[float, float]:
+    """Return intercept a and slope b of truth = a + b said by least squares, ideal 0 and 1; ``nan`` where all said are
+    alike (Stevens and Poppe, J. Clin. Epidemiol. 2020).
+    """
+    if len(said) < 2 or np.ptp(said) <= 1e-9 * max(1.0, float(np.abs(said).max())):
+        return math.nan, math.nan
+    centred = said - said.mean()
+    slope = float(centred @ truth / (centred @ centred))
+    return float(truth.mean() - slope * said.mean()), slope
+
+
+def agreement(said: Array, truth: Array) -> tuple[float, float, float]:
+    """Return the mean difference and its limits of agreement, mean -+ 1.96 SD (Bland and Altman, Lancet 1986)."""
+    if len(said) < 2:
+        return (math.nan,) * 3
+    difference = truth - said
+    mean, half = float(difference.mean()), SPREAD * float(difference.std(ddof=1))
+    return mean, mean - half, mean + half
+
+
+def value_bins(said: Array, truth: Array, least: int) -> list[float]:
+    """Return samples, mean prediction, mean measurement and mean absolute error of each bin, bin after bin.
+
+    The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least``.
+    """
+    own = groups_of(said, least)
+    counts = np.bincount(own)
+    sums = [np.bincount(own, values) / counts for values in (said, truth, np.abs(truth - said))]
+    return [float(v) for row in zip(counts, *sums, strict=True) for v in row]
+
+
+def half_width(errors: Array, alpha: float = ALPHA) -> float:
+    """Return the ceil((n + 1)(1 - alpha))-th smallest absolute error (n,), by which a split conformal interval reaches
+    to either side (Lei et al., JASA 2018, algorithm 2); ``nan`` where n is too small for one.
+    """
+    rank = math.ceil((len(errors) + 1) * (1 - alpha) - 1e-12)
+    return float(np.sort(errors)[rank - 1]) if 0 < rank <= len(errors) else math.nan
+
+
+def own_width(errors: Array, patients: Array | None, least: int) -> tuple[int, float]:
+    """Return how many test samples calibrate, and the half width that they make; ``nan`` where either half is small."""
+    fits, held = halves(len(errors), patients)
+    n = int(fits.sum())
+    return n, half_width(errors[fits]) if min(n, int(held.sum())) >= least else math.nan
+
+
+def interval_shares(errors: Array, patients: Array | None, common: float) -> list[float]:
+    """Return the samples that count, then coverage and width of intervals: own, common and shrunk half width."""
+    fits, held = halves(len(errors), patients)
+    own, rest = half_width(errors[fits]), errors[held]
+    values = [float(len(rest))]
+    for half in (own, common, shrunk(own, int(fits.sum()), common)):
+        values += [float((rest <= half).mean()) if len(rest) else math.nan, 2 * half]
+    return values
