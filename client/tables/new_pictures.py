@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,22 @@ FILE = "file"
 KEYS = (FILE, "patient", "study", "accession")  # what a row of the predictions may be called by
 
 
-def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> tuple[Array, str, list[str], NewPictures]:
-    """The pictures (n, [d,] h, w, c), the name of the column of keys, each picture's key, and where they come from.
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures ``x`` (n, [d,] h, w, c), each one's key and what that is called, where they come from, and notes."""
 
-    ``data``: a folder, a csv with a column ``file``, or one picture. ``key``: one of :data:`KEYS`; "": the csv's column
-    of patients, of DICOM files the PatientID, and else the file. Raises UserError, one line; a note on standard error
-    says what was passed over.
+    x: Array
+    column: str
+    keys: list[str]
+    source: NewPictures
+    notes: tuple[str, ...]
+
+
+def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictures:
+    """The pictures of a folder, a csv with a column ``file``, or one picture.
+
+    ``key``: one of :data:`KEYS`; "": the csv's column of patients, of DICOM files the PatientID, and else the file.
+    Raises UserError, one line; notes say what was passed over.
     """
     if key and key not in KEYS:
         raise unknown_name("--key", key, KEYS)
@@ -48,11 +58,9 @@ def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> tuple
         raise UserError(str(error)) from None
     if data.is_dir() and (lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())):
         notes = (*notes, f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists")
-    for note in (*found.notes, *notes):
-        print(f"note: {note}", file=sys.stderr)
     if without := keys.count(""):
-        print(f"note: {without} of {len(keys)} pictures have no {column}", file=sys.stderr)
-    return x, column, keys, pictures
+        notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
+    return Pictures(x, column, keys, pictures, (*found.notes, *notes))
 
 
 def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from client.tables.new_pictures import read_new_pictures
+from client.tables.new_pictures import Pictures, read_new_pictures
 from partitions.array_names import EXTRA_NAMES, known_names, names_of
 from partitions.common.errors import DataError, UserError
 from partitions.importing.images import PICTURES, kind_of
@@ -70,8 +70,16 @@ def read_asked(
         return asked_rows(data, used, as_gaps)
     if as_gaps:
         raise UserError("--as-gaps is of a table: pictures have no cells")
-    x, column, keys, pictures = read_new_pictures(data, used, key)
-    return Asked(x, 0, make_schema((), (), dtype_of(x)), keys, column, pictures)
+    found = read_new_pictures(data, used, key)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return asked_pictures(found)
+
+
+def asked_pictures(found: Pictures) -> Asked:
+    """Pictures as a model is asked about them."""
+    schema = make_schema((), (), dtype_of(found.x))
+    return Asked(found.x, 0, schema, found.keys, found.column, found.source)
 
 
 def needs_recipe(data: Path) -> bool:

@@ -73,7 +73,8 @@ def add_predict(commands: Any) -> None:
     p.add_argument(
         "--serve",
         action="store_true",
-        help="answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, read by the recipe",
+        help="answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a "
+        "recipe of pictures one picture or scan, or a zip of a series",
     )
     p.add_argument("--port", metavar="P", type=int, default=8643, help="--serve: 0 for a free one (default: 8643)")
     p.add_argument(
@@ -104,7 +105,9 @@ def predict(args: argparse.Namespace) -> None:
     from server.watch.access import LOOPBACK, new_token, read_token
 
     if args.data or args.out or args.masks or args.as_gaps or args.key:
-        raise UserError("--serve: leave --data, --out, --masks, --key and --as-gaps out; a request may say ?as-gaps=1")
+        raise UserError(
+            "--serve: leave --data, --out, --masks, --key, --as-gaps out; requests may say ?as-gaps=1, ?key=study"
+        )
     token = read_token(args.token_file) if args.token_file else ""
     token = token or ("" if args.host in LOOPBACK else new_token())
     serve_model(Path(args.model), args.recipe, args.host, args.port, token)

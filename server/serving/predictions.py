@@ -1,72 +1,86 @@
-"""The small HTTP server of ``silofl predict --serve``: JSON rows in, JSON rows out.
+"""The small HTTP server of ``silofl predict --serve``: JSON rows, or a picture or scan, in, JSON rows out.
 
-``POST /predict`` takes ``{"rows": [...]}`` (``client/prediction/json_rows.py``), ``GET /`` says what the model takes.
+``POST /predict`` takes ``{"rows": [...]}`` (``client/prediction/json_rows.py``), or by a recipe of pictures one file or
+a zip (``client/prediction/posted_scans.py``). ``GET /`` says what the model takes.
 Who may ask: as for ``silofl watch`` (``server/watch/access.py``). Requests are answered one after another. No request,
 answer or refusal is kept or logged.
 """
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from client.export import read_model
 from client.prediction.json_rows import MOST_BYTES, MOST_ROWS, predict_rows
+from client.prediction.posted_scans import MOST_BYTES as MOST_SCAN_BYTES
+from client.prediction.posted_scans import MOST_FILES, predict_scans, work_folder
 from client.prediction.predict import uncertainty
 from client.tables.new_samples import recipe_of
 from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
-from partitions.recipes.pictures import load_any
+from partitions.recipes.pictures import AnyRecipe, PictureRecipe, load_any
 from partitions.recipes.recipe import Recipe
 from server.watch.access import Guard
 from server.watch.serve import listen, run
 
 PORT = 8643
+SCANS = ("application/dicom", "application/zip", "application/gzip", "application/octet-stream")
 HINT = "send the header Authorization: Bearer TOKEN, with the token that silofl predict --serve has printed"
 
 
 def serve_model(model: Path, recipe: Path | None, host: str, port: int, token: str) -> None:
-    """Serve a model until Ctrl-C. Raises UserError where it cannot be read, or has no recipe of a table."""
+    """Serve a model until Ctrl-C. Raises UserError where it cannot be read, or has no recipe."""
     card, net = read_model(model)
     try:
         used = load_any(recipe) if recipe else recipe_of(card)
     except DataError as error:
         raise UserError(str(error)) from None
-    if not isinstance(used, Recipe):
-        raise UserError("--serve answers rows of a table; the recipe is of pictures or scans, which --data takes")
     with listen(host, port) as listening:
         run(application(card, net, used, token), listening, host, token)
 
 
-def application(card: dict[str, Any], net: FlatModel, recipe: Recipe, token: str = "") -> Starlette:
+def application(card: dict[str, Any], net: FlatModel, recipe: AnyRecipe, token: str = "") -> Starlette:
     """Return the ASGI application. ``token``: what a client has to know; empty: loopback's names only are answered."""
 
     async def about(request: Request) -> Response:
-        columns = [{"name": c.source or c.name, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
-        roles = [name for name in (recipe.patient, recipe.text) if name]
         what = {"method": card["method"], "silo": card["silo"], "task": card["task"], "round": card["round"]}
-        limits = {"rows": MOST_ROWS, "bytes": MOST_BYTES}
-        return JSONResponse(
-            {"model": what, "columns": columns, "also": roles, "answers": uncertainty(card), "limits": limits}
-        )
+        return JSONResponse({"model": what, **taken_by(recipe), "answers": uncertainty(card)})
+
+    async def of_rows(request: Request, used: Recipe) -> Response:
+        if kind_of(request) != "application/json":
+            return fault("the request has no Content-Type: application/json", 415)
+        body = io.BytesIO()  # a table's rows lie in no file
+        if not await receive(request, body, MOST_BYTES):
+            return fault(f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413)
+        as_gaps = request.query_params.get("as-gaps") == "1"
+        return JSONResponse(predict_rows(card, net, used, body.getvalue(), as_gaps))
+
+    async def of_scans(request: Request, used: PictureRecipe) -> Response:
+        if not kind_of(request).startswith(("image/", *SCANS)):  # another page's form has none of them
+            return fault(f"the request has no Content-Type of a picture or scan: image/png, {', '.join(SCANS)}", 415)
+        with work_folder() as folder:
+            with (folder / "body").open("xb") as file:
+                whole = await receive(request, file, MOST_SCAN_BYTES)
+            if not whole:
+                return fault(f"the request has more than {MOST_SCAN_BYTES} bytes; send less at once", 413)
+            return JSONResponse(predict_scans(card, net, used, folder / "body", request.query_params.get("key", "")))
 
     async def predict(request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return fault("the request has no Content-Type: application/json", 415)
-        if (body := await body_of(request)) is None:
-            return fault(f"the request has more than {MOST_BYTES} bytes; send fewer rows at once", 413)
         try:
-            as_gaps = request.query_params.get("as-gaps") == "1"
-            return JSONResponse(predict_rows(card, net, recipe, body, as_gaps))
+            return await (of_rows(request, recipe) if isinstance(recipe, Recipe) else of_scans(request, recipe))
         except UserError as error:
             return fault(str(error), 422)
+        except ClientDisconnect:
+            return fault("the request was cut short", 400)
         except Exception as error:  # its text may have a patient's cell
             print(f"a fault of silofl: {type(error).__name__}; please report it", file=sys.stderr, flush=True)
             return fault("a fault of silofl; the request is not answered", 500)
@@ -75,14 +89,29 @@ def application(card: dict[str, Any], net: FlatModel, recipe: Recipe, token: str
     return Starlette(routes=routes, middleware=[Middleware(Guard, token=token, hint=HINT)])
 
 
-async def body_of(request: Request) -> bytes | None:
-    """The body, or None where it is too long: then the rest of it is not read."""
-    body = b""
+def kind_of(request: Request) -> str:
+    """The media type of a request's body."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def taken_by(recipe: AnyRecipe) -> dict[str, Any]:
+    """What a request may hold."""
+    if isinstance(recipe, Recipe):
+        columns = [{"name": c.source or c.name, "kind": c.kind, "categories": list(c.levels)} for c in recipe.used]
+        roles = [name for name in (recipe.patient, recipe.text) if name]
+        return {"columns": columns, "also": roles, "limits": {"rows": MOST_ROWS, "bytes": MOST_BYTES}}
+    made = {key: recipe.content[key] for key in ("pictures", "expected")}
+    return {**made, "limits": {"files": MOST_FILES, "bytes": MOST_SCAN_BYTES}}
+
+
+async def receive(request: Request, file: IO[bytes], most: int) -> bool:
+    """Write the body to a file; False where it is too long: then the rest of it is not read."""
+    size = 0
     async for part in request.stream():
-        body += part
-        if len(body) > MOST_BYTES:
-            return None
-    return body
+        if (size := size + len(part)) > most:
+            return False
+        file.write(part)
+    return True
 
 
 def fault(why: str, status: int) -> Response:

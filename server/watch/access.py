@@ -22,7 +22,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from partitions.common.errors import UserError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-COOKIE = "silofl-watch"
 LEAST = 16  # characters of a token
 OPEN = "/health"  # says nothing about a run, and is answered without a token
 HINT = "open the address with ?token=..., as silofl watch has printed it"
@@ -97,10 +96,10 @@ class Guard:
         if request.url.path == "/" and self._is_token(request.query_params.get("token", "")):
             # Out of the address bar. Lax, for the redirection after a link in a mail still counts as the mail's.
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
+            answer.set_cookie(cookie_name(host), self.token, httponly=True, samesite="lax")
             return answer
         kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(cookie(request.headers)):
+        if (kind.lower() == "bearer" and self._is_token(given)) or self._is_token(cookie(request.headers, host)):
             return None
         return refused(self.hint, 401)
 
@@ -126,9 +125,15 @@ def from_elsewhere(headers: Mapping[str, str], host: str) -> bool:
     )
 
 
-def cookie(headers: Mapping[str, str]) -> str:
+def cookie_name(host: str) -> str:
+    """Return a cookie's name: browsers keep one cookie for all ports of a host, and each may be a page of ours."""
+    port = host.rpartition(":")[2]
+    return f"silofl-{port if port.isascii() and port.isdigit() else 'default'}"
+
+
+def cookie(headers: Mapping[str, str], host: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(host))
     except CookieError:
         return ""
     return found.value if found else ""

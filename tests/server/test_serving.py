@@ -19,7 +19,6 @@ from client.export import export_model, read_model
 from client.prediction.json_rows import MOST_BYTES, MOST_ROWS
 from client.prediction.predict import predict_file
 from client.tables.new_samples import recipe_of
-from partitions.recipes.pictures import PictureRecipe
 from server.cli.main import main
 from server.serving.predictions import application
 
@@ -151,8 +150,6 @@ def test_beyond_loopback_a_token_is_needed(served: Any) -> None:
 
 def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
     run, model, _ = served
-    pictures = tmp_path / "pictures.recipe.toml"
-    pictures.write_text(PictureRecipe(shape=(8, 8, 1), dtype="uint8").toml())
     bare = tmp_path / "bare.safetensors"
     export_model(run, "hospital-01", "last", bare, recipe=False)
     for given, words in (
@@ -160,7 +157,6 @@ def test_the_command_line(served: Any, tmp_path: Path, capsys: Any) -> None:
         (["--model", str(model), "--serve", "--data", "x.csv"], "leave --data"),
         (["--model", str(model), "--data", "x.csv", "--port", "1"], "belong to --serve"),
         (["--model", str(bare), "--serve"], "has no recipe"),
-        (["--model", str(bare), "--serve", "--recipe", str(pictures)], "the recipe is of pictures or scans"),
     ):
         assert main(["predict", *given]) == 2 and words in capsys.readouterr().err
 

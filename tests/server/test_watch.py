@@ -28,7 +28,7 @@ from server.cli.main import main
 from server.results.summary import run_summary
 from server.run.reporter import Progress
 from server.run.withdrawal import without
-from server.watch.access import COOKIE, read_token
+from server.watch.access import cookie_name, read_token
 from server.watch.board import Board
 from server.watch.exposition import exposition
 from server.watch.serve import Follower, application, listen
@@ -405,9 +405,12 @@ def test_beyond_loopback_a_token_is_needed(tmp_path: Path) -> None:
         assert ask(tmp_path, path, TOKEN, **elsewhere).status_code == 401
     assert ask(tmp_path, "/metrics", TOKEN, authorization=f"Bearer {TOKEN}", **elsewhere).status_code == 200
     assert ask(tmp_path, "/metrics", TOKEN, authorization=f"Basic {TOKEN}", **elsewhere).status_code == 401
-    assert ask(tmp_path, "/", TOKEN, cookie=f"{COOKIE}={TOKEN}", **elsewhere).status_code == 200
+    assert ask(tmp_path, "/", TOKEN, cookie=f"{cookie_name(elsewhere['host'])}={TOKEN}", **elsewhere).status_code == 200
+    other = f"{cookie_name('server.example:8643')}={TOKEN}"  # browsers send it to all ports of a host
+    assert ask(tmp_path, "/", TOKEN, cookie=other, **elsewhere).status_code == 401
     opened = ask(tmp_path, f"/?token={TOKEN}", TOKEN, **elsewhere)
     assert (opened.status_code, opened.headers["location"]) == (303, "/")
+    assert opened.headers["set-cookie"].startswith("silofl-8642=")
     assert "HttpOnly" in opened.headers["set-cookie"] and "SameSite=lax" in opened.headers["set-cookie"]
     health = ask(tmp_path, "/health", TOKEN, **elsewhere)
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
