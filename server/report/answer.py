@@ -29,6 +29,7 @@ from server.report.scores import Gain
 from server.report.study import Study
 from server.report.uncertainty import UNKNOWN, Interval
 from server.report.verdict import Verdict, verdict
+from server.results.tuned import TUNING
 
 MOST_NAMES = 4  # of harmed hospitals in the sentence
 
@@ -102,7 +103,9 @@ def worst_part(study: Study, best: str, base: str) -> Markup:
     silo = min(known, key=lambda s: known[s])
     own = study.score(base, silo).mean
     beside = "" if math.isnan(own) else markup(" ({}&#8239;% alone)", percent(own))
-    return markup("the worst silo, {}, reaches {}&#8239;%{}", silo, percent(known[silo]), beside)
+    tested = sorted(set(study.sizes(silo, "n_test")) - {0})
+    of = f" of {tested[0]} test samples" if tested else ""  # of many silos one has the worst luck
+    return markup("the worst silo, {}, reaches {}&#8239;%{}{}", silo, percent(known[silo]), beside, of)
 
 
 def unseen_part(study: Study, best: str) -> Markup:
@@ -163,10 +166,17 @@ def condition(study: Study) -> str:
     chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
     rounds = max(r["rounds"] for r in study.runs)
     late = f"; {', '.join(study.joined)} joined late" if study.joined else ""
+    late += "; tuned on the split of other seeds, whose test samples these may be" if unsearched(study) else ""
     return (
         f"Drawn from {silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds{late}; "
         f"{'1 seed' if seeds == 1 else f'{seeds} seeds'}" + (f"; the method was {chosen}." if count > 1 else ".")
     )
+
+
+def unsearched(study: Study) -> list[int]:
+    """Return the seeds whose settings a search on another seed's split has chosen."""
+    searches = (read_json(study.path / TUNING) or {}).get("searches", [])
+    return [seed for seed in study.seeds if searches and seed not in {search["seed"] for search in searches}]
 
 
 def compared(differences: Sequence[float]) -> int:

@@ -119,8 +119,8 @@ def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
         )
     if study.chosen_on == "test" and len(study.methods) > 2:
         text.append(
-            "There are no validation data, so the method was chosen on the test data that it is measured on; no "
-            "interval counts that choice."
+            "There are no validation data, so the method was chosen on the test data that it is measured on. Whether a "
+            "gain is shown counts that choice; the printed gains and intervals do not."
         )
     return Markup(" ").join(text)
 
@@ -152,6 +152,8 @@ def average(tested: int, found: Verdict) -> str:
         sure = "clear of zero" if found.shown else "not clear of zero"
         return markup("The average over all silos is {}{}.", sure, in_brackets(interval))
     ends = in_brackets(interval)
+    if found.without is None:
+        return markup("The average over all silos{} is not clear of zero: {}.", ends, found.why)
     return markup("The average over all silos{} rests on silos that took part in few rounds.", ends)
 
 

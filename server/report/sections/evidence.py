@@ -17,6 +17,7 @@ from server.report.study import Study
 from server.report.templates import render
 
 BINS_OF = {"reliability", "value_bins"}  # of probabilities, of measurements
+BY_CHANCE = 0.05  # of 95 % intervals, the share that misses what it is of
 PANELS = 6  # silos whose diagrams are drawn
 COLUMNS = (
     ("brier", "Brier", 3),
@@ -31,6 +32,8 @@ def evidence_section(study: Study) -> Markup:
     if not study.runs or not has_evidence(study):
         return Markup()
     methods = compared(study)
+    groups = group_rows(study, methods)
+    sizes = sorted({n for silo in study.silos for n in study.sizes(silo, "n_test")} - {0})
     head = ["Silo", *(name for _, name, _ in COLUMNS), "Sets: coverage, size"]
     if study.task.name == "segmentation":
         head = ["Silo", "Dice of the worst tenth"]
@@ -49,7 +52,9 @@ def evidence_section(study: Study) -> Markup:
         event=event_of(study),
         task=study.task.name,
         seeds=len(study.seeds),
-        groups=group_rows(study, methods),
+        groups=groups,
+        chance=f"{BY_CHANCE * len(groups) * len(methods):.2g}",
+        tested=f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}" if sizes else "few",
         group_head=["Silo", "Subgroup", "Test", *map(spelled, methods)],
         score=study.task.score_label,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from server.report.answer import unsearched
 from server.report.events import read_json
 from server.report.html import duration, lines, size_text, with_spread
 from server.report.methods import spelled
@@ -42,7 +43,7 @@ def tuning_section(study: Study) -> Markup:
         equal=len({frozenset(found) for found in rounds.values()}) == 1,
         head=["Method", *map(lines, head), *([lines("Epsilon|of all trials")] if private else [])],
         rows=[(spelled(method), cells(searches, method, private=private)) for method in methods],
-        unsearched=[seed for seed in study.seeds if seed not in {search["seed"] for search in searches}],
+        unsearched=unsearched(study),
         searched=", ".join(str(search["seed"]) for search in searches),
         space=[f"{key} = {form}" for key, form in asked["space"].items()],
         spent=[(search["seed"], *largest(search["privacy"].get("all", {}))) for search in searches if private],

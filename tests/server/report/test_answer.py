@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from studies import checked, make_run
 
-from server.report.answer import answer, compared, condition, harmed, t_interval
+from server.report.answer import answer, compared, condition, harmed, t_interval, unsearched
 from server.report.head import headline
 from server.report.study import Study
+from server.report.verdict import chosen_among, excludes_zero, verdict
+from server.results.tuned import TUNING
 
 SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
 BETTER = tuple(v + 0.2 for v in SIX)
@@ -96,6 +98,52 @@ def test_chance_harms_no_hospital(tmp_path: Path) -> None:
         named += bool(harmed(study, "apple", "local"))
         plain += any(study.gain("apple", "local", s).interval[1] < 0 for s in study.silos)
     assert named <= 3 < plain
+
+
+METHODS = ("fedavg", "fedprox", "ditto", "fedper", "fedala", "fedbn", "apfl", "scaffold")
+
+
+def test_chance_makes_no_best_of_eight(tmp_path: Path) -> None:
+    """Eight methods without a mean gain, ten hospitals that gain or lose, no validation data: the best method is the
+    one with the most luck. Of forty studies few show a gain; were the choice not counted, many more would.
+    """
+    rng = np.random.default_rng(8)
+    claimed = uncounted = 0
+    for k in range(40):
+        test = {m: tuple(np.round(rng.normal(0.7, 0.08, 10), 3)) for m in ("local", *METHODS)}
+        counts = {f"h{i}": 2000 for i in range(1, 11)}
+        study = Study(make_run(tmp_path / str(k), test, counts=counts, validation=None))
+        assert study.best is not None
+        found = verdict(study, study.best, "local")
+        claimed += found.shown > 0
+        if excludes_zero(found.gain) and not found.shown:
+            uncounted += 1
+            why = "the interval contains zero once it counts the choice among 8 methods on the same test data"
+            assert not said(study).startswith("Yes") and why in said(study)
+    assert claimed <= 2 < uncounted
+
+
+def test_a_gain_that_is_large_is_shown_without_validation_data(tmp_path: Path) -> None:
+    """And validation data that choose cost nothing: their choice knows nothing of the test part's luck."""
+    test = {"local": SIX, **dict.fromkeys(METHODS, BETTER)}
+    counts = {f"h{k}": 200 for k in range(1, 7)}
+    assert said(Study(make_run(tmp_path / "run", test, counts=counts, validation=None))).startswith("Yes:")
+    luck = {"local": SIX, **dict.fromkeys(METHODS, tuple(v + 0.1 * (-1) ** k for k, v in enumerate(SIX)))}
+    chosen = Study(make_run(tmp_path / "val", luck, counts=counts, validation=dict.fromkeys(luck, 0.6)))
+    assert chosen_among(chosen, "local") == 1
+    assert chosen_among(Study(make_run(tmp_path / "not", luck, counts=counts, validation=None)), "local") == 8
+
+
+def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
+    """The lowest of many scores is low by chance, too: a reader sees of how many samples it is."""
+    assert "reaches 78.0 % (58.0 % alone) of 200 test samples" in said(planted(tmp_path / "run", SIX, BETTER))
+
+
+def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path) -> None:
+    study = planted(tmp_path / "run", (SIX, SIX), (BETTER, BETTER), seeds=(1, 2))
+    assert "tuned on the split" not in condition(study)
+    (study.path / TUNING).write_text(json.dumps({"searches": [{"seed": 1}]}))
+    assert unsearched(study) == [2] and "tuned on the split of other seeds" in condition(study)
 
 
 @pytest.mark.parametrize(("silos", "n"), [(6, 8), (3, 200)], ids=["patients", "hospitals"])

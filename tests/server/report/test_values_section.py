@@ -26,4 +26,6 @@ def test_a_regression_has_its_evidence(tmp_path: Path) -> None:
             assert values["evidence"]["subgroup.scanner A"][1] > 0, silo
     assert "Limits of agreement" in page and "Predicted against measured" in page and "Mean absolute error" in page
     assert "Net benefit" not in page and page.count('id="values-') >= 3
+    assert "have no intervals" in page and "chance alone lets about 0.6 of those below miss" in page
+    assert "no theorem promises" in page
     assert "distance of mean measured and mean predicted" in page
