@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.networks.registry import MODELS, ModelSpec
 
 ROOT = Path(__file__).parents[1]
+gc.disable()  # until everything is imported: see pytest_collection_finish
 # A line per silo and round would bury what a failure says.
 logging.getLogger("flwr").setLevel(logging.WARNING)
 # As in an activated environment: Flower looks for its own programs on PATH.
@@ -59,6 +60,7 @@ def pytest_collection_finish() -> None:
     """Libraries and tests are here to stay: the collector need not look through them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -245,7 +245,7 @@ def test_every_method_with_noise_is_in_the_sites_table() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS_WITH_NOISE)
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 def test_what_the_site_charges_is_what_the_app_does(
     method: str, epochs: int, files: Files, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,10 @@ For the network of ``two_layers.DEEP``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pytest
 
 FULL, BODY, HEAD = 31, 16, 15  # Σ, fc1 and fc2 of the network in two_layers.py; by default fc2 is personal
 K = 4  # features, the width of fc1
@@ -100,6 +102,14 @@ WITH_ALA = {
     f"{name} with ALA": ({**CASES[name][0], **ALA, "ala": True}, *CASES[name][1:])
     for name in ("fedavg", "ditto", "fedapm", "player-fl", "heurfedamp", "apfl, logits")
 }
+
+
+def every(cases: Mapping[str, Any] | Iterable[str]) -> pytest.MarkDecorator:
+    """A test for each case; what is another variant of a method that is there, `make test-all` runs."""
+    marks = {name: pytest.mark.exhaustive if "," in name else () for name in cases}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
+
+
 OPTIONS: dict[str, Any] = {
     "local_epochs": 2,
     "batch_size": 4,

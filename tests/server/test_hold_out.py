@@ -113,6 +113,7 @@ def test_side_by_side_and_after_a_crash_the_study_is_the_same(
         simulate(values(table, again, resume=True), quiet=True, hold_out=HELD)
 
 
+@pytest.mark.exhaustive
 def test_two_processes_from_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--strategy", "fedavg", "--data", str(table), "--partition", "iid", "--silos", "3", "--rounds", "1"]
     given += ["--set", "threads=1", "--workers", "2", "--hold-out", "hospital-01,hospital-03"]

@@ -329,10 +329,12 @@ def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(rows(tmp_path / "out")) == 2
 
 
-def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path, whole: dict[str, Path]) -> None:
+def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> None:
     """Two real processes at a time, with the same trials."""
-    search(request(table, "random", 3), tmp_path / "out", engine_of("2"))
-    assert left(tmp_path / "out") == left(whole["random"])
+    few = request(table, "random", 2, strategies=["fedavg"])
+    search(few, tmp_path / "out", engine_of("2"))
+    search(few, tmp_path / "turns")
+    assert left(tmp_path / "out") == left(tmp_path / "turns")
 
 
 # A run that has got to round 2 of this trial, and a search that has ended two trials, are killed as the kernel kills.

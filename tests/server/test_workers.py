@@ -65,6 +65,7 @@ def crash_in(key: str, server_round: int, monkeypatch: pytest.MonkeyPatch) -> No
 # The same study
 
 
+@pytest.mark.exhaustive
 def test_two_processes_leave_what_one_leaves(in_turns: Path, table: Path, tmp_path: Path) -> None:
     """Two runs, from the command line; the others' tests need no processes."""
     given = values(table, tmp_path / "alone", strategy="local,apple", seed=1)

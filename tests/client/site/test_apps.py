@@ -1,6 +1,7 @@
 """An app bundle is byte for byte the one that `flwr run` makes: a hospital pins its SHA-256."""
 
 import io
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -29,8 +30,12 @@ FILES = (
 IGNORED = "# results\n.venv/\nruns/\n__pycache__/\nmade/of/*\n/drafts-*/\n"
 
 
-def test_of_this_checkout() -> None:
-    assert build(ROOT) == build_fab_from_disk(ROOT)
+def test_of_this_checkout(tmp_path: Path) -> None:
+    """Flower itself looks at each file that lies about: of a copy without most of those."""
+    shutil.copytree(ROOT, tmp_path / "copy", ignore=shutil.ignore_patterns(".git", ".venv*", "*cache*", "runs"))
+    (tmp_path / "copy" / ".venv").mkdir()
+    (tmp_path / "copy" / ".venv" / "theirs.py").touch()
+    assert build(ROOT) == build(tmp_path / "copy") == build_fab_from_disk(tmp_path / "copy")
     assert not any(name.startswith(".venv/") for name in files_of(ROOT))
 
 

@@ -477,20 +477,32 @@ def test_nothing_leaves_where_it_cannot_be_written_down(silo: Silo, start: str, 
     assert f"ERROR: {reason} ({silo.log})" in err
 
 
-def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> None:
-    """No shim on PATH, so none of our wrappers: then the app does it itself."""
+def without_shim(silo: Silo, fab: Fab) -> tuple[int, str, str]:
+    """A query by Flower's own start: no shim on PATH, so none of our wrappers."""
     silo.node_config["policy"] = "public"
     silo.node_config["data"] = str(write_silo(silo.folder / "data.npz", [[1.0, 2.0], [3.0, 4.0]] * 6, [0, 1] * 6))
-    fab = Fab("", build(Path(__file__).parents[3]), {})
-    fab = Fab(hashlib.sha256(fab.content).hexdigest(), fab.content, {})
     path = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
-    code, out, err = silo.run(silo.message(fab, kind="query"), PATH=path)
+    return silo.run(silo.message(fab, kind="query"), PATH=path)
+
+
+def silofls_app() -> Fab:
+    content = build(Path(__file__).parents[3])
+    return Fab(hashlib.sha256(content).hexdigest(), content, {})
+
+
+def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> None:
+    """Then the app does it itself."""
+    code, out, err = without_shim(silo, fab := silofls_app())
     assert code == 0, out + err
     assert not silo.reply().has_error()
     (sent,) = audit.verify(silo.log).entries
     assert sent["asked"] == "query" and sent["app"] == fab.hash_str[:8]
     assert [record["name"] for record in sent["sent"]] == ["summary"] and "n_train" in sent["sent"][0]["keys"]
-    silo.log.rename(silo.log.with_name("moved"))
+
+
+@pytest.mark.exhaustive
+def test_nor_does_anything_leave_without_a_log_after_flowers_own_start(silo: Silo) -> None:
+    silo.log.parent.mkdir(exist_ok=True)
     silo.log.write_text("no folder")
-    silo.run(silo.message(fab, kind="query"), PATH=path)
+    without_shim(silo, silofls_app())
     assert silo.reason() == "nothing leaves: the audit log cannot be written: File exists"

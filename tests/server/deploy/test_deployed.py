@@ -42,16 +42,29 @@ pytestmark = [
 ]
 
 TWO = "  - {name: hospital-02, data: demo}\n"
-SIMULATED: dict[str, Any] = {**RUN, "silos": 3, "rounds": 2, "strategy": "ditto"}
+SETTINGS: dict[str, Any] = {
+    **RUN,
+    "rounds": 2,
+    "strategy": "ditto",
+    "augment": "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1",
+    "wire-dtype": "topk",
+    "hold-out": "hospital-02",
+}
+DATA: dict[str, Any] = {**{key: RUN[key] for key in ("dataset", "partition", "threads")}, "silos": 3}
 
 
-def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederation, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in this process, one hospital held out."""
+    out = tmp_path_factory.mktemp("runs") / "here"
+    return simulate({**SETTINGS, "silos": 3, "out": str(out)}, quiet=True)
+
+
+def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
     """Bit for bit: metrics of every silo and round, losses included, and the bytes. Whole models: APPLE's, below."""
-    augment = "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1"
-    settings = {**RUN, "strategy": "ditto", "augment": augment, "wire-dtype": "topk"}
-    simulate({**settings, "silos": 3, "out": str(tmp_path / "here")}, quiet=True)
-    submit.run({**settings, "out": str(tmp_path / "there")})
-    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    submit.run({**SETTINGS, "out": str(tmp_path / "there")})
+    assert rows(tmp_path / "there") == rows(here)
+    assert any("zero_shot" in row for row in rows(here))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +74,7 @@ def ports(folder: Path) -> Iterator[dict[str, str]]:
 
 
 # Under Ray, without the federation. Pictures: the matrix of models, below.
+@pytest.mark.exhaustive
 def test_ray_gives_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
     """Samples with several inputs, whose changes travel coded."""
     settings = {**RUN, "strategy": "ditto", "wire-dtype": "int8", "silos": 3}
@@ -79,19 +93,6 @@ def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Pa
     simulate({**settings, "dataset": str(files[0]), "out": str(tmp_path / "here")}, quiet=True)
     run_under_ray({**settings, "dataset": str(files[1])}, tmp_path / "there", ports)
     assert rows(tmp_path / "there") == rows(tmp_path / "here")
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in this process, one hospital held out."""
-    out = tmp_path_factory.mktemp("runs") / "here"
-    return simulate({**SIMULATED, "hold-out": "hospital-02", "out": str(out)}, quiet=True)
-
-
-def test_a_hospital_is_held_out(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
-    submit.run({**RUN, "rounds": 2, "strategy": "ditto", "hold-out": "hospital-02", "out": str(tmp_path / "there")})
-    assert rows(tmp_path / "there") == rows(here)
-    assert any("zero_shot" in row for row in rows(here))
 
 
 def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
@@ -113,8 +114,7 @@ def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
     """Over the wire as in this process, and the silos' logs say what left."""
     there = tmp_path / "there"
     assert main(["survey", "--connection", federation.connection.name, "--out", str(there)]) == 0
-    names = ("dataset", "partition", "silos", "threads")
-    here = survey({str(key): SIMULATED[key] for key in names}, tmp_path / "here")
+    here = survey(DATA, tmp_path / "here")
     assert (there / "survey.json").read_text() == (here / "survey.json").read_text()
     assert (there / "survey.csv").read_text().count("label") > 20
     entries = audit.verify(federation.directory / "silos" / "hospital-01" / "audit").entries
@@ -125,8 +125,7 @@ def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
 def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -> None:
     matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
     files = gather_models(here, tmp_path / "models", "shared")
-    data = {key: SIMULATED[key] for key in ("dataset", "partition", "silos", "threads")}
-    values = {**data, **run_values(read_models(files)), "out": str(out)}
+    values = {**DATA, **run_values(read_models(files)), "out": str(out)}
     directory = submit.open_directory(out, study_config(study_runs(values)), "", resume=False)
     (tmp_path / "models").rename(directory.path / "models")
     run_under_ray({k: v for k, v in values.items() if k not in ("out", "ala")}, out, ports, "matrix.csv")

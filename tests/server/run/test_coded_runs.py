@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, every
 from flwr.app import Error, Message
 from resuming import assert_equal, crash_after, interrupted
 from tiny import Files, Run, TinyGrid, comparable, federate, forget_models, same, simulated, train_replies, write_silo
@@ -52,7 +52,7 @@ def test_which_methods_can() -> None:
         assert (name in SOUND) == (method.info.lossy or not method.info.uploads), name
 
 
-@pytest.mark.parametrize("name", CASES)
+@every(CASES)
 def test_every_method_is_refused_or_loses_nothing_where_all_is_sent(three: Files, name: str, tiny_bn: None) -> None:
     """topk with k = Σ, so that C(p) = p: the run is that in float32 up to rounding, which says that the base is right.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, OPTIONS, WITH_ALA
+from cases import CASES, OPTIONS, WITH_ALA, every
 from flwr.app import Context, Message, RecordDict
 from tiny import Files, Run, comparable, federate, forget_models, random_silos, round_of, same
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ def assert_close(one: Run, other: Run, silos: Files) -> None:
 ALONE = ("fedphp", "gpfl")  # their losses look into two networks, and at parameters
 
 
-@pytest.mark.parametrize("name", [n for n, (s, _, _) in (CASES | WITH_ALA).items() if "model" not in s])
+@every([n for n, (s, _, _) in (CASES | WITH_ALA).items() if "model" not in s])
 def test_every_method_gets_the_same_numbers_in_fewer_computations(
     silos: Files, gradients: list[int], name: str
 ) -> None:

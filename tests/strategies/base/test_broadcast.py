@@ -57,7 +57,7 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_an_honest_server_is_never_refused(
-    five: Files, under: Callable[[float], None], name: str, tiny_bn: None
+    three: Files, under: Callable[[float], None], name: str, tiny_bn: None
 ) -> None:
     """Every method, its variants too, some silos absent at times: first models are the seed's, later steps short."""
     under(100.0)
@@ -65,7 +65,7 @@ def test_an_honest_server_is_never_refused(
         if case.partition(",")[0] != name:
             continue
         grids: list[TinyGrid] = []
-        run = federate(five, prepare=grids.append, **{**DEEP, **OPTIONS, **options, "rounds": 3})
+        run = federate(three, prepare=grids.append, **{**DEEP, **OPTIONS, **options, "rounds": 3})
         assert len(grids[0].traffic) > 0 and not [r for _, r in grids[0].traffic if r.has_error()], case
         assert run.rows
 

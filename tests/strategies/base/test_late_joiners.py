@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, WITH_ALA
+from cases import CASES, OPTIONS, WITH_ALA, every
 from tiny import Files, Run, comparable, federate, random_silos, round_of, same, simulated
 from two_layers import DEEP
 
@@ -43,7 +43,7 @@ def before(run: Run) -> list[list[str]]:
     return comparable([r for r in run.rows if r.round < FIRST], without=("round_seconds",))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@every(EVERY)
 def test_a_late_joiner_takes_part_from_its_round_on(four: Files, name: str, tiny_bn: None) -> None:
     """Earlier rounds are bit for bit those of a federation without it; then all train, and none is left out."""
     settings = EVERY[name][0]

@@ -19,7 +19,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "densenet121": {"densenet121__stem": "3x3"},
     "vit-s": {"vit-s__patch": 4},
 }
-LARGEST = ("resnet50", "vit-s")
+LARGEST = ("resnet50", "densenet121", "vit-s")
 METHODS = ("local", "fedavg", "fedala", "apple", "ditto", "fedbn", "fedrep")
 
 

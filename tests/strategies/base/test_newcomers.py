@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS, WITH_ALA
+from cases import CASES, OPTIONS, WITH_ALA, every
 from tiny import Files, Run, comparable, federate, random_silos, same
 from torch import Tensor
 from two_layers import DEEP, replies_of
@@ -75,7 +75,7 @@ def only(rows: list[Any]) -> list[list[str]]:
     return comparable([r for r in rows if r.silo not in ("", HELD)])
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "pooled"])
+@every([name for name in EVERY if name != "pooled"])
 def test_a_newcomer_gets_what_its_method_declares(
     four: Files, name: str, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +138,7 @@ def test_every_method_declares_its_newcomers() -> None:
     assert {settings["strategy"] for settings, *_ in EVERY.values()} == set(strategies())
 
 
-@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("pooled", "fedfomo", "fedproto")])
+@every([n for n in EVERY if n not in ("pooled", "fedfomo", "fedproto")])
 def test_no_epochs_leave_the_model_that_arrived(
     name: str, four: Files, tiny_bn: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, OPTIONS
+from cases import CASES, OPTIONS, every
 from flwr.app import Message
 from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round_of, same, settings_of, train_replies
 from torch import Tensor
@@ -340,7 +340,7 @@ def test_lengths_of_centres_that_are_made_to_be_measured(five: Files, monkeypatc
     assert bounds._lengths(["model"], updates) == {"model": 3.0}
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
+@every(sorted(CASES))
 def test_in_every_method_the_attacker_alone_is_named(three: Files, tiny_bn: None, name: str) -> None:
     """c sends two hundred times what it should, from round 2 on: it is bounded or left out, a and b are neither, and
     what all end with is finite. Without an attack nobody is, and the run is that without bounds to the bit."""
