@@ -331,7 +331,7 @@ def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> None:
     """Two real processes at a time, with the same trials."""
-    few = request(table, "random", 2, strategies=["fedavg"])
+    few = request(table, "random", 2, strategies=["fedprox"])
     search(few, tmp_path / "out", engine_of("2"))
     search(few, tmp_path / "turns")
     assert left(tmp_path / "out") == left(tmp_path / "turns")
