@@ -17,7 +17,7 @@ from client.local_data import is_own_file
 from client.session import ClientSession
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.survey.memory import remembered
-from models.survey.columns import Limits, survey
+from models.survey.columns import Limits, survey, table_of
 from models.survey.columns import suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.own_files import joined
@@ -27,7 +27,7 @@ from partitions.recipes.recipe import Recipe
 from partitions.schema import Schema
 from partitions.silo_file import Contents, read_contents
 from partitions.site_split import sample_digests
-from partitions.splits import Array, Split
+from partitions.splits import Array, Split, inputs_of
 from strategies.base.schema.survey import Answer
 from strategies.base.survey import SURVEY
 
@@ -100,8 +100,14 @@ def limits_of(policy: Policy) -> Limits:
 
 
 def digests_of(split: Split, gaps: Array | None) -> list[str]:
-    """A text for each patient, equal for equal inputs, labels and gaps of all samples of one."""
-    parts = [split.x, split.y, *([] if gaps is None else [gaps])]
+    """A text for each patient, equal for equal inputs, labels and gaps of all samples of one.
+
+    What fills a gap is no part of it: it moves for every patient when one more is imported.
+    """
+    table = table_of(split)
+    known = table if gaps is None else np.where(gaps, np.float32(0), table)
+    others = [x for x in inputs_of(split.x).values() if x.ndim != 2 or x.dtype != np.float32]
+    parts = [known, *others, split.y, *([] if gaps is None else [gaps])]
     digests = sample_digests(np.stack([sample_digests(part) for part in parts], axis=1))
     if split.patient is not None:
         first = np.unique(split.patient, return_index=True)[1]
@@ -110,8 +116,10 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
 
 
 def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
-    """What is equal where the same samples have the same answer."""
-    said = [schema.text, recipe.json if recipe else "", asdict(limits)]
+    """What is equal where the same samples have the same answer; no fill, for filled values are in no statistic."""
+    content = recipe.content if recipe else {}
+    columns = [{key: v for key, v in own.items() if key != "fill-value"} for own in content.get("columns", ())]
+    said = [schema.text, content | {"columns": columns}, asdict(limits)]
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 

@@ -3,7 +3,8 @@
 A subgroup of fewer than ``least`` patients stays in the hospital (primary suppression). The score of all samples, less
 those of all subgroups but one, gives that one by subtraction. So what is suppressed must itself be of at least
 ``least`` patients together: otherwise the smallest subgroups left are suppressed too (secondary suppression; Willenborg
-and de Waal, Elements of Statistical Disclosure Control, 2001). Samples of an unknown subgroup count as suppressed.
+and de Waal, Elements of Statistical Disclosure Control, 2001). A patient in several of them counts once. Samples of an
+unknown subgroup count as suppressed.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) 
     units = np.arange(len(groups)) if patients is None else patients
     counts = {str(name): len(np.unique(units[groups == name])) for name in np.unique(groups)}
     kept = {name: n for name, n in counts.items() if name and n >= least}
-    suppressed = sum(n for name, n in counts.items() if name not in kept)
+
+    def hidden() -> int:
+        return len(np.unique(units[~np.isin(groups, list(kept))]))
+
     for name in sorted(kept, key=lambda name: (kept[name], name)):
-        if not 0 < suppressed < least:
+        if not 0 < hidden() < least:
             break
-        suppressed += kept.pop(name)
-    return sorted(kept) if len(kept) > 1 or not suppressed else []
+        del kept[name]
+    return sorted(kept) if len(kept) > 1 or not hidden() else []
 
 
 def suppressed(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:

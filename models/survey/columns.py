@@ -3,9 +3,10 @@
 Each column is a table of cells that cover all samples: ten equal parts of the range that the hospital's own schema
 states, or the categories of its recipe, and the missing values. So nothing that a server sends chooses a border. Cells
 of few patients are suppressed, and with them others from which they would follow (``evidence/subgroups.py``); an empty
-cell looks like a small one. Counts are multiples of :data:`STEP`. Means and deviations are of values clipped to the
-range, rounded as the sums of a training are (``standardisation.rounded_sums``), to :data:`DIGITS` digits. All is a
-function of the data alone: asked again, the answer is the same.
+cell looks like a small one. All is per patient: a count is of the patients with a sample in the cell, in multiples of
+:data:`STEP`. Means and deviations are of each patient's own mean of values clipped to the range, rounded as the sums of
+a training are (``standardisation.rounded_sums``), to :data:`DIGITS` digits. So a patient with a thousand records moves
+an answer as one with a single record does. The answer is a function of the data alone: asked again, it is the same.
 
 Source: Willenborg and de Waal, Elements of Statistical Disclosure Control (2001), on suppression and rounding.
 """
@@ -75,18 +76,23 @@ def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[Column
 def survey(
     split: Split, gaps: Array | None, schema: Schema, recipe: Recipe | None, classes: int, task: str, limits: Limits
 ) -> Item:
-    """Return n, and an :data:`Item` for each column and each label, by name.
+    """Return n patients, and an :data:`Item` for each column and each label, by name.
 
     ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
     """
-    tables = [x for x in inputs_of(split.x).values() if x.ndim == 2 and x.dtype == np.float32]
-    table = np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
+    table = table_of(split)
     gone = np.zeros(table.shape, bool) if gaps is None else gaps
     units = np.arange(len(split)) if split.patient is None else split.patient
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
     found = {c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits) for c in columns}
     labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
-    return {"n": rounded(len(split), limits), "columns": found, "labels": labels}
+    return {"n": rounded(len(np.unique(units)), limits), "columns": found, "labels": labels}
+
+
+def table_of(split: Split) -> Array:
+    """The columns (n, columns) of all inputs that are tables."""
+    tables = [x for x in inputs_of(split.x).values() if x.ndim == 2 and x.dtype == np.float32]
+    return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
 def of_column(column: Column, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
@@ -111,16 +117,17 @@ def cells(place: Array, count: int, gone: Array, units: Array, limits: Limits) -
     names = np.where(gone, MISSING, place.astype(str))
     kept = set(released(names, units, limits.cell))
     empty = 0 if limits.exact else None
-    counts = {name: rounded(int((names == name).sum()), limits) for name in kept}
+    counts = {name: rounded(len(np.unique(units[names == name])), limits) for name in kept}
     missing = counts.get(MISSING, 0 if not gone.any() else None)
     return {MISSING: missing} | ({"cells": [counts.get(str(i), empty) for i in range(count)]} if count else {})
 
 
 def moments(values: Array, units: Array, limits: Limits) -> Item:
-    """Return mean and standard deviation; nothing where too few patients are behind them."""
-    if not limits.sums or len(np.unique(units)) < max(limits.sums, 1):
+    """Return mean and standard deviation of the patients' means; nothing where too few patients are behind them."""
+    _, patient, records = np.unique(units, return_inverse=True, return_counts=True)
+    if not limits.sums or len(records) < max(limits.sums, 1):
         return {}
-    table = values[:, None].astype(np.float64)
+    table = (np.bincount(patient, values.astype(np.float64)) / records)[:, None]
     if limits.exact:
         mean, sd = float(table.mean()), float(table.std())
     else:

@@ -52,7 +52,7 @@ from partitions.inputs import describe_inputs
 from partitions.labels import ONE_CLASS, Fault, describe_labels
 from partitions.npz import write_npz
 from partitions.recipes.pictures import PictureRecipe
-from partitions.recipes.pipeline import fit, gaps_of, transform
+from partitions.recipes.pipeline import check_fills, fit, gaps_of, transform
 from partitions.recipes.recipe import Recipe, with_fills
 from partitions.schema import tidy
 from partitions.silo_file import make_schema, read_silo_file, write_silo_file, written_labels, written_schema
@@ -264,7 +264,9 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         pictures = replace(pictures or draft_pictures(infos, x, options), **roles)
     else:
         notes = (*notes, *rare_notes(found.table, recipe, patients))
-        recipe = with_fills(recipe, fit(found.table[places == "train"], recipe))
+        training = found.table[places == "train"]
+        check_fills(training, recipe)
+        recipe = with_fills(recipe, fit(training, recipe))
         names = recipe.classes or names  # of a shared schema; what this file calls them is in its recipe
         recipe = replace(recipe, task=task, classes=names if task in ONE_CLASS else recipe.classes, outputs=outputs)
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)

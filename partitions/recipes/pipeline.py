@@ -23,6 +23,7 @@ from partitions.splits import Array
 
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
 MOST_SHOWN = 3  # cells in a message
+ENOUGH_VALUES = 10  # that a fill which was fitted elsewhere is held against
 
 Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
 
@@ -128,6 +129,20 @@ def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
             raise DataError(
                 f'{lines[empty[0]][0]}: {column.name} is missing, and the recipe says fill = "refuse"; fill it, or '
                 f"give the column another fill"
+            )
+
+
+def check_fills(made: Array, recipe: Recipe) -> None:
+    """Raise DataError where a recipe's median or mean lies outside the training part ``made``: of another unit."""
+    for j, column in enumerate(recipe.used):
+        known = [value for value in made[:, j] if value is not None]
+        if column.fill not in ("median", "mean") or column.fill_value is None or len(known) < ENOUGH_VALUES:
+            continue
+        if not min(known) <= column.fill_value <= max(known):
+            raise DataError(
+                f"{column.name}: the recipe fills gaps with {column.fill_value:g}, the {column.fill} of other values, "
+                f"and the training part's lie within {min(known):g} to {max(known):g}; delete fill-value of that "
+                "column, and it is taken from these"
             )
 
 

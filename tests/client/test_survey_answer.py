@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from surveyed import hospital, times
+from surveyed import HEADER, RECIPE, hospital, rows, times
 from tiny import TinyGrid
 
 from client.site import audit_gate
@@ -24,6 +24,9 @@ from client.studies import released_page
 from client.survey.memory import FILE
 from models.survey.columns import MISSING
 from partitions.common.errors import DataError, RunFailedError, UserError
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
+from partitions.recipes.recipe import parse_recipe
 from server.deploy.study_draft import draft
 from server.run.survey.loop import Surveyed, SurveyLoop
 from server.simulation.engine import flower_identity
@@ -180,6 +183,21 @@ def test_one_patient_more_changes_nothing(site: Site, data: Path) -> None:
     site.rewrite(lambda arrays: arrays["feature_ranges"].__setitem__((0, 1), 140.0))
     with pytest.raises(RunFailedError, match="max-surveys = 3, and this would be number 4"):
         site.answer()
+
+
+def test_one_patient_more_in_the_csv_moves_medians_and_no_answer(site: Site, tmp_path: Path) -> None:
+    """Imported by a recipe without values for gaps: each patient's filled values move, and are no part of it."""
+
+    def recipe() -> str:
+        with np.load(site.file) as found:
+            return str(found["recipe"])
+
+    first, before, more = site.answer(), recipe(), tmp_path / "more.csv"
+    new = "p-new,71.5,6.1,female,b,2001-02-11,99.5,ill"
+    more.write_text("\n".join([HEADER, *(",".join(row.values()) for row in rows(90, 1)), new, ""]))
+    import_source(more, site.file, ImportOptions(recipe=parse_recipe(RECIPE), overwrite=True))
+    assert recipe() != before  # another median
+    assert site.answer() == first
 
 
 def test_other_borders_over_data_that_changed_a_little_are_refused(site: Site) -> None:

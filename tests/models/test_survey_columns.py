@@ -65,6 +65,25 @@ def test_counts_are_of_patients() -> None:
     assert item["cells"] == [None] * BINS and "mean" not in item
 
 
+def test_a_patient_in_several_small_cells_is_one_patient() -> None:
+    """Two patients with 150 visits in five tenths: the three large cells alone would leave them as the rest."""
+    values = [5.0] * 200 + [15.0] * 200 + [25.0] * 200 + [35.0 + 10 * (i % 5) for i in range(150)]
+    patients = np.concatenate([np.arange(600), np.repeat([600, 601], 75)])
+    item = of_column(AGE, np.array(values, np.float32)[:, None], np.zeros(750, bool), patients, LIMITS)
+    assert item["cells"] == [None, 200, 200, *[None] * 7]  # one of the large ones stays with the two
+
+
+def test_a_patient_with_many_records_moves_a_mean_as_any_other() -> None:
+    """Sixty visits of one patient at 99 among 200 patients at 5: by records the mean would be 26.7."""
+    values, patients = [5.0] * 200 + [99.0] * 60, np.concatenate([np.arange(200), np.full(60, 200)])
+    table, none = np.array(values, np.float32)[:, None], np.zeros(260, bool)
+    exact = of_column(AGE, table, none, patients, Limits(1, 1, True, True))
+    assert exact["mean"] == pytest.approx((200 * 5 + 99) / 201, abs=1e-3)
+    assert exact["cells"][:1] + exact["cells"][-1:] == [200, 1]
+    once = of_column(AGE, table[:201], none[:201], np.arange(201), LIMITS)
+    assert of_column(AGE, table, none, patients, LIMITS) == once
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_nothing_of_fewer_than_the_minimum_follows(seed: int) -> None:
     """For data of any shape: each count is of 10 patients or more, and so is the rest, by the exact counts behind."""

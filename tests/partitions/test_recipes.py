@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partitions.common.errors import DataError
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import Imported, import_source
@@ -459,3 +460,21 @@ def test_an_extract_of_fhir(tmp_path):
     source = table(tmp_path / "g.csv", {name: cells for name, cells in columns.items() if name != "birth_date"}, ",")
     with pytest.raises(ValueError, match="has no column birth_date, which the recipe takes"):
         again(source, example("fhir.toml"), tmp_path / "g.npz")
+
+
+def test_a_fill_of_another_unit_is_refused(tmp_path):
+    """A survey names mg/dl, the factor is mended, and the median that the recipe has is still in mg/dl."""
+    table, values = tmp_path / "t.csv", [f"{90 + i}" if i % 5 else "" for i in range(60)]
+    table.write_text("glucose,label\n" + "".join(f"{v},{i % 2}\n" for i, v in enumerate(values)))
+    fitted = import_source(table, tmp_path / "a.npz", ImportOptions(label="label")).recipe
+    assert fitted is not None
+    column = {**fitted.content["columns"][0], "factor": 1 / 18.02}
+
+    def mended() -> ImportOptions:
+        return ImportOptions(recipe=parse_recipe({**fitted.content, "columns": [column]}))
+
+    with pytest.raises(DataError, match=r"glucose: .* delete fill-value of that column"):
+        import_source(table, tmp_path / "b.npz", mended())
+    before = column.pop("fill-value")
+    recipe = import_source(table, tmp_path / "b.npz", mended()).recipe
+    assert recipe is not None and recipe.columns[0].fill_value == pytest.approx(before / 18.02)

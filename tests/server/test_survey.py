@@ -57,7 +57,7 @@ def test_each_fault_is_named_once_and_nothing_else(surveyed: Path) -> None:
     assert found == {(silo, column, kind) for silo, (column, kind, _) in FAULTS.items()}
     told = {f.silo: f for f in read_survey(surveyed).findings}
     assert "mg/dl against mmol/l is 18.02" in told["units"].what and "`factor = 0.05551`" in told["units"].look
-    assert told["sign"].look == '`factor = -1` of the column "glucose"'
+    assert told["sign"].look == '`factor = -1` of the column "glucose", without its old fill-value'
     assert told["codes"].what == "as elsewhere if 'a' and 'c' change places" and "`values`" in told["codes"].look
     assert "`format` and `since`" in told["dates"].look
 

@@ -29,7 +29,7 @@ table.reasons thead th { text-align: left; } .bars { display: flex; align-items:
 {% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ f.look }}</td></tr>{% endfor %}</tbody></table></div>
 {% else %}<p>Nothing is odd in one hospital alone. One is held against two others or more.</p>{% endif %}</section>
 {% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
-<div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Samples</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
+<div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
 {% for silo, cells, bars in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
 {% endfor %}</main></body></html>
 """
@@ -58,7 +58,7 @@ def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str
 
 
 def cells(n: int, item: Mapping[str, Any]) -> list[str]:
-    """Samples, share of missing values, mean and deviation."""
+    """Patients, share of missing values, mean and deviation."""
     missing = HELD if item[MISSING] is None else f"{item[MISSING] / n:.0%}" if n else "0%"
     moments = [f"{item[key]:g}" if key in item else "–" for key in ("mean", "sd")]
     return [str(n), missing, *moments]
@@ -89,7 +89,7 @@ def survey_text(found: Surveyed) -> list[str]:
                     for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
                 ]
                 lines.append(
-                    f"  {silo}: {n} samples, missing {missing}{moments}{f'  {chr(44).join(levels)}' if levels else ''}"
+                    f"  {silo}: {n} patients, missing {missing}{moments}{f'  {chr(44).join(levels)}' if levels else ''}"
                 )
     lines += ["", f"{len(found.findings)} findings" if found.findings else "nothing is odd in one hospital alone"]
     return lines + [line_of(finding) for finding in found.findings]

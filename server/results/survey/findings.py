@@ -99,7 +99,7 @@ def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str
     mean, sd = item["mean"], item["sd"]
     of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
     against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
-    column = f'the column "{name}"'
+    column = f'the column "{name}", without its old fill-value'
     if spread > 0 and (unit := conversion(mean, sd, of, spread, name)):
         yield "unit", f"{against}: as {unit}", f"`factor`, `offset` and `unit` of {column}"
         return
@@ -133,7 +133,11 @@ def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, 
             low, high = item["range"]
             at = f"the {end} end of {low:g} to {high:g}"
             what = f"{here[place]:.0%} of its values lie at {at}, elsewhere {elsewhere:.0%}"
-            yield "unit", f"{what}: another unit, sign or code?", f'`factor` and `from` of the column "{name}"'
+            yield (
+                "unit",
+                f"{what}: another unit, sign or code?",
+                f'`factor` and `from` of the column "{name}", without its old fill-value',
+            )
 
 
 def shares(item: Mapping[str, Any]) -> list[float]:
@@ -150,7 +154,7 @@ def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[st
         return
     usual = [median(each) for each in zip(*there, strict=True)]
     usual = [value / sum(usual) for value in usual] if sum(usual) else usual
-    look = f'`values` (or --codes) of "{name}"'
+    look = f'`values` (or --codes) of "{name}", without its old fill-value'
     first, second, apart = _exchanged(here, usual) if len(levels) <= MOST_EXCHANGED else (0, 0, math.inf)
     if variation(here, usual) >= APART and apart <= ALIKE:
         yield "code", f"as elsewhere if {levels[first]!r} and {levels[second]!r} change places", look
