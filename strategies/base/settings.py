@@ -26,6 +26,7 @@ MOST_SILOS = 1_000_000
 MOST_SAMPLES = 2**31 - 1
 KRUM = ("krum", "multi-krum")
 RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # what can stand for the mean
+ATTACKER_RULES = ("trimmed-mean", *KRUM)  # of these, those for which robust-attackers counts
 Value = bool | int | float | str
 KINDS: Mapping[str, str] = {  # of settings that a hospital's policy limits
     "epochs": "passes over the training part per round",
@@ -223,7 +224,7 @@ class Common:
         10.0, "screen, clip: the longest step, in multiples of the round's median step", symbol="τ", above=0
     )
     robust_attackers: int = setting(
-        1, "trimmed-mean, krum, multi-krum: how many silos may send anything", symbol="f", minimum=0
+        1, f"{', '.join(ATTACKER_RULES)}: how many silos may send anything", symbol="f", minimum=0
     )
     min_metric_samples: int = setting(
         0,

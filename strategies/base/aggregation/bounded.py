@@ -34,7 +34,7 @@ from strategies.base.aggregation.screening import excludable, length_limits, opp
 from strategies.base.client import GLOBAL
 from strategies.base.info import MethodInfo
 from strategies.base.schema.data_summary import read_agreed
-from strategies.base.settings import KRUM, RULES, Common
+from strategies.base.settings import ATTACKER_RULES, KRUM, RULES, Common
 from strategies.base.transport.payload import Model
 from strategies.base.transport.replies import Update
 
@@ -49,7 +49,7 @@ def check_robust(info: MethodInfo, common: Common) -> None:
         raise UserError(
             f"robust = {rule}: {info.name} takes no mean for which it could stand, or declares none: {known} are for it"
         )
-    if rule in ("trimmed-mean", *KRUM) and breakdown_point(rule, n, f) < f:
+    if rule in ATTACKER_RULES and breakdown_point(rule, n, f) < f:
         least = 2 * f + (3 if rule in KRUM else 1)
         raise UserError(f"robust-attackers = {f}: {rule} needs at least {least} silos for that, here are {n}")
 
@@ -65,7 +65,7 @@ def steps_are_comparable(info: MethodInfo) -> bool:
 def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:
     """Return what stands for a mean of vectors (Σ,); None: the mean, of those that Krum took where it is asked for."""
     rule, f = common.robust, common.robust_attackers
-    if rule not in RULES or rule in KRUM or (rule == "trimmed-mean" and not f):
+    if rule not in RULES or rule in KRUM or (rule in ATTACKER_RULES and not f):
         return None
     return lambda vectors: estimate(rule, vectors, f)
 
