@@ -142,6 +142,7 @@ def add_evaluate(commands: Any) -> None:
     where.add_argument("--connection", metavar="NAME", help="at the silos of a federation")
     p.add_argument("--strategy", metavar="A", help="which method, where the run has several")
     p.add_argument("--seed", metavar="S", type=int, help="which seed, where the run has several")
+    p.add_argument("--study", metavar="NAME", default="", help="--connection: the study that the hospitals approved")
     p.add_argument("--out", metavar="DIR", required=True, help="a new directory for matrix.csv and the models")
     p.set_defaults(run=evaluate)
 
@@ -322,8 +323,10 @@ def evaluate(args: argparse.Namespace) -> None:
     from server.simulation.evaluate import evaluate, evaluate_deployed
 
     source, out = Path(args.source), Path(args.out)
+    if args.study and not args.connection:
+        raise UserError("--study goes with --connection: hospitals approve studies")
     if args.connection:
-        matrix = evaluate_deployed(source, out, args.connection, args.models, args.strategy, args.seed)
+        matrix = evaluate_deployed(source, out, args.connection, args.models, args.strategy, args.seed, args.study)
     else:
         data = Path(args.data) if args.data else None
         matrix = evaluate(source, out, args.models, data, args.strategy, args.seed)

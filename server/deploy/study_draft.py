@@ -15,7 +15,7 @@ from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
-from strategies.base.run_settings import parse_settings
+from strategies.base.run_settings import RunSettings, parse_settings
 
 ALWAYS = (  # settings that every protocol says, though they be defaults
     *("rounds", "seed", "model", "local-epochs", "batch-size", "optimizer", "learning-rate", "momentum"),
@@ -67,9 +67,14 @@ def draft(
         "# One value, a list of values, or {min = LEAST, max = MOST}. A setting that is not here has silofl's default.",
         "[settings]",
         *(f"{json.dumps(key) if '.' in key else key} = {_toml(value)}" for key, value in sorted(settings.items())),
-        *_limits(len(runs), runs[0].common.rounds, bytes_, 2 + 2 * (runs[0].common.evidence == "on")),
+        *_limits(len(runs), runs[0].common.rounds, bytes_, _evaluations(runs[0])),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _evaluations(run: RunSettings) -> int:
+    """How many evaluations a run asks for: one a round where it evaluates given models, and one to spare."""
+    return run.common.rounds + 1 if run.common.strategy == "evaluate" else 2 + 2 * (run.common.evidence == "on")
 
 
 def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:

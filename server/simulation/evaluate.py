@@ -95,7 +95,8 @@ def evaluate(
     with cleared(out), private():
         models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        write_atomically(out / "config.toml", toml_text(settings.flat()))
+        said = parse_settings({**where, **run_values(models)})  # as a federation's evaluation, for a study of it
+        write_atomically(out / "config.toml", toml_text(said.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
         if data is not None:
             for context in grid.contexts.values():
@@ -125,12 +126,18 @@ def cleared(out: Path) -> Iterator[None]:
 
 
 def evaluate_deployed(
-    source: Path, out: Path, connection: str, which: str = SHARED, strategy: str | None = None, seed: int | None = None
+    source: Path,
+    out: Path,
+    connection: str,
+    which: str = SHARED,
+    strategy: str | None = None,
+    seed: int | None = None,
+    study: str = "",
 ) -> Path:
     """Evaluate at the silos of a federation, and return the file of the matrix.
 
     With ``all``, the matrix has what the run measured of each silo's model at that silo, where the model itself has
-    not left it. Raises UserError, RunFailedError.
+    not left it. ``study``: the approved study that it belongs to. Raises UserError, RunFailedError.
     """
     check_new(out)
     with tempfile.TemporaryDirectory() as temporary:
@@ -138,7 +145,7 @@ def evaluate_deployed(
         run = find_run(source, strategy, seed) if which == ALL else None
         own = own_cells(source, run) if run else []
         if files:
-            values = run_values(read_models(files))
+            values = {**run_values(read_models(files)), **({"study": study} if study else {})}
 
             def fill(directory: Path) -> None:
                 (directory / MODELS).mkdir()

@@ -22,7 +22,7 @@ from tiny import TinyGrid, federate, random_silos, round_of, same, settings_of
 from client.exchange import answer
 from client.export import export_model, read_model
 from client.site import audit_gate
-from client.site.study.protocol import FREE, message_faults, parse_study
+from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
 from client.site.trust import receipts
 from client.site.trust.message_rules import round_faults
 from client.site.trust.methods import DEFAULTS
@@ -33,6 +33,7 @@ from partitions.common.files import write_atomically
 from partitions.schema import parse_schema
 from server.app import main as server_main
 from server.cli.main import main
+from server.deploy import submit
 from server.results.history import History
 from server.results.run_directory import RunDirectory
 from server.results.shared_model import find_run
@@ -351,6 +352,28 @@ def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(answer, "check_message", check)
     assert {key[1] for key in read(sites.run())} == set("abc")
+
+
+def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
+    study: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a federation is asked under ``--study`` is what the draft says: owners, and an evaluation for each model."""
+    out, sent = tmp_path / "here", list[dict[str, Any]]()
+    models = ["evaluate", str(study), "--models", "all", "--strategy", "ditto"]
+    assert main([*models, "--data", str(table), "--out", str(out)]) == 0
+    given = ["study", "new", str(tmp_path / "s.toml"), "--name", "look", "--sum", "0" * 64]
+    assert main([*given, "--config", str(out / "config.toml"), *(f"--{key}=x" for key in TEXTS)]) == 0
+    approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
+    monkeypatch.setattr(submit, "run", lambda values, *_, **__: sent.append(values))
+    assert main([*models, "--study", "look", "--out", str(tmp_path / "x")]) == 2
+    main([*models, "--study", "look", "--connection", "c", "--out", str(tmp_path / "there")])
+    (values,) = sent
+    assert values.pop("out") and values["study"] == "look" and values["rounds"] == 4
+    run, today = parse_settings({**values, "silos": 3}).flat(), date.today()
+    for number in range(1, 5):
+        asked = {"participants": 3, "round": number}
+        assert message_faults(approved, run, "evaluate", asked, ("0" * 64,), today) == []
+    assert approved.limits.evaluations == 5
 
 
 def test_metrics_over_few_samples_stay(tmp_path: Path) -> None:
