@@ -128,7 +128,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tupl
         # What rounds 1 and 3 left is not known when it is received in rounds 2 and 4; the end knows it of round 4.
         ("local", {"evaluate-every": 2}, 6 * (4 + 4)),
         # The same vector throughout, but the personal predictor is two networks: it is not what was received.
-        ("apfl", {"apfl.mix": "logits", "local-epochs": 0}, 6 * (4 * 2 + 2)),
+        ("apfl", {"apfl.mix": "logits", "local-epochs": 0}, 6 * (4 * 4 + 2)),
         # Fewer than all, None: where others' models help nobody, or a silo is left out of a round.
         ("fedfomo", {}, None),
         ("fedavg", {"participation": 0.5}, None),
