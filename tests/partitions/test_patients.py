@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from scans import study_uid, write_dicom
 
 from client.session import ClientSession
+from partitions.importing.options import ImportOptions
+from partitions.importing.source import import_source
 from partitions.manifest import write_partition
 from partitions.schemes.registry import PARTITIONS, partition
 from partitions.silo_file import check_silo_file, read_dataset_file, read_silo_file, write_silo_file
@@ -160,3 +163,29 @@ def test_the_data_summary_is_the_same_with_and_without_patients(tmp_path):
         context = Context(run_id=1, node_id=1, node_config={**config}, state=RecordDict(), run_config={})
         summaries.append(ClientSession(parse_settings({"strategy": "fedavg", "model": "mlp"}), context).data_summary())
     assert summaries[0] == summaries[1] and "sum" in summaries[0]
+
+
+@pytest.mark.parametrize("dicom", [False, True])
+def test_keys_decide_nothing_and_are_in_no_file(tmp_path, dicom):
+    """With other identifiers the data file and its recipe are the same, byte for byte: there is no key, and no hash."""
+    made = []
+    for prefix in ("MRN-00471", "Zarathustra"):
+        keys = [f"{prefix}{(7 * i) % 20:03}" for i in range(40)]
+        out = tmp_path / prefix / "a.npz"
+        out.parent.mkdir()
+        if dicom:
+            for i, key in enumerate(keys):
+                pixels = np.full((2, 2), 10 * i, np.uint16)
+                write_dicom(tmp_path / prefix / "x" / f"{i:02}", pixels, patient=key, study=i)
+            lines = [f"{study_uid(i)},{i % 2}" for i in range(40)]
+            (out.parent / "l.csv").write_text("\n".join(["study,label", *lines]))
+            options = ImportOptions(labels_from=out.parent / "l.csv")
+            import_source(tmp_path / prefix / "x", out, options)
+        else:
+            (out.parent / "l.csv").write_text(
+                "\n".join(["patient,a,label", *(f"{k},{i},{i % 2}" for i, k in enumerate(keys))])
+            )
+            import_source(out.parent / "l.csv", out)
+        made.append(out.read_bytes())
+        assert read_silo_file(out).train.patient is not None and prefix.encode() not in made[-1]
+    assert made[0] == made[1]
