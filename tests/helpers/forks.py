@@ -39,8 +39,10 @@ def server(folder: Path, imports: str = EVERYTHING) -> Iterator[Path]:
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"listens\n"
-        yield path
-        process.terminate()
+        try:
+            yield path
+        finally:
+            process.terminate()
 
 
 def serve(path: str) -> None:
