@@ -20,7 +20,7 @@ A file may name its ``task`` (a text); otherwise the caller may. Without either,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,24 @@ class Fault(DataError):
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail, fix)
         self.detail, self.fix = detail, fix
+
+
+def keys_by_part(
+    arrays: Mapping[str, Array], names: Mapping[str, str], parts: Collection[str], fix: str
+) -> dict[str, str]:
+    """The array of each part, of a kind of which a file has one for every part or none; empty where it has none.
+
+    ``names``: the kind's arrays, each with its part. Raises Fault where a part has none, or an array no part.
+    """
+    present = [key for key in names if key in arrays]
+    if not present:
+        return {}
+    wanted = {part: key for key, part in names.items() if part in parts}
+    for key in (*wanted.values(), *present):
+        if key not in arrays or key not in wanted.values():
+            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
+            raise Fault(has, f"{fix}: {', '.join(wanted.values())}")
+    return wanted
 
 
 def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
-from partitions.labels import Fault
+from partitions.labels import Fault, keys_by_part
 from partitions.splits import Array, Dataset
 
 PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("train", "val", "test")}}
@@ -67,14 +67,9 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
 
     ``ys``: the labels of each part of the file.
     """
-    present = [key for key in PATIENT_NAMES if key in arrays]
-    if not present:
+    wanted = keys_by_part(arrays, PATIENT_NAMES, ys, "one patient per sample and part")
+    if not wanted:
         return {}
-    wanted = {part: key for key, part in PATIENT_NAMES.items() if part in ys}
-    for key in (*wanted.values(), *present):
-        if key not in arrays or key not in wanted.values():
-            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
-            raise Fault(has, f"one patient per sample and part: {', '.join(wanted.values())}")
     for part, key in wanted.items():
         found = arrays[key]
         if found.ndim != 1 or found.dtype.kind not in "iu":

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from partitions.common.errors import DataError
-from partitions.labels import Fault
+from partitions.labels import Fault, keys_by_part
 from partitions.splits import Array
 
 SUBGROUP_NAMES = {"subgroup": "all", **{f"subgroup_{split}": split for split in ("train", "val", "test")}}
@@ -26,14 +26,7 @@ def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict
 
     ``ys``: the labels of each part.
     """
-    present = [key for key in SUBGROUP_NAMES if key in arrays]
-    if not present:
-        return {}
-    wanted = {part: key for key, part in SUBGROUP_NAMES.items() if part in ys}
-    for key in (*wanted.values(), *present):
-        if key not in arrays or key not in wanted.values():
-            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
-            raise Fault(has, f"one subgroup per sample and part: {', '.join(wanted.values())}")
+    wanted = keys_by_part(arrays, SUBGROUP_NAMES, ys, "one subgroup per sample and part")
     for part, key in wanted.items():
         found = arrays[key]
         if found.ndim != 1 or found.dtype.kind != "U":

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from partitions.labels import Fault
+from partitions.labels import Fault, keys_by_part
 from partitions.reorder import count_columns
 from partitions.splits import Array
 
@@ -20,14 +20,7 @@ GAP_NAMES = {"gaps": "all", **{f"gaps_{split}": split for split in ("train", "va
 
 def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str, Array]:
     """Each part's gaps, bool (n, columns); empty where the file has none. Raises Fault. ``xs``: each part's inputs."""
-    present = [key for key in GAP_NAMES if key in arrays]
-    if not present:
-        return {}
-    wanted = {part: key for key, part in GAP_NAMES.items() if part in xs}
-    for key in (*wanted.values(), *present):
-        if key not in arrays or key not in wanted.values():
-            has = f"has {present[0]}, but no {key}" if key not in arrays else f"has {key}, but no such samples"
-            raise Fault(has, f"save the gaps of each part: {', '.join(wanted.values())}")
+    wanted = keys_by_part(arrays, GAP_NAMES, xs, "save the gaps of each part")
     for part, key in wanted.items():
         found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))
         if found.dtype != np.bool_ or found.shape != shape:
