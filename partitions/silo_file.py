@@ -141,9 +141,8 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
     splits = contents.splits
     if "all" in splits:
         whole = splits["all"]
-        units = np.arange(len(whole)) if whole.patient is None else whole.patient
-        _, held = hold_out(np.unique(units), TEST_SHARE, np.random.default_rng(seed))
-        in_test = np.isin(units, held)
+        _, held = hold_out(np.unique(whole.units), TEST_SHARE, np.random.default_rng(seed))
+        in_test = np.isin(whole.units, held)
         splits = {"train": rows_of(whole, np.flatnonzero(~in_test)), "test": rows_of(whole, np.flatnonzero(in_test))}
     train = splits["train"]
     if "val" in splits:

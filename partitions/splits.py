@@ -36,6 +36,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def units(self) -> Array:
+        """The patient of each sample (n,); where none is named, each is of another one."""
+        return np.arange(len(self)) if self.patient is None else self.patient
+
 
 @dataclass(frozen=True)
 class SiloData:

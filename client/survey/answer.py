@@ -17,7 +17,7 @@ from client.local_data import is_own_file
 from client.session import ClientSession
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.survey.memory import remembered
-from models.survey.columns import Limits, survey, table_of
+from models.survey.columns import Limits, is_table, survey, table_of
 from models.survey.columns import suppressed as is_suppressed
 from partitions.common.errors import DataError, UserError
 from partitions.own_files import joined
@@ -44,9 +44,8 @@ def answer_survey(session: ClientSession) -> RecordDict:
     policy = session.policy
     split, gaps, contents = samples_of(session)
     limits = limits_of(policy)
-    units = np.arange(len(split)) if split.patient is None else split.patient
     rule = max(("min_cell", "floor"), key=lambda name: int(getattr(policy, name)))
-    if (count := len(np.unique(units))) < getattr(policy, rule):
+    if (count := len(np.unique(split.units))) < getattr(policy, rule):
         raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.says(rule)}, it has {count} patients")
     recipe = recipe_of(contents.recipe)
 
@@ -106,7 +105,7 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
     """
     table = table_of(split)
     known = table if gaps is None else np.where(gaps, np.float32(0), table)
-    others = [x for x in inputs_of(split.x).values() if x.ndim != 2 or x.dtype != np.float32]
+    others = [x for x in inputs_of(split.x).values() if not is_table(x)]
     parts = [known, *others, split.y, *([] if gaps is None else [gaps])]
     digests = sample_digests(np.stack([sample_digests(part) for part in parts], axis=1))
     if split.patient is not None:

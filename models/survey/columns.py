@@ -81,17 +81,21 @@ def survey(
     ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
     """
     table = table_of(split)
-    gone = np.zeros(table.shape, bool) if gaps is None else gaps
-    units = np.arange(len(split)) if split.patient is None else split.patient
+    gone, units = np.zeros(table.shape, bool) if gaps is None else gaps, split.units
     columns = columns_of(schema, recipe, table.shape[1]) if table.shape[1] else []
     found = {c.name: of_column(c, table[:, c.places], gone[:, c.places[0]], units, limits) for c in columns}
     labels = dict(of_labels(split.y, schema.labels, classes, task, units, limits))
     return {"n": rounded(len(np.unique(units)), limits), "columns": found, "labels": labels}
 
 
+def is_table(x: Array) -> bool:
+    """Return whether an input (n, ...) is columns."""
+    return x.ndim == 2 and x.dtype == np.float32
+
+
 def table_of(split: Split) -> Array:
     """The columns (n, columns) of all inputs that are tables."""
-    tables = [x for x in inputs_of(split.x).values() if x.ndim == 2 and x.dtype == np.float32]
+    tables = [x for x in inputs_of(split.x).values() if is_table(x)]
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
