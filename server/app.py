@@ -37,34 +37,31 @@ def main(grid: Grid, context: Context) -> None:
     # A study (several methods or seeds) has written its config before its first run starts.
     member = bool(c.out) and (out / "study").exists()
     with private(), RunDirectory.open(out, settings.flat(), resume=c.resume, member=member) as directory:
-        job = survey if c.strategy == SURVEY else run if settings.strategy.info.trains else evaluate
-        job(grid, settings, directory)
+        (run if settings.strategy.info.trains else ask)(grid, settings, directory)
+
+
+def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
+    """Evaluate given models, or survey the silos' data, in a directory that is held: nothing is trained."""
+    c = settings.common
+    try:
+        (survey if c.strategy == SURVEY else evaluate)(grid, settings, directory)
+    except Exception as error:
+        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
+        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
+        raise
+    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
 
 
 def evaluate(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Evaluate the models in a directory that is held, and write the matrix (``silofl evaluate``)."""
-    c = settings.common
-    try:
-        models = models_in(directory.path, settings.method)
-        write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
-    except Exception as error:
-        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
-        raise
-    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
+    """Evaluate the models in the directory, and write the matrix (``silofl evaluate``)."""
+    models = models_in(directory.path, settings.method)
+    write_matrix(directory.path, EvaluationLoop(grid, settings, directory).run(models))
 
 
 def survey(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
-    """Survey the silos' data in a directory that is held (``silofl survey``)."""
-    c = settings.common
-    try:
-        write_survey(directory.path, SurveyLoop(grid, settings, directory).run())
-        write_survey_page(directory.path)
-    except Exception as error:
-        log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
-        directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))
-        raise
-    directory.progress("done", strategy=c.strategy, seed=c.seed, out=str(directory.path.resolve()))
+    """Survey the silos' data, and write what they answered (``silofl survey``)."""
+    write_survey(directory.path, SurveyLoop(grid, settings, directory).run())
+    write_survey_page(directory.path)
 
 
 def run(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
