@@ -105,14 +105,7 @@ def add_partition(commands: Any) -> None:
     p.add_argument("--partition", metavar="P", default="dirichlet", help="how to split (default: dirichlet)")
     p.add_argument("--silos", metavar="N", type=int, default=12, help="number of silos (default: 12)")
     p.add_argument("--seed", metavar="S", type=int, default=42, help="seed of the split (default: 42)")
-    p.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2",
-    )
+    add_set(p, "a setting of the partition, for example dirichlet.beta=0.1, or validation=0.2")
     p.add_argument("--plot", metavar="FILE", help="also draw who holds what (.png or .svg)")
     p.add_argument("--out", metavar="DIR", required=True, help="directory for hospital-01.npz ... and manifest.json")
     p.set_defaults(run=partition)
@@ -152,18 +145,16 @@ def add_run_options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--strategy", metavar="A[,B...]", help="method, or several for a study")
     p.add_argument("--rounds", metavar="R", help="communication rounds")
     p.add_argument("--seed", metavar="S[,S...]", help="seed, or several for a study")
-    p.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="any other setting, for example learning-rate=0.01 apple.mu=0.1",
-    )
+    add_set(p, "any other setting, for example learning-rate=0.01 apple.mu=0.1")
     p.add_argument(
         "--config", metavar="FILE.toml", help="settings from a file; options on the command line go before it"
     )
     p.add_argument("--out", metavar="DIR", help="run directory (default: runs/TIME-STRATEGY)")
+
+
+def add_set(p: argparse.ArgumentParser, help: str) -> None:
+    """``--set``, whose pairs :func:`assignments` reads."""
+    p.add_argument("--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=help)
 
 
 def assignments(pairs: list[str]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions.common.errors import UserError
+from server.cli.research import add_set, assignments
 
 
 def add_commands(commands: Any) -> None:
@@ -28,21 +29,13 @@ def add_commands(commands: Any) -> None:
         metavar="FILE",
         help="--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
     )
-    p.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study",
-    )
+    add_set(p, "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study")
     p.add_argument("--out", metavar="DIR", type=Path, help="a new directory (default: runs/TIME-survey)")
     p.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     from client.site.trust.policy import PUBLIC
-    from server.cli.research import assignments
     from server.report.sections.survey import survey_text
     from server.results.run_directory import default_out
     from server.results.survey.files import read_survey

@@ -17,7 +17,7 @@ from server.report.sections.survey import write_survey_page
 from server.results.survey.files import write_survey
 from server.run.survey.loop import SurveyLoop
 from server.simulation.engine import InProcessGrid, flower_identity
-from server.simulation.evaluate import cleared
+from server.simulation.evaluate import check_new, cleared
 from strategies.base.run_settings import parse_settings, toml_text
 from strategies.base.settings import Value
 from strategies.base.survey import SURVEY
@@ -32,8 +32,7 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     of a simulation; ``policy``: the policy by which they answer. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already: give --out a new directory")
+    check_new(out)
     files = [] if data is None else [data] if data.is_file() else files_of(data)
     if data is None and policy != PUBLIC:
         raise UserError("--policy goes with --data: a simulation's data are public")
