@@ -58,17 +58,17 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
 
 def measured(client: SiloClient, session: ClientSession, config: Any, least: int) -> Evidence:
     """Return the evidence that the message asks for, of the model that the client holds."""
-    patients, test = session.used_data.test.patient, client.silo.test
+    patients, test, task = session.used_data.test.patient, client.silo.test, client.silo.task
     common = config["numbers"].get(COMMON)
     if common is not None:
-        task, most = client.silo.task, 1.0 if client.silo.task.single_label else LARGEST_VALUE
-        fits = (task.single_label or has_intervals(task, test)) and isinstance(common, float) and 0 <= common <= most
-        if not fits or not isinstance(common, float):
+        intervals = has_intervals(task, test)
+        most, fits = LARGEST_VALUE if intervals else 1.0, intervals or task.single_label
+        if not fits or not isinstance(common, float) or not 0 <= common <= most:
             raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
-        if has_intervals(task, test):
+        if intervals:
             return conformal_intervals(task, client.predicting(), test, patients, common)
         return conformal_sets(client.predicting(), test, patients, common)
-    task, groups = client.silo.task, session.used_data.test.subgroup
+    groups = session.used_data.test.subgroup
     ask = Ask(least, client.common.evidence_horizon)
     values = evidence_of(task, client.predicting(), test, client.silo.train, patients, ask)
     if groups is not None:
