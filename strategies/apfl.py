@@ -139,10 +139,10 @@ class ApflClient(SiloClient):
         if snapshot != "personal" or self.state.shared is None:
             return super().measure(snapshot, vector, splits)
         self.model.load(vector)
-        result: dict[str, float] = {}
+        mixture, result = self.predicting(), dict[str, float]()
         for split in splits:
             if len(samples := getattr(self.silo, split)):
-                metrics = self.silo.task.own_evaluate(self.predicting(), samples)
+                metrics = self.silo.task.own_evaluate(mixture, samples)
                 result |= {f"personal.{split}.{name}": value for name, value in metrics.items()}
         return result
 
