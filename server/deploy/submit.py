@@ -135,13 +135,13 @@ def _silos_here(control: Control, late: str) -> int:
 
 def _check_silos(common: Common, registered: Set[str]) -> None:
     """Raise UserError where the run would wait for silos that are not registered, or could take none that come."""
+    from server.run.late_joiners import LateJoiners
     from strategies.base.newcomer.settings import ANY
 
     if common.late_joiners == ANY and not common.min_silos:
         raise UserError(f"late-joiners = {ANY}: min-silos is wanted too, the number of silos that the run begins with")
     late, known = common.late_joiners, len(registered - common.late.keys())
-    wanted = common.min_silos if late == ANY else common.silos - len(common.late)
-    if wanted > known:
+    if (wanted := LateJoiners(common).expected) > known:
         setting = f"min-silos = {wanted}" if late == ANY else f"silos = {common.silos}"
         besides = f", besides late-joiners = {late}" if common.late else ""
         raise UserError(f"{setting}: only {known} are registered{besides}, the run would wait in vain")
