@@ -15,6 +15,7 @@ from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
+from strategies.base.evaluation import EVALUATE
 from strategies.base.run_settings import RunSettings, parse_settings
 
 ALWAYS = (  # settings that every protocol says, though they be defaults
@@ -74,7 +75,7 @@ def draft(
 
 def _evaluations(run: RunSettings) -> int:
     """How many evaluations a run asks for: one a round where it evaluates given models, and one to spare."""
-    return run.common.rounds + 1 if run.common.strategy == "evaluate" else 2 + 2 * (run.common.evidence == "on")
+    return run.common.rounds + 1 if run.common.strategy == EVALUATE else 2 + 2 * (run.common.evidence == "on")
 
 
 def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:

@@ -4,9 +4,8 @@ Its models, data summary, key and numbers leave the server's checkpoints, its st
 silos' states (in a run directory there are such after a simulation), its rows ``history.csv``, its entries
 ``summary.json``, whose means are computed anew of the others, ``manifest.json`` and ``progress.jsonl``. Its rows leave
 the ``matrix.csv`` of an evaluation, its model ``models/``, and its answer a survey (``silofl report`` makes the page
-again). A study's runs that held it out are deleted. What was
-averaged stays averaged. Such a run cannot be resumed, for its other silos' states are of a federation with this one;
-the checkpoint keeps the name, and nothing else, to say so.
+again). A study's runs that held it out are deleted. What was averaged stays averaged. Such a run cannot be resumed, for
+its other silos' states are of a federation with this one; the checkpoint keeps the name, and nothing else, to say so.
 """
 
 from __future__ import annotations
@@ -218,7 +217,7 @@ def _clean_matrix(run: Path, name: str) -> list[str]:
         done = ["models"]
     if (run / "matrix.csv").is_file():
         lines = (run / "matrix.csv").read_text().splitlines(keepends=True)
-        kept = [line for line in lines if not gone & {*line.split(",")[:1]} and name not in line.split(",")[1:2]]
+        kept = [line for line in lines if not (line.split(",")[0] in gone or line.split(",")[1:2] == [name])]
         if kept != lines:
             write_atomically(run / "matrix.csv", "".join(kept))
             done.append("matrix.csv")

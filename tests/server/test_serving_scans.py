@@ -76,7 +76,7 @@ def ask(model: Path, body: bytes | None, path: str = "/predict", recipe: Any = N
     return asyncio.run(go())
 
 
-def zipped(files: dict[str, bytes], **info: Any) -> bytes:
+def zipped(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
