@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -41,11 +38,11 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 @app.train()
 @answer
 @local_round
-def train(session: ClientSession, client: SiloClient, parameters: list[Any], config: Mapping[str, Any]) -> Result:
+def train(session: ClientSession, client: SiloClient) -> Result:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
-    snapshot = session.info.reports
+    config, snapshot = session.config, session.info.reports
     keep_reported(client.state, config.get("reported"), snapshot, client.beside, client.untrained())
-    vectors, _, metrics = client.fit(parameters, config)
+    vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)
     note_candidate(client, metrics, snapshot, client.state)
@@ -56,15 +53,16 @@ def train(session: ClientSession, client: SiloClient, parameters: list[Any], con
 @app.evaluate()
 @answer
 @local_round
-def evaluate(session: ClientSession, client: SiloClient, parameters: list[Any], config: Mapping[str, Any]) -> Result:
+def evaluate(session: ClientSession, client: SiloClient) -> Result:
     """Metrics without training; the silo's state stays as it is, but for the model that the report will show.
 
     A hospital that the run holds out is evaluated as a newcomer, and keeps nothing.
     """
+    config = session.config
     if NEWCOMER in config:
         return [], evaluate_newcomer(client, config)
     kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept
-    _, _, metrics = client.evaluate(parameters, config)
+    _, _, metrics = client.evaluate(session.parameters, config)
     if session.info.trains and keep_evaluated(client, metrics, kept, session.info.reports, config):
         closing = not config["personal"]
         describe_evaluated(client, kept, session.model_card(), closing=closing)

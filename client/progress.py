@@ -40,12 +40,12 @@ class OwnProgress:
         self.received = wire_bytes(message.content)
         self.folder: Path | None = None
 
-    def begins(self, config: Mapping[str, Any]) -> None:
+    def begins(self) -> None:
         """Note that this silo has begun with a message; only now the run's folder is known.
 
         Where a run only evaluates, or takes the silo as a newcomer, the silo keeps nothing of it.
         """
-        store = self.session.store
+        store, config = self.session.store, self.session.config
         if NEWCOMER in config or not self.session.info.trains:
             return
         if "state-dir" not in store.context.node_config or store.folder is None:

@@ -19,6 +19,7 @@ import flwr
 import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType
+from torch import Tensor
 
 from client.local_data import (
     agreed_classes,
@@ -60,7 +61,6 @@ from strategies.base.newcomer.settings import ANY
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA, WITHHELD
 from strategies.base.state import State
-from strategies.base.survey import SURVEY
 from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
 
@@ -70,7 +70,10 @@ Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
 
 class ClientSession:
-    """One silo, one message. ``config`` is what the server agreed on (classes, statistics, ...); a query has none."""
+    """One silo, one message.
+
+    ``config`` is what the server agreed on (classes, statistics, ...), with what the message brings; a query has none.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class ClientSession:
         if not self.info.trains:
             raise UserError(
                 f"{self.name} refuses: the run has strategy = {self.info.name}, and a message asks it to train"
-                + (" or to evaluate" if self.info.name == SURVEY else "")
+                + (" or to evaluate" if self.info.asks == "survey" else "")
             )
 
     def check_role(self, *, newcomer: bool) -> None:
@@ -280,15 +283,16 @@ class ClientSession:
     def store(self) -> StateStore:
         return StateStore(self.context, self.config["run"], self.settings.run_key, self.config["run_id"])
 
-    def open_client(self, message: Message) -> tuple[SiloClient, list[Any], Mapping[str, Any]]:
-        """Return the method's client with its state loaded, and the arguments for ``fit`` or ``evaluate``."""
-        if message.metadata.message_type == MessageType.TRAIN or self.info.name == SURVEY:
+    def open_client(self, message: Message) -> SiloClient:
+        """Take over what a message says and brings; return the method's client with its state loaded."""
+        if message.metadata.message_type == MessageType.TRAIN or self.info.asks == "survey":
             self.check_trains()
-        payload, config = decode(message.content, self.device)
-        self.config = {**DEFAULTS, "classes": self.data.classes, **config}
-        self.config = {**self.config, "models": payload.models, "numbers": payload.numbers}
+        payload, told = decode(message.content, self.device)
+        brought = {"models": payload.models, "numbers": payload.numbers}
+        self.config = {**DEFAULTS, "classes": self.data.classes, **told, **brought}
+        newcomer = NEWCOMER in self.config
         self.check_schema()
-        self.check_role(newcomer=(newcomer := NEWCOMER in config))
+        self.check_role(newcomer=newcomer)
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
@@ -301,7 +305,12 @@ class ClientSession:
             check_records(settings, self.data, self.name)
             key = noise_key(self.context, settings.common.seed, self.config["run_id"])
             private_round(client, settings.privacy, units_of(settings.privacy, self.used_data.train), key, self.config)
-        return client, [m.vector for m in payload.models.values()], self.config
+        return client
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The vectors (Σ,) that the message brings, as Flower's ``fit`` and ``evaluate`` take them."""
+        return [model.vector for model in self.config["models"].values()]
 
     def check_schema(self) -> None:
         """Raise PolicyRefusedError where the run's schema is not the one that the message's study was approved for."""

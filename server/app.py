@@ -21,7 +21,6 @@ from server.run.evaluation.loop import EvaluationLoop, models_in, write_matrix
 from server.run.loop import RoundLoop
 from server.run.survey.loop import SurveyLoop
 from strategies.base.run_settings import RunSettings, parse_settings
-from strategies.base.survey import SURVEY
 
 app = ServerApp()  # no annotation: Flower finds the app by reading this line
 
@@ -44,7 +43,7 @@ def ask(grid: Grid, settings: RunSettings, directory: RunDirectory) -> None:
     """Evaluate given models, or survey the silos' data, in a directory that is held: nothing is trained."""
     c = settings.common
     try:
-        (survey if c.strategy == SURVEY else evaluate)(grid, settings, directory)
+        (survey if settings.strategy.info.asks == "survey" else evaluate)(grid, settings, directory)
     except Exception as error:
         log(ERROR, "%s", error, exc_info=error if is_fault(error) else None)
         directory.progress("error", strategy=c.strategy, seed=c.seed, message=str(error))

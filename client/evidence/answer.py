@@ -7,8 +7,6 @@ once: a hospital notes on its disk which model a run's evidence was of, and refu
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from flwr.app import Message, RecordDict
 
@@ -40,7 +38,7 @@ COMMON = "common_threshold"  # in the second message: the hospitals' common conf
 def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     """Return the reply to a message that asks for evidence. Raises UserError where the silo keeps no such model."""
     check_asked(session)
-    client, _, config = session.open_client(message)
+    client, config = session.open_client(message), session.config
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
@@ -48,18 +46,18 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     if allowed and not client.common.dp and len(client.silo.test) >= least:
         if not load_reported(client, wanted := config.get("reported"), session.info.reports):
             raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
-        claim(client, session, config)
-        values = measured(client, session, config, least)
+        claim(client, session)
+        values = measured(client, session, least)
         test = session.used_data.test
         if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
             held = suppressed(test.subgroup, test.patient, least)
     return release_evidence(client, values, min_samples=least, policy=session.policy, suppressed=held)
 
 
-def measured(client: SiloClient, session: ClientSession, config: Any, least: int) -> Evidence:
+def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence:
     """Return the evidence that the message asks for, of the model that the client holds."""
     patients, test, task = session.used_data.test.patient, client.silo.test, client.silo.task
-    common = config["numbers"].get(COMMON)
+    common = session.config["numbers"].get(COMMON)
     if common is not None:
         intervals = has_intervals(task, test)
         most, fits = LARGEST_VALUE if intervals else 1.0, intervals or task.single_label
@@ -83,7 +81,7 @@ def check_asked(session: ClientSession) -> None:
         raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
 
 
-def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
+def claim(client: SiloClient, session: ClientSession) -> None:
     """Note at the hospital whose evidence is asked for: the model's digest, for a round's number is the server's word.
 
     Raises PolicyRefusedError where this run asked for that of another model before. The same message may come twice,
@@ -92,7 +90,7 @@ def claim(client: SiloClient, session: ClientSession, config: Any) -> None:
     context = session.context
     if not is_own_file(context) or session.policy.public:
         return
-    common: Number | None = config["numbers"].get(COMMON)
+    common: Number | None = session.config["numbers"].get(COMMON)
     state = client.state
     beside = [state.arrays[key] for key in client.beside if key in state.arrays]
     numbers = torch.tensor([float(state.numbers[key]) for key in client.beside if key in state.numbers])

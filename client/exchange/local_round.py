@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -15,18 +15,18 @@ from client.session import ClientSession
 from strategies.base.client import SiloClient
 
 Result = tuple[Sequence[Tensor], dict[str, Any]]  # the vectors to send, and the metrics
-Work = Callable[[ClientSession, SiloClient, list[Any], Mapping[str, Any]], Result]
+Work = Callable[[ClientSession, SiloClient], Result]
 
 
 def local_round(work: Work) -> Callable[[Message, ClientSession], RecordDict]:
-    """A handler of ``work(session, client, parameters, config)``: the client has its state, the result is released."""
+    """A handler of ``work(session, client)``: the client has its state, the result is released."""
 
     @functools.wraps(work)
     def handle(message: Message, session: ClientSession) -> RecordDict:
         progress = OwnProgress(session, message)
-        client, parameters, config = session.open_client(message)
-        progress.begins(config)
-        vectors, metrics = work(session, client, parameters, config)
+        client = session.open_client(message)
+        progress.begins()
+        vectors, metrics = work(session, client)
         sent = release(client, vectors, metrics, min_samples=session.least_samples, policy=session.policy)
         progress.ends(client.round, metrics, sent)
         return sent

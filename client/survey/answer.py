@@ -29,7 +29,6 @@ from partitions.silo_file import Contents, read_contents
 from partitions.site_split import sample_digests
 from partitions.splits import Array, Split, inputs_of
 from strategies.base.schema.survey import Answer
-from strategies.base.survey import SURVEY
 
 
 def answer_survey(session: ClientSession) -> RecordDict:
@@ -37,7 +36,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
 
     The run's settings have to say that it is one, so that policy and study have allowed it.
     """
-    if session.info.name != SURVEY:
+    if session.info.asks != "survey":
         raise UserError(
             f"{session.name} refuses: the run has strategy = {session.info.name}, and a message asks for a survey"
         )

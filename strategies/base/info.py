@@ -58,7 +58,8 @@ class MethodInfo:
     baseline: str = ""  # what it stands for, where others' gains are counted from it
     relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one
 
-    trains: bool = True  # False: it only evaluates (strategies/base/evaluation), or surveys (strategies/base/survey)
+    # What its messages ask of a silo; only "training" is a method (strategies/base/evaluation, strategies/base/survey).
+    asks: Literal["training", "evaluation", "survey"] = "training"
     listed: bool = False  # whether a policy must list it by its name; ``all`` does not mean it
 
     # What the method needs.
@@ -83,6 +84,11 @@ class MethodInfo:
     # ``TERM if KEY`` or ``TERM if KEY = VALUE``: only where that setting is not 0, or is this.
     dp_epochs: tuple[str, ...] = ("local-epochs",)
     vectorized: bool = False  # whether silos may train together (``vectorize = true``)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a method, and not the evaluation of given models or a survey of the data."""
+        return self.asks == "training"
 
 
 def shares_buffers(info: MethodInfo, common: Common) -> bool:

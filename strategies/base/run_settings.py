@@ -25,7 +25,7 @@ from partitions.schemes.registry import PARTITIONS, partition_settings
 from partitions.simulated import Division
 from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
-from strategies.base.evaluation import EVALUATE
+from strategies.base.evaluation import EVALUATE, EvaluateSettings
 from strategies.base.info import MethodInfo
 from strategies.base.newcomer.settings import check_newcomers
 from strategies.base.privacy.settings import Privacy
@@ -33,7 +33,6 @@ from strategies.base.registry import method_named, runnable, strategies
 from strategies.base.schema.data_summary import read_agreed
 from strategies.base.settings import Common, Value, build_settings, choose, defaults_of, keys_of, limits_of, values_of
 from strategies.base.strategy import PersonalizedStrategy
-from strategies.base.survey import SURVEY
 from strategies.base.transport.error_feedback import check_wire
 
 NOTHING = "nothing"  # of the data leaves a method with differential privacy
@@ -209,7 +208,7 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
         raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
     check_robust(method.info, common)
     check_wire(method.info, common)
-    check_evaluation(method.info, common, every[common.strategy])
+    check_evaluation(common, every[common.strategy])
     _check_privacy(method.info, common)
     ala = every[adding("ala").info.name] if common.ala else None
     privacy = every[DP] if common.dp else None
@@ -228,9 +227,9 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
         raise UserError("dp = true: not with vectorize = true, which computes no gradient of each unit")
 
 
-def check_evaluation(info: MethodInfo, common: Common, own: Any) -> None:
+def check_evaluation(common: Common, own: Any) -> None:
     """Raise UserError where a run that only evaluates has other rounds than models, or asks for anything besides."""
-    if info.trains or info.name == SURVEY:
+    if not isinstance(own, EvaluateSettings):
         return
     if common.rounds != len(own.entries):
         raise UserError(f"rounds = {common.rounds}: there are {len(own.entries)} models, and each has its round")

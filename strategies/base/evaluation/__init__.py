@@ -114,7 +114,7 @@ class Evaluate(PersonalizedStrategy):
         note="nothing leaves but metrics",
         reports="received",
         one_model=True,
-        trains=False,
+        asks="evaluation",
         buffers="local",
     )
     client = EvaluateClient

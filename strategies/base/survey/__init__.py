@@ -39,7 +39,7 @@ class Survey(PersonalizedStrategy):
         note="nothing leaves but counts, shares and rounded sums",
         receives="nothing",
         not_dp="a survey has no mechanism, and no share of the budget",
-        trains=False,
+        asks="survey",
         listed=True,
     )
     Settings = SurveySettings
