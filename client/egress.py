@@ -25,7 +25,7 @@ from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
 from strategies.base.schema.evidence import fewest, word_of
-from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SPLITS, SUMMARY, SUMS, WITHHELD, allowed_metrics
+from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 from strategies.base.schema.survey import RECORD as SURVEY_RECORD
 from strategies.base.schema.survey import Answer, written_answer
 from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
@@ -57,7 +57,7 @@ def sift_metrics(
 ) -> tuple[dict[str, float], dict[str, set[str]]]:
     """Return the metrics that may leave, and by rule the names of metrics, or the splits, that stay.
 
-    ``counts``: samples by split; ``least``: the fewest behind a metric; ``released``: the metrics that may leave.
+    ``counts``: patients by split; ``least``: the fewest behind a metric; ``released``: the metrics that may leave.
     Raises UserError for a metric that no list has.
     """
     kept: dict[str, float] = {}
@@ -91,10 +91,17 @@ def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) ->
 
 
 def release(
-    client: SiloClient, vectors: Sequence[Tensor], metrics: Mapping[str, float], *, min_samples: float, policy: Policy
+    client: SiloClient,
+    vectors: Sequence[Tensor],
+    metrics: Mapping[str, float],
+    counts: Mapping[str, int],
+    *,
+    min_samples: float,
+    policy: Policy,
 ) -> RecordDict:
     """The content of a silo's reply: of what the run asks for, what the silo's policy allows.
 
+    ``counts``: how many patients each split has, or samples where the data name no patients.
     Raises UserError where a method tries to send what it has not declared, or what the policy does not allow.
     """
     check_sent(client, vectors, policy)
@@ -108,7 +115,6 @@ def release(
             raise UserError(f"{type(client).__name__} may not send '{name}': it is not in sends_numbers")
     config: dict[str, Number] = {"round": client.round, "silo": client.silo.name, "samples": len(client.silo.train)}
     records = encode(Payload(models, client.replies), config, Wire(client.common.wire_dtype), client.encoded)
-    counts = {split: len(getattr(client.silo, split)) for split in SPLITS}
     released = set(policy.metrics) | ({client.silo.task.score, *ENDS} if SCORE in policy.metrics else set())
     kept, withheld = sift_metrics(metrics, counts, max(min_samples, policy.min_metric_samples), released)
     tell_site(records, withheld)
@@ -137,10 +143,17 @@ def release_survey(silo: str, answer: Answer, withheld: Mapping[str, Collection[
 
 
 def release_evidence(
-    client: SiloClient, values: Evidence, *, min_samples: int, policy: Policy, suppressed: Sequence[str] = ()
+    client: SiloClient,
+    values: Evidence,
+    people: int,
+    *,
+    min_samples: int,
+    policy: Policy,
+    suppressed: Sequence[str] = (),
 ) -> RecordDict:
-    """The content of the reply to a question for evidence: what the silo's policy allows, over enough samples.
+    """The content of the reply to a question for evidence: what the silo's policy allows, over enough patients.
 
+    ``people``: how many the test part has. Parts of it were counted as they were made (``models/evidence/``).
     ``suppressed``: subgroups that stay here, for the site's audit log: their names, without counts.
     Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
     """
@@ -152,7 +165,7 @@ def release_evidence(
             raise UserError(f"evidence '{name}' is not on the list of what may leave a silo")
         if word not in policy.metrics:
             withheld.setdefault(rule, set()).add(word)
-        elif min(len(client.silo.test), fewest(name, value)) < least:
+        elif min(people, fewest(name, value)) < least:
             withheld.setdefault(few, set()).add(word)
         else:
             kept[name] = value

@@ -55,7 +55,7 @@ def evaluation(policy: Policy) -> str:
     if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
         return f"refused: {faults[0]}"
     metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
-    few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} samples"
+    few = "all" if policy.public else f"{metrics}, over at least {policy.min_metric_samples} patients"
     whose = "models that" if policy.peers else "models that are no silo's own (peers = false), and that"
     return f"metrics of {whose} the run's settings name by SHA-256 ({few}); no model leaves, none is kept"
 

@@ -41,6 +41,11 @@ class Split:
         """The patient of each sample (n,); where none is named, each is of another one."""
         return np.arange(len(self)) if self.patient is None else self.patient
 
+    @property
+    def people(self) -> int:
+        """How many patients there are, or samples where none is named."""
+        return len(self) if self.patient is None else len(np.unique(self.patient))
+
 
 @dataclass(frozen=True)
 class SiloData:

@@ -16,6 +16,7 @@ from client.reported import load_reported
 from client.session import ClientSession
 from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
+from models.evidence.conformal import enough
 from models.evidence.measure import (
     EVIDENCE,
     Ask,
@@ -42,35 +43,36 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     client.round = int(config["round"])
     allowed = set(session.policy.metrics) & set(EVIDENCE)
     least = max(int(config["min_metric_samples"]), session.policy.min_metric_samples)
+    test = session.used_data.test
     values, held = Evidence(), list[str]()  # with differential privacy nothing: evidence has no mechanism of its own
-    if allowed and not client.common.dp and len(client.silo.test) >= least:
+    if allowed and not client.common.dp and test.people >= least:
         if not load_reported(client, wanted := config.get("reported"), session.info.reports):
             raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
         claim(client, session)
         values = measured(client, session, least)
-        test = session.used_data.test
         if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
-            held = suppressed(test.subgroup, test.patient, least)
-    return release_evidence(client, values, min_samples=least, policy=session.policy, suppressed=held)
+            held = suppressed(test.subgroup, values)
+    return release_evidence(client, values, test.people, min_samples=least, policy=session.policy, suppressed=held)
 
 
 def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence:
     """Return the evidence that the message asks for, of the model that the client holds."""
-    patients, test, task = session.used_data.test.patient, client.silo.test, client.silo.task
+    data, test, task = session.used_data.test, client.silo.test, client.silo.task
     common = session.config["numbers"].get(COMMON)
     if common is not None:
         intervals = has_intervals(task, test)
         most, fits = LARGEST_VALUE if intervals else 1.0, intervals or task.single_label
         if not fits or not isinstance(common, float) or not 0 <= common <= most:
             raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
+        if not enough(data.units, least):
+            return {}
         if intervals:
-            return conformal_intervals(task, client.predicting(), test, patients, common)
-        return conformal_sets(client.predicting(), test, patients, common)
-    groups = session.used_data.test.subgroup
+            return conformal_intervals(task, client.predicting(), test, data.units, common)
+        return conformal_sets(client.predicting(), test, data.units, common)
     ask = Ask(least, client.common.evidence_horizon)
-    values = evidence_of(task, client.predicting(), test, client.silo.train, patients, ask)
-    if groups is not None:
-        values |= subgroup_scores(task, client.predicting(), test, groups, patients, least)
+    values = evidence_of(task, client.predicting(), test, client.silo.train, data.units, ask)
+    if data.subgroup is not None:
+        values |= subgroup_scores(task, client.predicting(), test, data.subgroup, data.patient, least)
     return values
 
 

@@ -13,6 +13,7 @@ from client.egress import release
 from client.progress import OwnProgress
 from client.session import ClientSession
 from strategies.base.client import SiloClient
+from strategies.base.schema.reporting import SPLITS
 
 Result = tuple[Sequence[Tensor], dict[str, Any]]  # the vectors to send, and the metrics
 Work = Callable[[ClientSession, SiloClient], Result]
@@ -27,7 +28,8 @@ def local_round(work: Work) -> Callable[[Message, ClientSession], RecordDict]:
         client = session.open_client(message)
         progress.begins()
         vectors, metrics = work(session, client)
-        sent = release(client, vectors, metrics, min_samples=session.least_samples, policy=session.policy)
+        counts = {split: getattr(session.used_data, split).people for split in SPLITS}
+        sent = release(client, vectors, metrics, counts, min_samples=session.least_samples, policy=session.policy)
         progress.ends(client.round, metrics, sent)
         return sent
 

@@ -8,12 +8,14 @@ ideal 1; in-the-large is a where b = 1, ideal 0: above 0 there are more events t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Units = npt.NDArray[np.int64]  # the patient of each prediction (n,); where none is named, the sample
 
 BINS = 10
 FEWEST = 5  # samples in a bin, however few are asked for: a bin of one says nothing
@@ -56,26 +58,26 @@ def logit(p: Array) -> Array:
     return np.asarray(np.log(near) - np.log1p(-near))
 
 
-def reliability(p: Array, event: Array, least: int = 1) -> Bins:
-    """Return bins of about equally many samples, at most ``BINS``, none with fewer than ``least`` samples.
+def reliability(p: Array, event: Array, least: int = 1, units: Units | None = None) -> Bins:
+    """Return bins of about equally many samples, at most ``BINS``, none with fewer than ``least`` of ``units`` (n,).
 
     The edges are quantiles of ``p``, so that equal probabilities share a bin (scikit-learn's strategy "quantile"). A
-    bin with too few samples joins the one before, the first one joins the next.
+    bin with too few joins the one before, the first one joins the next. Without ``units`` each sample is one.
     """
     if not len(p):
         return Bins(*(np.empty(0),) * 3)
-    own = groups_of(p, least)
+    own = groups_of(p, least, units)
     counts = np.bincount(own)
     return Bins(counts.astype(float), np.bincount(own, p) / counts, np.bincount(own, event) / counts)
 
 
-def groups_of(p: Array, least: int) -> npt.NDArray[np.intp]:
+def groups_of(p: Array, least: int, units: Units | None = None) -> npt.NDArray[np.intp]:
     """Return the bin of each of these predictions (n,), n > 0."""
     most = max(1, min(BINS, len(p) // max(least, FEWEST)))
     edges = np.percentile(p, np.linspace(0, 100, most + 1))
     own = np.searchsorted(edges[1:-1], p)
-    counts = np.bincount(own, minlength=most)
-    return joined(counts[:, None], least)[own]
+    units = np.arange(len(p)) if units is None else units
+    return joined([[units[own == k]] for k in range(most)], least)[own]
 
 
 def expected_calibration_error(bins: Bins) -> float:
@@ -84,20 +86,23 @@ def expected_calibration_error(bins: Bins) -> float:
     return float((bins.counts * np.abs(bins.observed - bins.predicted)).sum() / n) if n else math.nan
 
 
-def joined(counts: npt.NDArray[np.intp], least: int) -> npt.NDArray[np.intp]:
+def joined(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
     """Return for each bin the number of the bin that it becomes a part of; none of these is empty or too small.
 
-    ``counts`` (bins, kinds): of each kind of samples a bin wants ``least``. Where all bins together have too few of
-    one, they are one bin.
+    ``bins``: of each bin, by kind of samples, their units: a bin wants ``least`` different ones of each kind. Where all
+    bins together have too few of one, they are one bin.
     """
-    groups, open_, least = np.zeros(len(counts), np.intp), np.zeros_like(counts[0]), max(least, 1)
-    current, last = 0, counts[::-1].cumsum(0)[::-1]  # samples in this bin and those after it
-    for i, count in enumerate(counts):
+    groups, current, first = np.zeros(len(bins), np.intp), 0, 0
+    for i in range(1, len(bins)):
+        if fewest_units(bins[first:i]) >= max(least, 1) <= fewest_units(bins[i:]):
+            current, first = current + 1, i
         groups[i] = current
-        open_ += count
-        if i + 1 < len(counts) and open_.min() >= least and last[i + 1].min() >= least:
-            current, open_ = current + 1, np.zeros_like(open_)
     return groups
+
+
+def fewest_units(bins: Sequence[Sequence[Units]]) -> int:
+    """Return how many different units these bins have together, of the kind that has the fewest."""
+    return min(len(np.unique(np.concatenate(kind))) for kind in zip(*bins, strict=True))
 
 
 def _newton(x: Array, offset: Array, event: Array) -> Array | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from models.evidence.calibration import Array, Units
 
 ALPHA = 0.1
 SHRINKAGE = 19.0  # n0, in calibration samples
@@ -56,12 +56,16 @@ def sets_of(p: Array, y: npt.NDArray[np.int64], threshold: float) -> Sets:
     return Sets(float(inside[np.arange(len(y)), y].mean()), float(inside.sum(1).mean()))
 
 
-def halves(n: int, patients: Array | None = None) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which of ``n`` test samples (n,) calibrate, and which are left to measure coverage on.
+def halves(units: Units) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which of the test samples (n,) calibrate, and which are left to measure coverage on.
 
-    Validation samples have chosen the model, so none of them calibrates. Every second sample does, or of samples with
-    ``patients`` (n,) those of every second patient: a patient's samples are not in both halves.
+    Validation samples have chosen the model, so none of them calibrates. The samples of every second of ``units`` (n,)
+    do, patients where they are named: a patient's samples are not in both halves.
     """
-    numbers = np.arange(n) if patients is None else np.unique(patients, return_inverse=True)[1]
-    fits = numbers % 2 == 0
+    fits = np.unique(units, return_inverse=True)[1] % 2 == 0
     return fits, ~fits
+
+
+def enough(units: Units, least: int) -> bool:
+    """Return whether each of the :func:`halves` has ``least`` different units."""
+    return len(np.unique(units)) // 2 >= least

@@ -16,7 +16,7 @@
 | ``dice_worst_decile`` | mean Dice of the tenth of the cases with the lowest |
 | ``subgroup.NAME`` | samples, score and its 95 % interval's ends (``subgroups.py``) |
 
-What needs more samples than there are, or has no finite value, is left out.
+What needs more patients than there are, or has no finite value, is left out.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from torch import Tensor
 from models.evidence.calibration import (
     Array,
     Bins,
+    Units,
     brier_score,
     calibration_in_the_large,
     calibration_slope,
     expected_calibration_error,
+    fewest_units,
     reliability,
 )
-from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
+from models.evidence.conformal import enough, halves, sets_of, shrunk, threshold_of, true_scores
 from models.evidence.decisions import net_benefit, treat_all
 from models.evidence.survival import (
     baseline_hazard,
@@ -66,35 +68,32 @@ Evidence = dict[str, float | list[float]]
 
 @dataclass(frozen=True)
 class Ask:
-    """What bounds the evidence: the fewest samples behind a number; the time of survival's, 0 for none."""
+    """What bounds the evidence: the fewest patients behind a number; the time of survival's, 0 for none."""
 
     least: int = 1
     horizon: float = 0.0
 
 
-def evidence_of(
-    task: Task, model: Network, test: Samples, train: Samples, patients: Array | None, ask: Ask
-) -> Evidence:
-    """Return the evidence of the model as it stands. ``patients`` (n,): of which patient each test sample is."""
+def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
+    """Return the evidence of the model as it stands. ``units`` (n,): the patient of each test sample, or the sample."""
     if not len(test):
         return {}
     found: Mapping[str, float | list[float]]
     if isinstance(task, Segmentation):
-        found = _of_cases(task.dice_by_case(model, test), ask)
+        found = _of_cases(task.dice_by_case(model, test), units, ask)
     elif isinstance(task, Survival):
-        found = _of_survival(model, test, train, ask) if ask.horizon else {}
+        found = _of_survival(model, test, train, units, ask) if ask.horizon else {}
     elif isinstance(task, Regression):
-        found = _of_values(*_measured(task, model, test), patients, ask) if has_intervals(task, test) else {}
+        found = _of_values(*_measured(task, model, test), units, ask) if has_intervals(task, test) else {}
     else:
-        outputs = predict(model, test)
-        found = _of_outputs(task, outputs, test.labels(), patients, ask)
+        found = _of_outputs(task, predict(model, test), test.labels(), units, ask)
     return {name: value for name, value in found.items() if _finite(value)}
 
 
-def conformal_sets(model: Network, test: Samples, patients: Array | None, common: float) -> Evidence:
+def conformal_sets(model: Network, test: Samples, units: Units, common: float) -> Evidence:
     """Return coverage and size of the sets with the hospital's own threshold, the common one, and the shrunk one."""
     p, y = probabilities(predict(model, test)), test.labels().cpu().numpy()
-    fits, held = halves(len(y), patients)
+    fits, held = halves(units)
     own = threshold_of(true_scores(p[fits], y[fits]))
     values = [float(len(y[held]))]
     for threshold in (own, common, shrunk(own, len(y[fits]), common)):
@@ -108,11 +107,11 @@ def has_intervals(task: Task, test: Samples) -> bool:
     return isinstance(task, Regression) and test.y.dim() == 2 and test.y.shape[1] == 1
 
 
-def conformal_intervals(task: Task, model: Network, test: Samples, patients: Array | None, common: float) -> Evidence:
+def conformal_intervals(task: Task, model: Network, test: Samples, units: Units, common: float) -> Evidence:
     """Return coverage and width of the intervals with the hospital's own half width, the common and the shrunk one."""
     assert isinstance(task, Regression)
     said, truth = _measured(task, model, test)
-    values = interval_shares(np.abs(truth - said), patients, common)
+    values = interval_shares(np.abs(truth - said), units, common)
     return {"conformal_intervals": values} if _finite(values) else {}
 
 
@@ -124,7 +123,7 @@ def _measured(task: Regression, model: Network, test: Samples) -> tuple[Array, A
     return said, truth
 
 
-def _of_values(said: Array, truth: Array, patients: Array | None, ask: Ask) -> Evidence:
+def _of_values(said: Array, truth: Array, units: Units, ask: Ask) -> Evidence:
     if not np.isfinite(said).all():
         return {}
     intercept, slope = recalibration(said, truth)
@@ -134,18 +133,18 @@ def _of_values(said: Array, truth: Array, patients: Array | None, ask: Ask) -> E
         "calibration_intercept": intercept,
         "calibration_in_the_large": between[0],
         "agreement": [float(len(said)), *between],
-        "value_bins": value_bins(said, truth, ask.least),
+        "value_bins": value_bins(said, truth, ask.least, units),
     }
-    n, half = own_width(np.abs(truth - said), patients, ask.least)
+    n, half = own_width(np.abs(truth - said), units, ask.least)
     return {**values, "conformal_width": [float(n), half]}
 
 
-def _of_outputs(task: Task, outputs: Tensor, y: Tensor, patients: Array | None, ask: Ask) -> Evidence:
+def _of_outputs(task: Task, outputs: Tensor, y: Tensor, units: Units, ask: Ask) -> Evidence:
     chances = task.chances(outputs, y)
     if chances is None or not np.isfinite(chances[0]).all():
         return {}
-    p, event = chances
-    bins = reliability(p, event, ask.least)
+    p, event, whose = chances
+    bins = reliability(p, event, ask.least, units[whose])
     values: Evidence = {
         "brier": brier_score(p, event),
         "calibration_slope": calibration_slope(p, event),
@@ -158,24 +157,24 @@ def _of_outputs(task: Task, outputs: Tensor, y: Tensor, patients: Array | None, 
     if outputs.shape[1] == 2:
         values["net_benefit"] = [*net_benefit(p, event).tolist(), *treat_all(event).tolist()]
     of_classes, labels = probabilities(outputs), y.cpu().numpy()
-    fits, held = halves(len(labels), patients)
-    if min(len(labels[fits]), len(labels[held])) >= ask.least:
+    if enough(units, ask.least):
+        fits, _ = halves(units)
         scores = true_scores(of_classes[fits], labels[fits])
         values["conformal"] = [float(len(scores)), threshold_of(scores)]
     return values
 
 
-def _of_survival(model: Network, test: Samples, train: Samples, ask: Ask) -> Evidence:
+def _of_survival(model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
     def columns(samples: Samples) -> tuple[Array, Array, Array]:
         y = samples.labels().double().cpu().numpy()
         return predict(model, samples).double().cpu().numpy()[:, 0], y[:, 0], y[:, 1]
 
     (s, time, event), risks = columns(test), columns(train)
-    if not np.isfinite(s).all() or kinds_until(time, event, ask.horizon).min() < ask.least:
+    if not np.isfinite(s).all() or fewest_units([kinds_until(time, event, ask.horizon, units)]) < ask.least:
         return {}
     risk = predicted_risk(s, baseline_hazard(*risks, ask.horizon))
     observed, expected = observed_risk(time, event, ask.horizon), float(risk.mean())
-    bins = risk_bins(risk, time, event, ask.horizon, ask.least)
+    bins = risk_bins(risk, time, event, ask.horizon, ask.least, units)
     return {
         "brier": brier_of_survival(risk, time, event, ask.horizon),
         "calibration_slope": cox_slope(s, time, event),
@@ -185,10 +184,13 @@ def _of_survival(model: Network, test: Samples, train: Samples, ask: Ask) -> Evi
     }
 
 
-def _of_cases(dice: Tensor, ask: Ask) -> Evidence:
-    known = np.sort(dice[~dice.isnan()].double().numpy())
-    worst = known[: max(1, len(known) // 10)]
-    return {"dice_worst_decile": float(worst.mean())} if len(known) and len(worst) >= ask.least else {}
+def _of_cases(dice: Tensor, units: Units, ask: Ask) -> Evidence:
+    values = dice.double().numpy()
+    known = np.flatnonzero(~np.isnan(values))
+    worst = known[np.argsort(values[known], kind="stable")][: max(1, len(known) // 10)]
+    if not len(known) or len(np.unique(units[worst])) < ask.least:
+        return {}
+    return {"dice_worst_decile": float(values[worst].mean())}
 
 
 def flat(bins: Bins) -> list[float]:

@@ -42,10 +42,9 @@ def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) 
     return sorted(kept) if len(kept) > 1 or not hidden() else []
 
 
-def suppressed(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:
-    """Return the subgroups whose numbers may not leave, by the names of their values."""
-    kept = released(groups, patients, least)
-    return [f"{PREFIX}{name}" for name in sorted(set(map(str, np.unique(groups))) - {"", *kept})]
+def suppressed(groups: Texts, values: Evidence) -> list[str]:
+    """Return the subgroups that ``values`` lack, by the names of their values."""
+    return [name for group in np.unique(groups) if group and (name := f"{PREFIX}{group}") not in values]
 
 
 def subgroup_scores(
@@ -55,13 +54,13 @@ def subgroup_scores(
 
     Of measurements it is the mean absolute error with its interval's ends, and the root of the mean squared error.
     """
-    names = released(groups, patients, least)
-    if not names:
-        return {}
     if isinstance(task, Segmentation):
         dice = task.dice_by_case(model, test)
+        known = (~dice.isnan()).numpy()  # a case without foreground is behind no number, so its patient does not count
+        names = released(groups[known], None if patients is None else patients[known], least)
         each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
     else:
+        names = released(groups, patients, least)
         outputs, labels = predict(model, test), test.labels()
         each = {name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name)) for name in names}
     if not all(math.isfinite(v) for values in each.values() for v in values):

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from models.evidence.calibration import BINS, LARGEST, STEPS, Bins, joined
+from models.evidence.calibration import BINS, LARGEST, STEPS, Bins, Units, joined
 
 Array = npt.NDArray[np.float64]
 
@@ -68,21 +68,21 @@ def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> floa
     return float((weights * (risk - (time <= at)) ** 2).mean())
 
 
-def kinds_until(time: Array, event: Array, at: float) -> npt.NDArray[np.intp]:
-    """Return how many samples have had the event until ``at``, and how many are followed beyond it without one."""
-    return np.array([((time <= at) & (event > 0)).sum(), (time > at).sum()])
+def kinds_until(time: Array, event: Array, at: float, units: Units) -> tuple[Units, Units]:
+    """Return the units of samples that have had the event until ``at``, and of those followed beyond it without one."""
+    return units[(time <= at) & (event > 0)], units[time > at]
 
 
-def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int) -> Bins:
+def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int, units: Units) -> Bins:
     """Return groups of about equally many samples by predicted risk, with the observed risk of each until ``at``.
 
-    A group has ``least`` events and as many samples that are followed beyond ``at``, or it joins its neighbour: one
-    event among n shows how many were still at risk as it happened, and so the time of one patient's event.
+    A group has events of ``least`` ``units`` (n,), and samples followed beyond ``at`` of as many, or it joins its
+    neighbour: one event among n shows how many were still at risk as it happened, and so the time of one patient's.
     """
     groups = max(1, min(BINS, len(risk) // max(least, 20)))
     parts = np.array_split(np.argsort(risk, kind="stable"), groups) if len(risk) else []
     if parts:
-        own = joined(np.stack([kinds_until(time[rows], event[rows], at) for rows in parts]), least)
+        own = joined([kinds_until(time[rows], event[rows], at, units[rows]) for rows in parts], least)
         parts = [np.concatenate([parts[i] for i in np.flatnonzero(own == k)]) for k in np.unique(own)]
     return Bins(
         np.array([float(len(rows)) for rows in parts]),

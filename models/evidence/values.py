@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from models.evidence.calibration import Array, groups_of
-from models.evidence.conformal import ALPHA, halves, shrunk
+from models.evidence.calibration import Array, Units, groups_of
+from models.evidence.conformal import ALPHA, enough, halves, shrunk
 
 SPREAD = 1.96  # standard deviations on either side, for limits of agreement
 
@@ -36,12 +36,13 @@ def agreement(said: Array, truth: Array) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
-def value_bins(said: Array, truth: Array, least: int) -> list[float]:
+def value_bins(said: Array, truth: Array, least: int, units: Units | None = None) -> list[float]:
     """Return samples, mean prediction, mean measurement and mean absolute error of each bin, bin after bin.
 
-    The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least``.
+    The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least`` of
+    ``units`` (n,).
     """
-    own = groups_of(said, least)
+    own = groups_of(said, least, units)
     counts = np.bincount(own)
     sums = [np.bincount(own, values) / counts for values in (said, truth, np.abs(truth - said))]
     return [float(v) for row in zip(counts, *sums, strict=True) for v in row]
@@ -55,16 +56,15 @@ def half_width(errors: Array, alpha: float = ALPHA) -> float:
     return float(np.sort(errors)[rank - 1]) if 0 < rank <= len(errors) else math.nan
 
 
-def own_width(errors: Array, patients: Array | None, least: int) -> tuple[int, float]:
+def own_width(errors: Array, units: Units, least: int) -> tuple[int, float]:
     """Return how many test samples calibrate, and the half width that they make; ``nan`` where either half is small."""
-    fits, held = halves(len(errors), patients)
-    n = int(fits.sum())
-    return n, half_width(errors[fits]) if min(n, int(held.sum())) >= least else math.nan
+    fits, _ = halves(units)
+    return int(fits.sum()), half_width(errors[fits]) if enough(units, least) else math.nan
 
 
-def interval_shares(errors: Array, patients: Array | None, common: float) -> list[float]:
+def interval_shares(errors: Array, units: Units, common: float) -> list[float]:
     """Return the samples that count, then coverage and width of intervals: own, common and shrunk half width."""
-    fits, held = halves(len(errors), patients)
+    fits, held = halves(units)
     own, rest = half_width(errors[fits]), errors[held]
     values = [float(len(rest))]
     for half in (own, common, shrunk(own, int(fits.sum()), common)):

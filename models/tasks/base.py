@@ -19,6 +19,7 @@ from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
 Array = npt.NDArray[np.float64]
+Chances = tuple[Array, Array, npt.NDArray[np.intp]]  # probabilities, whether each event happened, the sample of each
 
 
 def probabilities(outputs: Tensor) -> Array:
@@ -72,16 +73,16 @@ class Task:
         """:meth:`evaluate` of this model by itself."""
         return self.measure(predict(model, samples), samples.labels())
 
-    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
-        """Return probabilities (n,), and whether each event happened (n,), for calibration; None where there are none.
+    def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
+        """Return probabilities, events and their samples (events,), for calibration; None where there are none.
 
         Of two classes the event is class 1. Of more it is that the predicted class is right, so that the calibration is
         that of the model's confidence (Guo et al., ICML 2017).
         """
         p, labels = probabilities(outputs), y.detach().long().cpu().numpy()
         if p.shape[1] == 2:
-            return p[:, 1], (labels == 1).astype(np.float64)
-        return p.max(1), (p.argmax(1) == labels).astype(np.float64)
+            return p[:, 1], (labels == 1).astype(np.float64), np.arange(len(p))
+        return p.max(1), (p.argmax(1) == labels).astype(np.float64), np.arange(len(p))
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return what ``predict`` writes: the columns' names, and a row for each sample."""
@@ -100,7 +101,7 @@ class SingleLossTask(Task):
     def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
         return [self.measure(o, y) for o, y in zip(outputs, labels, strict=True)]
 
-    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
+    def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         return None
 
     def check_outputs(self, outputs: int) -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.intervals import areas, of_area
-from models.tasks.base import ENDS, Array, SingleLossTask
+from models.tasks.base import ENDS, Chances, SingleLossTask
 
 
 def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
@@ -69,11 +69,11 @@ class Multilabel(SingleLossTask):
             **dict(zip(ENDS, ends, strict=True)),
         }
 
-    def chances(self, outputs: Tensor, y: Tensor) -> tuple[Array, Array] | None:
+    def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         """Every known label of every sample is one event."""
         p, labels = torch.sigmoid(outputs.detach().double()).cpu().numpy(), y.detach().cpu().numpy()
         known = labels >= 0
-        return p[known], (labels[known] > 0).astype(np.float64)
+        return p[known], (labels[known] > 0).astype(np.float64), np.nonzero(known)[0]
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         return [f"p_{k}" for k in range(outputs.shape[1])], torch.sigmoid(outputs).tolist()

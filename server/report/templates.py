@@ -135,8 +135,8 @@ TEMPLATES = {
 <h2>What left each silo</h2><p class='lead'>Everything that leaves a silo passes one gate, is on its list, and is logged there.</p><ul>
 <li><b>Once, the data summary</b>: name, numbers of training, validation and test samples, task, input shape, number of classes, names of columns and labels with declared units and ranges, number format, device, software versions; for tables and measurements, each column's sum and sum of squares where all silos agree on one standardisation (<code>normalization = "agreed"</code>).</li>
 <li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
-<li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of samples; seconds; sample counts.</li>
-{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of samples. Of two classes it tells how many test samples are of each.</li>
+<li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of patients; seconds; sample counts.</li>
+{% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
 {% endif %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>
 {% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per silo</h3>

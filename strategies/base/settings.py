@@ -228,7 +228,8 @@ class Common:
     )
     min_metric_samples: int = setting(
         0,
-        "metrics over fewer samples stay in the silo, 0: 10 for a silo's own file, 1 for named public data",
+        "metrics over fewer patients, or samples where no patient is named, stay in the silo, 0: 10 for a silo's own "
+        "file, 1 for named public data",
         minimum=0,
         maximum=MOST_SAMPLES,
     )

@@ -20,6 +20,7 @@ from models.evidence.calibration import (
     calibration_in_the_large,
     calibration_slope,
     expected_calibration_error,
+    fewest_units,
     reliability,
 )
 from models.evidence.conformal import halves, sets_of, shrunk, threshold_of, true_scores
@@ -146,7 +147,7 @@ def test_sets_are_those_of_mapie() -> None:
     second sample, ``predict_set`` of the others.
     """
     p, y = classes()
-    fits, held = halves(60)
+    fits, held = halves(np.arange(60))
     threshold = threshold_of(true_scores(p[fits], y[fits]))
     assert threshold == pytest.approx(0.7911307675294623, abs=TINY)
     sets = sets_of(p[held], y[held], threshold)
@@ -165,7 +166,7 @@ def test_shrinkage_of_a_threshold() -> None:
 
 
 def test_a_patients_samples_are_in_one_half() -> None:
-    fits, held = halves(6, np.array([7.0, 7.0, 3.0, 3.0, 9.0, 9.0]))
+    fits, held = halves(np.array([7, 7, 3, 3, 9, 9]))
     assert fits.tolist() == [False, False, True, True, True, True] and held.tolist() == [not v for v in fits]
 
 
@@ -240,7 +241,7 @@ def test_evidence_of_two_classes() -> None:
     p, event = binary()
     x = np.log(p / (1 - p)).astype(np.float32)[:, None]
     samples = Samples(x, event.astype(np.int64))
-    found = evidence_of(task_of("multiclass"), linear([[0.0], [1.0]]), samples, samples, None, Ask())
+    found = evidence_of(task_of("multiclass"), linear([[0.0], [1.0]]), samples, samples, np.arange(len(samples)), Ask())
     assert found["brier"] == pytest.approx(brier_score_loss(event, p), abs=1e-6)
     assert found["calibration_slope"] == pytest.approx(0.28199799558051397, abs=1e-5)
     assert set(found) == {*("brier", "calibration_slope", "calibration_in_the_large", "ece", "reliability")} | {
@@ -253,11 +254,13 @@ def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
     """Brier: mean of (max p - right)^2. Net benefit needs one event to treat."""
     p, y = classes()
     samples = Samples(np.log(p).astype(np.float32), y)
-    found = evidence_of(task_of("multiclass"), linear(np.eye(3).tolist()), samples, samples, None, Ask())
+    found = evidence_of(
+        task_of("multiclass"), linear(np.eye(3).tolist()), samples, samples, np.arange(len(samples)), Ask()
+    )
     right = (p.argmax(1) == y).astype(float)
     assert found["brier"] == pytest.approx(((p.max(1) - right) ** 2).mean(), abs=1e-6)
     assert "net_benefit" not in found and found["conformal"] == pytest.approx([30, 0.7911307675294623], abs=1e-6)
-    sets = conformal_sets(linear(np.eye(3).tolist()), samples, None, 1.0)["conformal_sets"]
+    sets = conformal_sets(linear(np.eye(3).tolist()), samples, np.arange(60), 1.0)["conformal_sets"]
     own, common = 0.8333333333333334, (1.0, 3.0)  # of threshold 1 every class is in the set
     assert sets[:5] == pytest.approx([30, own, 1.9, *common], abs=1e-6)  # type: ignore[index]
 
@@ -265,7 +268,7 @@ def test_evidence_of_more_classes_is_of_the_models_confidence() -> None:
 def test_evidence_of_findings_counts_known_labels() -> None:
     """Three labels are known: sigmoid(0) = .5 each, so Brier = .25."""
     samples = Samples(np.zeros((2, 1), np.float32), np.array([[1, -1], [0, 1]], np.float32))
-    found = evidence_of(task_of("multilabel"), linear([[1.0], [1.0]]), samples, samples, None, Ask())
+    found = evidence_of(task_of("multilabel"), linear([[1.0], [1.0]]), samples, samples, np.arange(len(samples)), Ask())
     assert found["brier"] == pytest.approx(0.25) and unflat(found["reliability"])[:, 0].sum() == 3  # type: ignore[arg-type]
 
 
@@ -273,8 +276,8 @@ def test_evidence_of_survival_needs_a_time() -> None:
     s, time, event = survival()
     samples = Samples(s.astype(np.float32)[:, None], np.stack([time, event], 1).astype(np.float32))
     task, model = task_of("survival"), linear([[1.0]])
-    assert evidence_of(task, model, samples, samples, None, Ask()) == {}
-    found = evidence_of(task, model, samples, samples, None, Ask(horizon=8.0))
+    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}
+    found = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(horizon=8.0))
     assert found["calibration_slope"] == pytest.approx(0.5224760572676023, abs=1e-5)
     expected = predicted_risk(s, 0.7322725916657231).mean()
     assert found["calibration_in_the_large"] == pytest.approx(math.log(0.6456690664070506 / expected), abs=1e-5)
@@ -282,7 +285,7 @@ def test_evidence_of_survival_needs_a_time() -> None:
     assert found["brier"] == pytest.approx(brier_of_survival(risk, time, event, 8.0), abs=1e-5)
     fewer = int(min(((time <= 8) & (event > 0)).sum(), (time > 8).sum()))  # events, or followed beyond without one
     for least in (fewer, fewer + 1):
-        limited = evidence_of(task, model, samples, samples, None, Ask(least=least, horizon=8.0))
+        limited = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=least, horizon=8.0))
         assert bool(limited) == (least == fewer) and (not limited or limited.keys() == found.keys())
 
 
@@ -300,10 +303,10 @@ def test_a_group_of_one_event_does_not_tell_when_it_was(when: int) -> None:
     at_risk = round(1 / observed_risk(group, event[80:], 50.0))
     assert 2 * (20 - at_risk) < when <= 2 * (21 - at_risk)  # what the group alone would tell
     for least in (2, 5, 10):
-        bins = risk_bins(risk, time, event, 50.0, least)
+        bins = risk_bins(risk, time, event, 50.0, least, np.arange(100))
         ends = np.cumsum(bins.counts).astype(int)
         rows = np.split(np.argsort(risk, kind="stable"), ends[:-1])
-        assert ends[-1] == 100 and all(kinds_until(time[r], event[r], 50.0).min() >= least for r in rows)
+        assert ends[-1] == 100 and all(fewest_units([kinds_until(time[r], event[r], 50.0, r)]) >= least for r in rows)
         assert [observed_risk(time[r], event[r], 50.0) for r in rows] == pytest.approx(list(bins.observed))
 
 
@@ -318,11 +321,13 @@ def test_the_worst_decile_of_cases() -> None:
     conv.weight.data = torch.tensor([0.0, 1.0]).reshape(2, 1, 1, 1)
     model, samples = FlatModel(nn.Sequential(conv)), Samples(pictures, masks)
     task = task_of("segmentation")
-    assert evidence_of(task, model, samples, samples, None, Ask()) == {"dice_worst_decile": 0.0}
-    assert evidence_of(task, model, samples, samples, None, Ask(least=3)) == {}  # the tenth is two cases
+    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {"dice_worst_decile": 0.0}
+    assert (
+        evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=3)) == {}
+    )  # the tenth is two cases
 
 
 def test_nothing_of_a_diverged_model() -> None:
     samples = Samples(np.ones((20, 1), np.float32), np.arange(20) % 2)
     task, model = task_of("multiclass"), linear([[0.0], [math.nan]])
-    assert evidence_of(task, model, samples, samples, None, Ask()) == {}
+    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}

@@ -76,7 +76,7 @@ def test_the_half_width_is_numpys_quantile(n: int) -> None:
 def test_intervals_cover_nine_in_ten() -> None:
     """Over many draws the own half width covers 90 % or more; between own and common lies the shrunk one."""
     rng = np.random.default_rng(5)
-    each = np.array([interval_shares(np.abs(rng.normal(size=40)), None, 1.0) for _ in range(2000)])
+    each = np.array([interval_shares(np.abs(rng.normal(size=40)), np.arange(40), 1.0) for _ in range(2000)])
     assert set(each[:, 0]) == {20} and 0.9 <= each[:, 1].mean() < 0.93
     own, common, shrunk = each[:, 2], each[:, 4], each[:, 6]
     assert (common == 2).all() and shrunk == pytest.approx((20 * own + 19 * common) / 39, abs=TINY)
@@ -94,26 +94,26 @@ def samples_of(said: np.ndarray, truth: np.ndarray) -> tuple[Any, FlatModel, Sam
 def test_evidence_is_in_the_measurements_unit() -> None:
     said, truth = pairs()
     task, model, samples = samples_of(said, truth)
-    found = evidence_of(task, model, samples, samples, None, Ask(least=10))
+    found = evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=10))
     line = stats.linregress(said, truth)
     assert found["calibration_slope"] == pytest.approx(line.slope, abs=1e-5)
     assert found["calibration_intercept"] == pytest.approx(line.intercept, abs=1e-3)
     assert found["calibration_in_the_large"] == pytest.approx((truth - said).mean(), abs=1e-5)
     n, half = found["conformal_width"]  # type: ignore[misc]
     assert (n, half) == (45, pytest.approx(half_width(np.abs(truth - said)[::2]), abs=1e-5))
-    sets = conformal_intervals(task, model, samples, None, 4.0)["conformal_intervals"]
-    expected = interval_shares(np.abs(truth - said), None, 4.0)
+    sets = conformal_intervals(task, model, samples, np.arange(90), 4.0)["conformal_intervals"]
+    expected = interval_shares(np.abs(truth - said), np.arange(90), 4.0)
     assert sets == pytest.approx(expected, abs=1e-4)
     read = read_evidence(MetricRecord({**found, "conformal_intervals": sets}))
     assert read.keys() == {*found, "conformal_intervals"}
-    assert "conformal_width" not in evidence_of(task, model, samples, samples, None, Ask(least=46))
+    assert "conformal_width" not in evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=46))
 
 
 def test_several_measurements_have_none() -> None:
     task = task_of("regression", [0.0, 0.0], [1.0, 1.0])
     samples = Samples(np.zeros((30, 2), np.float32), np.zeros((30, 2), np.float32))
     model = FlatModel(nn.Sequential(nn.Linear(2, 2)))
-    assert evidence_of(task, model, samples, samples, None, Ask()) == {}
+    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}
 
 
 def test_subgroups_have_errors_in_units() -> None:

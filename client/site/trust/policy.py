@@ -92,7 +92,9 @@ class Policy:
     metrics: tuple[str, ...] = rule(
         ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )
-    min_metric_samples: int = rule(10, 1, "fewest samples behind a metric; those over fewer stay", 1)
+    min_metric_samples: int = rule(
+        10, 1, "fewest patients behind a metric, or samples where none is named; those over fewer stay", 1
+    )
     min_batch_size: int = rule(
         8, 1, "smallest mini-batch that a run may train with; a smaller last one joins the one before", 1
     )

@@ -328,7 +328,7 @@ def test_the_page_has_every_rule_and_every_method() -> None:
     assert "nothing but metrics" in lines["local"]
     assert "d; counts as all layers from 1% of their numbers on" in lines["lp-proj"]
     assert "that the run's settings name by SHA-256" in lines["evaluate"]
-    assert f"(loss, score, over at least {Policy().min_metric_samples} samples)" in lines["evaluate"]
+    assert f"(loss, score, over at least {Policy().min_metric_samples} patients)" in lines["evaluate"]
     assert "  evaluate          refused: " in policy_page(policy(methods=("fedavg",)))
     assert "handed to other hospitals under this one's name" in policy_page(policy(peers=True))
     assert "refused" not in policy_page(read_policy("public"))

@@ -168,6 +168,9 @@ def test_metrics_over_few_samples_are_withheld(three: Files, least: int, withhel
             assert all(r.cells()[7] == "" for r in rows)
 
 
+MANY = {"train": 50, "val": 50, "test": 50}  # patients
+
+
 def silo_half(files: Files, **changes: Any) -> SiloClient:
     from client.session import ClientSession
 
@@ -180,16 +183,16 @@ def silo_half(files: Files, **changes: Any) -> SiloClient:
 def test_only_what_is_declared_leaves(two: Files) -> None:
     client = silo_half(two, strategy="fedavg")
     vector = torch.zeros(12)
-    records = release(client, [vector], {"personal.test.loss": 0.5}, min_samples=1, policy=read_policy(PUBLIC))
+    records = release(client, [vector], {"personal.test.loss": 0.5}, MANY, min_samples=1, policy=read_policy(PUBLIC))
     assert set(records) == {"model.model", "config", "metrics"}
     for name in ("dr", "personal.test.labels", "personal.cards.loss", "secret"):
         with pytest.raises(ValueError, match=f"metric '{name}' is not on the list"):
-            release(client, [vector], {name: 1.0}, min_samples=1, policy=read_policy(PUBLIC))
+            release(client, [vector], {name: 1.0}, MANY, min_samples=1, policy=read_policy(PUBLIC))
     with pytest.raises(ValueError):
-        release(client, [vector, vector], {}, min_samples=1, policy=read_policy(PUBLIC))
+        release(client, [vector, vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
     client.replies = {"dr": [0.5, 0.5]}
     with pytest.raises(ValueError, match="may not send 'dr': it is not in sends_numbers"):
-        release(client, [vector], {}, min_samples=1, policy=read_policy(PUBLIC))
+        release(client, [vector], {}, MANY, min_samples=1, policy=read_policy(PUBLIC))
 
 
 def test_the_data_summary_is_on_a_list_and_logged(two: Files, caplog: pytest.LogCaptureFixture) -> None:
