@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,15 @@ from client.progress import note_failure
 from client.session import ClientSession
 from client.site.audit_gate import (
     BY_SITE,
-    in_budget,
+    describe_message,
     in_study,
     own_build,
     release_reply,
     runs_alone,
     take_receipt,
-    task_of,
 )
 from client.site.flower import internal
 from client.site.messages import charge_message, check_message
-from client.site.study.protocol import Study
 from models.threads import use_threads
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import is_full, keep_private
@@ -38,7 +37,6 @@ ALONE = runs_alone()  # a SuperNode of Flower's own started it: what the site's 
 if ALONE:
     keep_private()
 Handler = Callable[[Message, ClientSession], RecordDict]
-Charged = dict[str, Any] | None  # what a message cost in the site's privacy budget
 
 
 @functools.lru_cache(maxsize=4)
@@ -57,37 +55,34 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
-        if not ALONE:
-            return reply_of(message, context)[2]
-        task = task_of(message, context, own_build(APP))
-        study, charged, reply = reply_of(message, context, task)
-        task = in_budget(in_study(task, study, context.node_config), charged)
-        released: Message = release_reply(reply, task, message)
-        return released
-
-    def reply_of(
-        message: Message, context: Context, task: dict[str, Any] | None = None
-    ) -> tuple[Study | None, Charged, Message]:
-        study, charged = None, None
+        info = describe_message(message, context, own_build(APP)) if ALONE else None
         try:
             # As the site's own process did, which also counted the message, before this app was there.
-            app = (own_build(APP),) if ALONE else ()
             counts = not os.environ.get(BY_SITE)
-            study = check_message(message, context, count=counts, app=app)
-            if task is not None:
-                task |= take_receipt(message, context)
+            study = check_message(message, context, count=counts, app=() if info is None else (info.app,))
+            if info is not None:
+                info = in_study(info, study, context.node_config)
+                info = replace(info, receipt=take_receipt(message, context))
             charged = charge_message(message, context, study, read=describe_units) if counts else None
+            if info is not None:
+                info = replace(info, charged=charged)
             settings = settings_in(context)
             use_threads(settings.common.threads)
             session = ClientSession(settings, context, study=study)
             session.check_floor()
-            return study, charged, Message(handler(message, session), reply_to=message)
+            reply = Message(handler(message, session), reply_to=message)
         except Exception as error:
             if is_full(error) and "state-path" in context.node_config:
                 raise  # a simulation's silos have one disk, its user's: no silo is left out for that
-            code, reason = internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, report(error)
-            with contextlib.suppress(UserError, DataError):  # the settings may be what is wrong
-                note_failure(message, context, settings_in(context), reason)
-            return study, charged, Message(Error(code, reason), reply_to=message)
+            reply = error_reply(error, message, context)
+        return reply if info is None else release_reply(reply, info, message)
 
     return handle
+
+
+def error_reply(error: Exception, message: Message, context: Context) -> Message:
+    """Return the reply that says why a message could not be answered; the silo's own progress says it, too."""
+    reason = report(error)
+    with contextlib.suppress(UserError, DataError):  # the settings may be what is wrong
+        note_failure(message, context, settings_in(context), reason)
+    return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

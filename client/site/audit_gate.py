@@ -11,17 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .budget.ledger import Spent
 from .budget.release import note_reply
 from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
 from .released import note_release
 from .study.accounting import charge_bytes
-from .study.protocol import narrowed
+from .study.protocol import Study, narrowed
 from .trust import receipts
 from .trust.audit import Log
 from .trust.chain import digest, plain, write_whole
@@ -33,32 +34,70 @@ BY_SITE_VALUE = f"1 {TAKEN}"
 MOST_TEXT = 300  # characters of an error that the log shows
 
 
-def task_of(message: Any, context: Any, app: str) -> dict[str, Any]:
-    """Return what is known of a message before its reply: where the log is, and who asked for what, with which app.
+@dataclass(frozen=True)
+class MessageInfo:
+    """What is known of a message before its reply: where the log is, and who asked for what, with which app.
 
-    `app` is the SHA-256 of the app's build. What the server says of itself, the run's name and round, is its word.
+    In the order in which a line of the log has it. What the server says of itself, the run's name and round, is its
+    word. A message that the site has allowed has its study, its charge and its receipt, too (`dataclasses.replace`).
     """
+
+    folder: str  # of the log
+    silo: str
+    asked_by: str
+    run_id: str
+    run: str
+    round: int
+    asked: str
+    method: str
+    app: str  # SHA-256 of the app's build
+    settings: str  # SHA-256 of the run's settings
+    run_config: Mapping[str, Any]
+    rule: str
+    policy: str
+    rules: Mapping[str, Any]
+    versions: Mapping[str, str]
+    cohort: str
+    study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
+    receipt: Mapping[str, Any] | None = None  # what the log says of the server's receipt (`take_receipt`)
+    charged: Mapping[str, Any] | None = None  # what the privacy budget was charged (`messages.charge_message`)
+
+    @property
+    def state(self) -> Path:
+        """The silo's state directory."""
+        return Path(self.folder).parent
+
+    def fields(self) -> dict[str, Any]:
+        """What a line of the log says of the message; its study without the limit."""
+        own = {key.replace("_", "-"): value for key, value in vars(self).items() if key not in ("folder", "charged")}
+        if self.study:
+            own["study"] = {key: self.study[key] for key in ("name", "digest")}
+        return {key: value for key, value in own.items() if value is not None}
+
+
+def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
+    """Return what is known of a message; `app` is the SHA-256 of the app's build."""
     node, told = dict(context.node_config), _config(message)
     policy, rule = rule_of(node)
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
-    return {
-        "folder": str(folder_of(node)),
-        "silo": str(node.get("name", "")),
-        "asked-by": os.environ.get("SILOFL_SERVER") or "unknown",
-        "run-id": str(context.run_id),
-        "run": str(told.get("run", ""))[:MOST_TEXT],
-        "round": told.get("round", 0) if isinstance(told.get("round", 0), int) else 0,
-        "asked": str(message.metadata.message_type)[:MOST_TEXT],
-        "method": str(settings.get("strategy", ""))[:MOST_TEXT],
-        "app": app,
-        "settings": digest(plain(settings)),
-        "run-config": settings,
-        "rule": rule,
-        "policy": policy_sum(policy) if policy else "",
-        "rules": applied(policy) if policy else {},
-        "versions": versions(),
-        "cohort": cohort_of(node),
-    }
+    return MessageInfo(
+        folder=str(folder_of(node)),
+        silo=str(node.get("name", "")),
+        asked_by=os.environ.get("SILOFL_SERVER") or "unknown",
+        run_id=str(context.run_id),
+        run=str(told.get("run", ""))[:MOST_TEXT],
+        round=told.get("round", 0) if isinstance(told.get("round", 0), int) else 0,
+        asked=str(message.metadata.message_type)[:MOST_TEXT],
+        method=str(settings.get("strategy", ""))[:MOST_TEXT],
+        app=app,
+        settings=digest(plain(settings)),
+        run_config=settings,
+        rule=rule,
+        policy=policy_sum(policy) if policy else "",
+        rules=applied(policy) if policy else {},
+        versions=versions(),
+        cohort=cohort_of(node),
+    )
 
 
 def cohort_of(node_config: Mapping[str, Any]) -> str:
@@ -84,27 +123,22 @@ def cohort_of(node_config: Mapping[str, Any]) -> str:
         return ""
 
 
-def in_study(task: Mapping[str, Any], study: Any, node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of a message that belongs to a study, or to none (None): its bytes count there, and its rules hold."""
+def in_study(info: MessageInfo, study: Study | None, node_config: Mapping[str, Any]) -> MessageInfo:
+    """The info of a message that belongs to a study, or to none (None): its bytes count there, and its rules hold."""
     if study is None:
-        return dict(task)
-    told = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
-    return {**task, "study": told, "rules": applied(narrowed(policy_of(node_config), study))}
+        return info
+    own = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
+    return replace(info, study=own, rules=applied(narrowed(policy_of(node_config), study)))
 
 
-def in_budget(task: Mapping[str, Any], charged: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The task of a message that was charged to a privacy budget, or of one that costs nothing (None)."""
-    return dict(task) if charged is None else {**task, "charged": dict(charged)}
-
-
-def take_receipt(message: Any, context: Any) -> dict[str, Any]:
-    """Keep the server's receipt for this silo's last reply, and return what the log says of it.
+def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
+    """Keep the server's receipt for this silo's last reply, and return what the log says of it; None: nothing.
 
     Raises PolicyRefusedError where there is none for this log, and the site's policy wants one.
     """
     node = context.node_config
     if "data" not in node:
-        return {}
+        return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
     return receipts.take(_config(message), kind, run_id, silo, folder_of(node), policy_of(node))
@@ -131,30 +165,29 @@ def folder_of(node_config: Mapping[str, Any]) -> Path:
     return Path(internal("get_flwr_home")()) / "audit"
 
 
-def release_reply(reply: Any, task: Mapping[str, Any], message: Any) -> Any:
+def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
     """The reply, once it is written down; where that fails, an error of one line in its place."""
     try:
-        task = dict(task)
-        charged = task.pop("charged", None)
-        if charged is not None and not reply.has_error():
-            task["privacy"] = asdict(note_reply(reply, charged, Path(task["folder"]).parent))
-        number, own = write_down(reply, task)
+        spent = None
+        if info.charged is not None and not reply.has_error():
+            spent = note_reply(reply, info.charged, info.state)
+        number, own = write_down(reply, info, spent)
         if receipts.ASKED in _config(message) and not reply.has_error():
             from flwr.app import ConfigRecord
 
-            reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, str(task["silo"])))
+            reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, info.silo))
         return reply
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         reason = f"the audit log cannot be written: {' '.join(str(reason).split())}"
         line = f"nothing leaves: {error if isinstance(error, SiteError) else reason}"
-        print(f"ERROR: {line} ({task['folder']})", file=sys.stderr, flush=True)
+        print(f"ERROR: {line} ({info.folder})", file=sys.stderr, flush=True)
         from flwr.app import Error, Message
 
         return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, line), reply_to=message)
 
 
-def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
+def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tuple[int, str]:
     """Append a reply to the log, and count its bytes in its study; what the app tells the site alone is taken out.
 
     Returns the line's number and hash, which leave with the reply where the server gives receipts. Raises OSError where
@@ -162,19 +195,15 @@ def write_down(reply: Any, task: Mapping[str, Any]) -> tuple[int, str]:
     """
     withheld = take_withheld(reply)
     sent = list(records(reply))
-    fields = {key: value for key, value in task.items() if key != "folder"}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     total = sum(record["bytes"] for record in sent)
-    if study := fields.get("study"):
-        charge_bytes(study, Path(task["folder"]).parent, total)
-        fields["study"] = {key: study[key] for key in ("name", "digest")}
-    fields["budget"] = budget(task, total)
-    fields.pop("privacy", None)  # now a part of that
-    if withheld is not None:
-        fields["withheld"] = withheld
-    entry = {"time": now, **fields, "bytes": total, "sent": sent}
-    note_release(Path(task["folder"]).parent, entry)
-    return Log(Path(task["folder"])).append(entry)
+    if info.study:
+        charge_bytes(info.study, info.state, total)
+    used = {"budget": budget(info.study, spent, info.state, info.silo, total)}
+    held = {} if withheld is None else {"withheld": withheld}
+    entry = {"time": now, **info.fields(), **used, **held, "bytes": total, "sent": sent}
+    note_release(info.state, entry)
+    return Log(Path(info.folder)).append(entry)
 
 
 def records(reply: Any) -> Iterable[dict[str, Any]]:

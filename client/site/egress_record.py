@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .budget.ledger import Spent
 from .study.accounting import budget_of
 from .trust.policy import Policy, rules
 
@@ -76,19 +77,19 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
     }
 
 
-def budget(task: Mapping[str, Any], size: int) -> dict[str, dict[str, float]]:
+def budget(
+    study: Mapping[str, Any] | None, spent: Spent | None, state: Path, silo: str, size: int
+) -> dict[str, dict[str, float]]:
     """What was used before this message and after it: `before` and `after`, by the name of each limit.
 
-    With differential privacy both have what the people in the data have spent: epsilon, at this delta.
+    ``size``: bytes of the reply. With differential privacy both have what the people in the data have spent: epsilon,
+    at this delta.
     """
     before: dict[str, float] = {}
     after: dict[str, float] = {}
-    if study := task.get("study"):
-        used = budget_of(study, Path(task["folder"]).parent, str(task["silo"]), size)
-        before, after = before | used[0], after | used[1]
-    if spent := task.get("privacy"):
-        before, after = (
-            {**limits, "epsilon": spent[when], "delta": spent["delta"]}
-            for when, limits in (("before", before), ("after", after))
-        )
+    if study:
+        before, after = budget_of(study, state, silo, size)
+    if spent is not None:
+        before = {**before, "epsilon": spent.before, "delta": spent.delta}
+        after = {**after, "epsilon": spent.after, "delta": spent.delta}
     return {"before": before, "after": after}

@@ -47,10 +47,10 @@ def answer(state: Path, kind: str, study: str, error: str = "", withheld: Any = 
         context = Context(1, 1, node, RecordDict(), {"strategy": "fedavg", "study": study})
         if own is not None:
             assert not accounting.count_message(own, str(state), "a", "1", kind, "2026-01-02")
-        task = audit_gate.in_study(audit_gate.task_of(message, context, "ab" * 32), own, node)
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
         records = RecordDict({"config": ConfigRecord({"k": "x" * 11}), "site": ConfigRecord(withheld or {})})
         reply = Message(Error(1, error), reply_to=message) if error else Message(records, reply_to=message)
-        audit_gate.release_reply(reply, task, message)
+        audit_gate.release_reply(reply, info, message)
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -247,14 +247,14 @@ def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.Monke
     """The log names the columns; what stayed, by rule, is in it alone. The answer counts in released.json."""
     entries: list[dict[str, Any]] = []
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
-    tasks: dict[str, Any] = {}
+    infos: dict[str, audit_gate.MessageInfo] = {}
 
     def prepare(grid: TinyGrid) -> None:
         def before(silo: str, message: Message, context: Any) -> None:
-            tasks[silo] = audit_gate.task_of(message, context, "ab" * 32)
+            infos[silo] = audit_gate.describe_message(message, context, "ab" * 32)
 
         def after(silo: str, message: Message, reply: Message) -> Message:
-            sent = audit_gate.release_reply(reply, tasks[silo], message)
+            sent = audit_gate.release_reply(reply, infos[silo], message)
             entries.append({"kind": message.metadata.message_type, "keys": list(sent.content)})
             return sent
 

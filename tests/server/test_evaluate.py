@@ -321,14 +321,15 @@ def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(KEY, str(tmp_path / "receipt.key"))
 
     def site(grid: TinyGrid) -> None:
-        tasks: dict[str, dict[str, Any]] = {}
+        infos: dict[str, audit_gate.MessageInfo] = {}
 
         def before(silo: str, message: Any, context: Context) -> None:
             context.node_config["state-dir"] = str(tmp_path / "site" / silo)
-            tasks[silo] = audit_gate.task_of(message, context, "ab" * 32) | audit_gate.take_receipt(message, context)
+            info = audit_gate.describe_message(message, context, "ab" * 32)
+            infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context))
 
         def after(silo: str, message: Any, reply: Any) -> Any:
-            return audit_gate.release_reply(reply, tasks[silo], message)
+            return audit_gate.release_reply(reply, infos[silo], message)
 
         grid.before, grid.after = before, after
 

@@ -103,25 +103,27 @@ def _message(text: str) -> bytes:
 # --- at the site ------------------------------------------------------------------------------------------
 
 
-def take(config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path, policy: Policy) -> dict[str, Any]:
-    """Keep the receipt that came with a message, and return what the log says of it.
+def take(
+    config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path, policy: Policy
+) -> dict[str, Any] | None:
+    """Keep the receipt that came with a message, and return what the log says of it; None: nothing.
 
     ``config``: of the message; ``kind``: train, evaluate or query; ``folder``: of the log. A run's first message, the
     query, has no reply before it. A fault is named once in a run; it stops nothing but where the rule ``receipts``
     says so: then raises PolicyRefusedError.
     """
     if kind == "query" and not config.get(ASKED):
-        return {}
+        return None
     try:
         receipt = _checked(config.get(ASKED), run_id, silo, folder)
         _keep(receipt, folder)
-        return {"receipt": {"line": receipt.line, "hash": receipt.hash, "key": receipt.key}}
+        return {"line": receipt.line, "hash": receipt.hash, "key": receipt.key}
     except (SiteError, OSError) as error:
         fault = str(error)
     if policy.receipts == REQUIRED:
         raise PolicyRefusedError(f"{silo} refuses: its policy has {policy.says('receipts')}, and {fault}")
     _name(f"WARNING: {silo}: {fault} ({folder})", run_id, folder)
-    return {"receipt": {"fault": fault}}
+    return {"fault": fault}
 
 
 def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:

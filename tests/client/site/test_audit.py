@@ -357,9 +357,8 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
     size = (log / FIRST).stat().st_size
     code = f"""
         import resource, signal
-        from types import SimpleNamespace
-        from flwr.app import ArrayRecord, Message, RecordDict
-        from client.site.audit_gate import release_reply
+        from flwr.app import ArrayRecord, Context, Message, RecordDict
+        from client.site.audit_gate import describe_message, release_reply
         from server.simulation.engine import flower_identity
         import torch
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -367,7 +366,8 @@ def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
         with flower_identity():
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
             content = RecordDict({{"model.model": ArrayRecord({{"vector": torch.zeros(9)}})}})
-            left = release_reply(Message(content, reply_to=asked), {{"folder": {str(log)!r}}}, asked)
+            context = Context(1, 1, {{"state-dir": {str(log.parent)!r}}}, RecordDict(), {{}})
+            left = release_reply(Message(content, reply_to=asked), describe_message(asked, context, ""), asked)
         print(left.has_content(), left.error.reason)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]

@@ -43,8 +43,8 @@ def answered(node: dict[str, Any], content: RecordDict, own: Study | None, run_i
         context = Context(run_id, 1, node, RecordDict(), {"strategy": "fedavg"})
         if own is not None:
             assert not accounting.count_message(own, node["state-dir"], "a", str(run_id), "train", "2026-01-02")
-        task = audit_gate.in_study(audit_gate.task_of(message, context, "ab" * 32), own, node)
-        reply: Message = audit_gate.release_reply(Message(content, reply_to=message), task, message)
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, "ab" * 32), own, node)
+        reply: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
     return reply
 
 

@@ -353,17 +353,18 @@ def test_nothing_is_approved_where_the_log_cannot_be_written(silo: Path) -> None
 
 def test_bytes_count_before_they_leave(silo: Path) -> None:
     """Replies of 600 and 300 bytes leave; one of 200 would be 1100 of 1000: an error of one line goes in its place."""
-    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-    def reply(size: int) -> tuple[Any, Any]:
+    def reply(size: int) -> Message:
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
+        context = Context(1, 1, {"name": "a", "state-dir": str(silo)}, RecordDict(), {})
+        info = audit_gate.in_study(audit_gate.describe_message(message, context, APP), study(), {})
         content = RecordDict({"c": ConfigRecord({"k": "x" * (size - len('{"k": ""}'))})})
-        return Message(content, reply_to=message), message
+        released: Message = audit_gate.release_reply(Message(content, reply_to=message), info, message)
+        return released
 
-    entry = {"time": "", "silo": "a", "asked-by": "", "run-id": "1", "run": "r", "round": 1, "asked": "train"}
-    task = {"folder": str(silo / "audit"), **entry, "method": "", "app": "", "settings": "", "rule": ""}
     with flower_identity():
-        sent = [audit_gate.release_reply(*_with(reply(size), task)) for size in (600, 300, 200)]
+        sent = [reply(size) for size in (600, 300, 200)]
     assert [one.has_error() for one in sent] == [False, False, True]
     line = "nothing leaves: the study heart has limits.bytes = 1000; 900 have left, and 200 follow"
     assert sent[2].error.reason == line
@@ -394,10 +395,6 @@ def test_what_left_of_which_data(silo: Path, capsys: pytest.CaptureFixture[str])
     assert [(one["models"], one["bytes"], one["studies"]) for one in found] == [(2, 20, {"heart": 2}), (1, 10, {"": 1})]
     assert main(["studies", "--state-dir", str(silo)]) == 0
     assert f"data {sums[0][:16]}: 2, 20 bytes, 2026-01-02 to 2026-01-02, 1 runs (2 in heart)" in capsys.readouterr().out
-
-
-def _with(pair: tuple[Any, Any], task: dict[str, Any]) -> tuple[Any, dict[str, Any], Any]:
-    return pair[0], audit_gate.in_study(task, study(), {}), pair[1]
 
 
 def _answer_until_killed(silo: Path) -> None:

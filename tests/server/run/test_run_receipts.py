@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ SILOS = {"a": 6, "b": 11, "c": 8}
 
 def site(grid: TinyGrid) -> None:
     """Around each silo's app what the site's own process does: it takes the receipt, and writes down what leaves."""
-    tasks: dict[str, dict[str, Any]] = {}
+    infos: dict[str, audit_gate.MessageInfo] = {}
 
     def before(silo: str, message: Message, context: Context) -> None:
         context.node_config["state-dir"] = str(Path(str(context.node_config["data"])).parent / "site" / silo)
-        tasks[silo] = audit_gate.task_of(message, context, "ab" * 32) | audit_gate.take_receipt(message, context)
+        info = audit_gate.describe_message(message, context, "ab" * 32)
+        infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context))
 
     def after(silo: str, message: Message, reply: Message) -> Message:
-        released: Message = audit_gate.release_reply(reply, tasks[silo], message)
+        released: Message = audit_gate.release_reply(reply, infos[silo], message)
         return released
 
     grid.before, grid.after = before, after

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...audit_gate import write_down
+from ...audit_gate import MessageInfo, write_down
 from ...flower import internal
 
 
@@ -25,7 +25,7 @@ def answer(note: dict[str, Any], reason: str) -> None:
     message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
     reply = Message(Error(code=internal("ErrorCode").CLIENT_APP_CRASHED, reason=reason), reply_to=message)
     with contextlib.suppress(Exception):  # it holds words of ours alone, and frees the silo: it leaves also unwritten
-        write_down(reply, note["task"])
+        write_down(reply, MessageInfo(**note["info"]))
     context = Context(message.metadata.run_id, note["node_id"], {}, RecordDict(), {})
     report(lambda client: internal("push_message")(client, reply, context))
 

@@ -14,12 +14,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...audit_gate import BY_SITE, BY_SITE_VALUE, in_budget, in_study, release_reply, take_receipt, task_of
+from ...audit_gate import BY_SITE, BY_SITE_VALUE, MessageInfo, describe_message, in_study, release_reply, take_receipt
 from ...flower import internal
 from ...messages import charge_message, check_message
 from ...trust.pins import check_pin, content_sum
@@ -41,14 +42,15 @@ METADATA = (
 )
 
 
-def check_policy(message: Any, context: Any, app: tuple[str, ...]) -> tuple[Any, dict[str, Any], Any]:
-    """Return the message's study, or None, what the log says of the server's receipt, and what it was charged with.
+def allowed(info: MessageInfo, message: Any, context: Any, app: tuple[str, ...]) -> MessageInfo:
+    """Return the info of a message with its study, the server's receipt, and what the message was charged with.
 
     Raises ValueError, after its one line is in the silo's log, for a message that policy, study or budget forbid.
     """
     try:
         study, receipt = check_message(message, context, app=app), take_receipt(message, context)
-        return study, receipt, charge_message(message, context, study)
+        charged = charge_message(message, context, study)
+        return replace(in_study(info, study, context.node_config), receipt=receipt, charged=charged)
     except ValueError as error:
         print(f"ERROR: {error}", file=sys.stderr, flush=True)
         raise
@@ -102,10 +104,10 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
-        task = task_of(message, context, hashlib.sha256(fab.content).hexdigest())
-        pulled.update(task=task, message=message)
+        info = describe_message(message, context, hashlib.sha256(fab.content).hexdigest())
+        pulled.update(info=info, message=message)
         metadata = {name: getattr(message.metadata, name) for name in METADATA}
-        note(message=metadata, node_id=context.node_id, task=task)
+        note(message=metadata, node_id=context.node_id, info=vars(info))
         asked.append((message, context))
         refusals.refusal = None
         return message, context, run, fab
@@ -116,8 +118,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         with refusals.noting():
             check_pin(digest, content)
             # Here and not where it is pulled: Flower then answers the message with the reason.
-            study, receipt, charged = check_policy(*asked[-1], (digest, content_sum(content)))
-        pulled["task"] = in_budget(in_study(pulled["task"], study, asked[-1][1].node_config), charged) | receipt
+            pulled["info"] = allowed(pulled["info"], *asked[-1], (digest, content_sum(content)))
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:
