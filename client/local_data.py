@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from partitions.splits import Array, SiloData, inputs_of
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
 
+OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
 MOST_CLASSES = 10_000  # the last layer has a row for each: what the server says must not fill the memory
 
 
@@ -100,7 +102,9 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
 
 
-_REORDERED: dict[tuple[int, str], tuple[SiloData, SiloData]] = {}
+# What was made of a silo's data last, behind what it was made for: kept for the next round, as long as the data are.
+_REORDERED: WeakKeyDictionary[SiloData, tuple[str, SiloData]] = WeakKeyDictionary()
+_ON_DEVICE: WeakKeyDictionary[SiloData, tuple[tuple[Any, ...], OnDevice]] = WeakKeyDictionary()
 
 
 def agreed_schema(config: Mapping[str, Any]) -> Schema:
@@ -112,22 +116,17 @@ def agreed_schema(config: Mapping[str, Any]) -> Schema:
 
 
 def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> SiloData:
-    """The data with columns and labels in the agreed order. Raises UserError where they cannot be brought to it.
-
-    Data that had to be changed are kept for the next round.
-    """
+    """The data with columns and labels in the agreed order. Raises UserError where they cannot be brought to it."""
     agreed = agreed_schema(config)
-    key = (id(data), agreed.text)
-    if key in _REORDERED:
-        return _REORDERED[key][1]
+    kept = _REORDERED.get(data)
+    if kept is not None and kept[0] == agreed.text:
+        return kept[1]
     try:
         made = reorder_data(data, agreed)
     except (DataError, UserError) as error:
         raise UserError(f"{silo_name(context)} cannot take the run's schema: {error}") from None
-    if made is not data:
-        _REORDERED[key] = data, made
-        while len(_REORDERED) > 256:
-            del _REORDERED[next(iter(_REORDERED))]
+    if made is not data:  # which it would keep alive
+        _REORDERED[data] = agreed.text, made
     return made
 
 
@@ -185,24 +184,15 @@ def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | Non
     return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
 
 
-OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
-_ON_DEVICE: dict[tuple[Any, ...], tuple[SiloData, OnDevice]] = {}
-
-
 def samples_on(
     data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
 ) -> OnDevice:
-    """The three splits on the device, and what is known of models on them (see :class:`Silo`).
-
-    They are kept for the next round as long as their data are.
-    """
-    key = (id(data), device, inputs, labels)
-    if key not in _ON_DEVICE:
-        for old in [k for k, (held, _) in _ON_DEVICE.items() if held is data]:
-            del _ON_DEVICE[old]
-        (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
-        parts = [Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test)]
-        _ON_DEVICE[key] = data, ((parts[0], parts[1], parts[2]), {})
-        while len(_ON_DEVICE) > 256:
-            del _ON_DEVICE[next(iter(_ON_DEVICE))]
-    return _ON_DEVICE[key][1]
+    """The three splits on the device, and what is known of models on them (see :class:`Silo`)."""
+    wanted, kept = (device, inputs, labels), _ON_DEVICE.get(data)
+    if kept is not None and kept[0] == wanted:
+        return kept[1]
+    (mean, std), of_labels = (tensors(given) for given in (inputs, labels))
+    train, val, test = (Samples(s.x, s.y, device, mean, std, of_labels) for s in (data.train, data.val, data.test))
+    made: OnDevice = (train, val, test), {}
+    _ON_DEVICE[data] = wanted, made
+    return made

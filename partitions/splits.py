@@ -47,7 +47,7 @@ class Split:
         return len(self) if self.patient is None else len(np.unique(self.patient))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: arrays have no one answer to ==, and caches go by the data
 class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
