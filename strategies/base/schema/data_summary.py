@@ -202,20 +202,22 @@ def misfit(summary: Summary, spec: Mapping[str, Any], source: str) -> str:
 def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
     """What a silo has that does not fit, and how to mend it; empty where it fits."""
     holds = spec[key]
-    if key == "task" and has != holds:
-        return f"labels for {has}, {source} for {holds} (`task` in the data file, or in the federation file, decides)"
-    if key == "own_file" and has != holds:
-        kinds = {True: "data of its own", False: "simulated data"}
-        return f"{kinds[has]}, {source} {kinds[holds]}"
-    if key == "shape" and has != holds:
-        return f"samples of shape {has}, {source} {holds} (`shape` in the federation file decides)"
-    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # where fewer are a part of them
+    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # where a silo may have fewer classes than all together
     if key in SCHEMAS:
         return difference(has, holds, source, required=key == "declared", subset=parts)
-    if key == "classes" and (has > holds or (has != holds and not parts)):
-        what = "classes" if parts else "labels per sample"
-        return f"{has} {what}, {source} {holds} (`classes` in the federation file, or in the data files, decides)"
-    return ""
+    if has == holds or (key == "classes" and parts and has < holds):
+        return ""
+    match key:
+        case "own_file":
+            kinds = {True: "data of its own", False: "simulated data"}
+            return f"{kinds[has]}, {source} {kinds[holds]}"
+        case "task":
+            decides = "`task` in the data file, or in the federation file, decides"
+            return f"labels for {has}, {source} for {holds} ({decides})"
+        case "shape":
+            return f"samples of shape {has}, {source} {holds} (`shape` in the federation file decides)"
+    what = "classes" if parts else "labels per sample"
+    return f"{has} {what}, {source} {holds} (`classes` in the federation file, or in the data files, decides)"
 
 
 def _usual(summaries: Mapping[str, Summary]) -> dict[str, tuple[float, int]]:
