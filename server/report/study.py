@@ -64,11 +64,16 @@ class Study:
         for row in rows:
             if row.silo and row.split in ("train", "test") and row.n is not None:
                 silos[row.silo][f"n_{row.split}"] = row.n
-        totals = {k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")}
-        seconds = {"total": sum(r.value for r in rows if r.metric == "round_seconds")}
-        cap = float(self.config.get("weight-cap", 0))
-        last = max(r.round for r in rows)
-        run = FinishedRun(strategy, seed, last, silos, totals, seconds, cap, self.task)
+        run = FinishedRun(
+            strategy=strategy,
+            seed=seed,
+            rounds=max(r.round for r in rows),
+            silos=silos,
+            total_bytes={k: int(sum(r.value for r in rows if r.metric == f"bytes_{k}")) for k in ("down", "up")},
+            seconds={"total": sum(r.value for r in rows if r.metric == "round_seconds")},
+            weight_cap=float(self.config.get("weight-cap", 0)),
+            task=self.task,
+        )
         return run_summary(self.history, run)
 
     @cached_property

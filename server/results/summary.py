@@ -30,7 +30,7 @@ from strategies.base.schema.data_summary import sample_weights
 Values = dict[int, dict[str, float]]  # round -> silo -> value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FinishedRun:
     """The values of a finished run that its history does not hold.
 

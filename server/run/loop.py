@@ -104,10 +104,20 @@ class RoundLoop:
     def finished(self) -> FinishedRun:
         """Return what the summary needs of this run."""
         c, r = self.common, self.registration
-        totals = self.state.total_bytes, self.state.seconds
-        which = c.strategy, c.seed, self.last, r.summaries
-        found = self.hold_out.results, self.evidence
-        return FinishedRun(*which, *totals, c.weight_cap, r.task, r.left_out, self._stopped(), *found)
+        return FinishedRun(
+            strategy=c.strategy,
+            seed=c.seed,
+            rounds=self.last,
+            silos=r.summaries,
+            total_bytes=self.state.total_bytes,
+            seconds=self.state.seconds,
+            weight_cap=c.weight_cap,
+            task=r.task,
+            left_out=r.left_out,
+            stopped=self._stopped(),
+            hold_out=self.hold_out.results,
+            evidence=self.evidence,
+        )
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""

@@ -177,11 +177,19 @@ def _clean_summary(run: Path, name: str) -> bool:
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))
     for entry in before:
         silos = {silo: values for silo, values in entry["per_silo"].items() if silo != name}
-        which = entry["strategy"], entry["seed"], entry["rounds"]
-        totals = {direction: entry[f"bytes_{direction}"] for direction in ("down", "up")}
-        task = task_of(entry.get("task", "multiclass"))
-        known = evidence_in({"per_silo": silos})
-        new = run_summary(history, FinishedRun(*which, silos, totals, entry["seconds"], cap, task, evidence=known))
+        finished = FinishedRun(
+            strategy=entry["strategy"],
+            seed=entry["seed"],
+            rounds=entry["rounds"],
+            silos=silos,
+            total_bytes={direction: entry[f"bytes_{direction}"] for direction in ("down", "up")},
+            seconds=entry["seconds"],
+            weight_cap=cap,
+            task=task_of(entry.get("task", "multiclass")),
+            stopped=entry.get("stopped"),
+            evidence=evidence_in({"per_silo": silos}),
+        )
+        new = run_summary(history, finished)
         threads = {key: value for key, value in entry["threads"].items() if key != name}
         left_out = {k: v for k, v in entry.get("left_out", {}).items() if not named.search(f"{k} {v}")}
         own = {"hold_out": of} if (of := without(entry.get("hold_out", {}), name, [])) else {}

@@ -68,7 +68,10 @@ def make_run(
             cards = {n: {"n_train": 5 * c, "n_test": c} for n, c in counts.items()}
             totals = {"down": 6_000_000, "up": 2_400_000}
             seconds = {"total": 150.0, "train": 90.0, "communicate": 55.0, "aggregate": 5.0}
-            runs.append(run_summary(history, FinishedRun(strategy, seed, rounds, cards, totals, seconds)))
+            run = FinishedRun(
+                strategy=strategy, seed=seed, rounds=rounds, silos=cards, total_bytes=totals, seconds=seconds
+            )
+            runs.append(run_summary(history, run))
     if finished:
         directory.write_json("summary.json", {"runs": compare(runs)})
     return path

@@ -37,7 +37,9 @@ def test_it_is_the_summarys(splits: tuple[str, ...]) -> None:
             history.add(rows)
             chosen.add(rows)
             cards = {silo: {"n_train": 5, "n_test": 5} for silo in ("a", "b", "c", "d")}
-            found = run_summary(history, FinishedRun("fedavg", 1, 9, cards, {"down": 0, "up": 0}, {}))
+            totals = {"down": 0, "up": 0}
+            run = FinishedRun(strategy="fedavg", seed=1, rounds=9, silos=cards, total_bytes=totals, seconds={})
+            found = run_summary(history, run)
             if found["final"]["round"] is None:
                 continue
             compared += 1

@@ -360,7 +360,9 @@ def made_up(strategy: str, tables: dict[tuple[str, str], list[list[float]]], **s
     cards = {"b": {"n_train": 20, "n_test": 10}, "a": {"n_train": 60, "n_test": 30}}
     seconds = {"total": 4.0, "train": 3.0, "communicate": 0.5, "aggregate": 0.5}
     last = len(next(iter(tables.values())))
-    return run_summary(history, FinishedRun(strategy, 1, last, cards, {"down": 5, "up": 7}, seconds))
+    totals = {"down": 5, "up": 7}
+    run = FinishedRun(strategy=strategy, seed=1, rounds=last, silos=cards, total_bytes=totals, seconds=seconds)
+    return run_summary(history, run)
 
 
 def test_summary_by_hand() -> None:

@@ -135,6 +135,16 @@ def test_a_hospital_that_joined_late(three: Files, tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["runs"][0]["joined"] == {"b": 2}
 
 
+def test_a_run_that_stopped_early_still_says_so(three: Files, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    finished = federate(three, directory=run, rounds=5, patience=1, min_delta=1.0)
+    write_summary(RunDirectory(run), finished.federation.history, finished.federation.finished())
+    before = json.loads((run / "summary.json").read_text())["runs"][0]["stopped"]
+    assert before["planned"] == 5
+    withdraw("c", [run])
+    assert json.loads((run / "summary.json").read_text())["runs"][0]["stopped"] == before
+
+
 def test_a_name_within_another_is_not_meant() -> None:
     names = ["b", "a.b", "clinic"]
     assert of_silo("model.b", "b", names) and of_silo("b", "b", names)
