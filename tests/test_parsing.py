@@ -36,7 +36,7 @@ from partitions.npz import write_npz
 from partitions.recipes.pictures import Expected as PicturesExpected
 from partitions.recipes.pictures import PictureRecipe, load_any, parse_any, read_any
 from partitions.recipes.reading import ReadOptions
-from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read_recipe
+from partitions.recipes.recipe import Column, Recipe, load_recipe, parse_recipe, read
 from partitions.silo_file import read_silo_file
 from server.deploy.federation import Federation, read_federation
 from server.report.sections.survey import page as survey_page
@@ -452,11 +452,11 @@ def test_a_recipe(place: Path, edits: Edits) -> None:
         place.write_bytes(edited(text.encode(), edits))
         try:
             is_json = text == RECIPE.json
-            found = read_recipe(place.read_bytes().decode(errors="replace")) if is_json else load_recipe(place)
+            found = read(place.read_bytes().decode(errors="replace"), parse_recipe) if is_json else load_recipe(place)
         except ValueError as error:
             one_line(error)
         else:
-            assert read_recipe(found.json) == found == parse_recipe(tomllib.loads(found.toml()))
+            assert read(found.json, parse_recipe) == found == parse_recipe(tomllib.loads(found.toml()))
 
 
 @FEW

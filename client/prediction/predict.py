@@ -92,7 +92,7 @@ def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, mod
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
-    x = reorder_columns(x, check_schema(own, card, data, model))
+    x = reorder_columns(x, check_schema(own, card, data))
     scale = card["normalisation"]
     if dtype is None and kind == "uint8":
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
@@ -141,7 +141,7 @@ def uncertainty(card: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def check_schema(own: Schema, card: Mapping[str, Any], data: str, model: str) -> list[int]:
+def check_schema(own: Schema, card: Mapping[str, Any], data: str) -> list[int]:
     """For each column that a model takes its place in the data file, by name; empty where the order is the same.
 
     A line on standard error says what is mapped, or cannot be compared. Raises UserError where the names do not fit.

@@ -43,7 +43,6 @@ from models.networks.unet import Unet, UnetSettings
 from models.networks.vit import PUBLISHED as VIT_PUBLISHED
 from models.networks.vit import VisionTransformer, VitSettings
 from models.shapes import Shape, inputs_of, kind_of
-from models.weights import renamed
 from partitions.common.errors import UserError
 from partitions.common.plugins import NETWORKS, plugins
 
@@ -322,11 +321,6 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
     if input_shape[1:] in ((28, 28), (32, 32)):
         return "fedala-cnn"
     return "resnet18" if shorter >= 64 else "player-cnn"
-
-
-def our_name(model: str, published: str) -> str:
-    """Return our name of a tensor in a published file of this architecture (torchvision's, timm's)."""
-    return renamed(published, spec_of(model).published)
 
 
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:

@@ -37,7 +37,6 @@ class DatasetInfo:
     title: str
     classes: int
     load: Callable[[str, str], Dataset]
-    built_in: bool = False
 
 
 def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
@@ -289,10 +288,10 @@ def load_tcga_brca(name: str, data_dir: str) -> Dataset:
 
 
 DATASETS: dict[str, DatasetInfo] = {
-    "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits, built_in=True),
-    "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer, built_in=True),
-    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings, built_in=True),
-    "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes, built_in=True),
+    "digits": DatasetInfo("handwritten digits, 8x8 grey", 10, load_digits),
+    "breast-cancer": DatasetInfo("breast cancer, 30 features", 2, load_breast_cancer),
+    "digit-findings": DatasetInfo("handwritten digits, 8x8 grey, 3 findings", 3, load_digit_findings),
+    "diabetes": DatasetInfo("diabetes, 10 features, its progression", 1, load_diabetes),
     "mnist": DatasetInfo("handwritten digits, 28x28 grey", 10, load_idx),
     "fashion-mnist": DatasetInfo("clothing, 28x28 grey", 10, load_idx),
     "cifar10": DatasetInfo("objects, 32x32 colour", 10, load_cifar),

@@ -195,11 +195,6 @@ def load_recipe(path: Path) -> Recipe:
     return loaded(path, parse_recipe)
 
 
-def read_recipe(text: str) -> Recipe:
-    """The recipe of a JSON text. Raises DataError, one line."""
-    return read(text, parse_recipe)
-
-
 def loaded(path: Path, parse: Callable[[object], T]) -> T:
     """What ``parse`` makes of a .toml file. Raises DataError, one line that names the file."""
     try:

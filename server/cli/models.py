@@ -9,6 +9,8 @@ from typing import Any
 from client.commands import data
 from partitions.common.errors import UserError
 
+PORT = 8643  # of `predict --serve`, where --port names none
+
 
 def add_commands(commands: Any) -> None:
     """Add this group to ``silofl``."""
@@ -76,7 +78,7 @@ def add_predict(commands: Any) -> None:
         help="answer over HTTP until Ctrl-C, in place of --data: POST /predict takes JSON rows, or by a "
         "recipe of pictures one picture or scan, or a zip of a series",
     )
-    p.add_argument("--port", metavar="P", type=int, default=8643, help="--serve: 0 for a free one (default: 8643)")
+    p.add_argument("--port", metavar="P", type=int, default=PORT, help=f"--serve: 0 for a free one (default: {PORT})")
     p.add_argument(
         "--host",
         metavar="ADDRESS",
@@ -97,7 +99,7 @@ def predict(args: argparse.Namespace) -> None:
     if not args.serve:
         if not args.data:
             raise UserError("--data FILE is missing: whom to predict; or --serve answers over HTTP")
-        if args.token_file or args.host != "127.0.0.1" or args.port != 8643:
+        if args.token_file or args.host != "127.0.0.1" or args.port != PORT:
             raise UserError("--host, --port and --token-file belong to --serve")
         data.predict(args)
         return

@@ -32,7 +32,6 @@ from partitions.recipes.recipe import Recipe
 from server.watch.access import Guard
 from server.watch.serve import listen, run
 
-PORT = 8643
 SCANS = ("application/dicom", "application/zip", "application/gzip", "application/octet-stream")
 HINT = "send the header Authorization: Bearer TOKEN, with the token that silofl predict --serve has printed"
 

@@ -27,7 +27,6 @@ from server.watch.source import Source
 POLL_SECONDS = 0.2
 PING_SECONDS = 10.0  # after so long without news a line keeps the stream alive
 RETRY_MS = 1000  # after which a browser opens a stream again that has ended
-PORT = 8642
 
 
 class Follower:

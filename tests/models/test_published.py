@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.networks.registry import build, our_name
+from models.networks.registry import build, spec_of
 from models.networks.vit import VitSettings
+from models.weights import renamed
 
 # What torchvision registers for its compiled operators, whose libraries are not always there beside torch's CPU wheel.
 # The networks use none of them.
@@ -71,8 +72,8 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    renamed = {our_name(name, key): tensor for key, tensor in theirs.state_dict().items()}
-    ours.load_state_dict(renamed)  # strict: the same names and shapes, none missing, none too many
+    own_names = {renamed(key, spec_of(name).published): tensor for key, tensor in theirs.state_dict().items()}
+    ours.load_state_dict(own_names)  # strict: the same names and shapes, none missing, none too many
     x = torch.randn(4, 3, 32, 32)
     torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-4, atol=1e-4)
     losses = [network.train()(x).square().mean() for network in (ours, theirs)]
@@ -81,7 +82,7 @@ def test_torchvisions_own_outputs(torchvision_models: Any, name: str) -> None:
     for network, loss in zip((ours, theirs), losses, strict=True):
         loss.backward()
         gradients.append({n: p.grad for n, p in network.named_parameters() if p.grad is not None})
-    named = {our_name(name, key): gradient for key, gradient in gradients[1].items()}
+    named = {renamed(key, spec_of(name).published): gradient for key, gradient in gradients[1].items()}
     assert named.keys() == gradients[0].keys() == dict(ours.named_parameters()).keys()
     for key, gradient in gradients[0].items():
         assert (gradient - named[key]).norm() <= 1e-3 * named[key].norm() + 1e-6, key
@@ -95,7 +96,9 @@ def test_they_start_as_torchvision_does(torchvision_models: Any, name: str) -> N
     own, seen = dict(ours.named_parameters()), 0
     for key, tensor in theirs.named_parameters():
         if tensor.dim() == 4 and tensor.numel() > 30_000:
-            assert own[our_name(name, key)].std().item() == pytest.approx(tensor.std().item(), rel=0.02)
+            assert own[renamed(key, spec_of(name).published)].std().item() == pytest.approx(
+                tensor.std().item(), rel=0.02
+            )
             seen += 1
     assert seen > 20
 
@@ -104,6 +107,6 @@ def test_the_transformers_names_in_timms_files() -> None:
     """DeiT's and DINO's ViT-S/16 are published with these names (timm's)."""
     timm = ["cls_token", "pos_embed", "patch_embed.proj.weight", "blocks.11.attn.qkv.bias", "blocks.0.mlp.fc2.weight"]
     ours = ["embed.cls_token", "embed.pos_embed", "embed.proj.weight", "block11.attn.qkv.bias", "block0.mlp.fc2.weight"]
-    assert [our_name("vit-s", name) for name in timm] == ours
+    assert [renamed(name, spec_of("vit-s").published) for name in timm] == ours
     same = [*ours, "norm.weight", "head.bias"]
-    assert [our_name("vit-s", name) for name in same] == same
+    assert [renamed(name, spec_of("vit-s").published) for name in same] == same

@@ -13,7 +13,7 @@ from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
 from partitions.own_files import Source, parse_source, subsampled
-from partitions.recipes.recipe import load_recipe, read_recipe
+from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
 from partitions.simulated import Division, divide, open_dataset, part_of
@@ -137,7 +137,7 @@ def test_a_csv_by_a_column(by_centre):
         data = silo_data(whole, silo)
         ages = np.concatenate([data.train.x, data.val.x, data.test.x])[:, 0]
         assert len(ages) == 60 and around <= ages.min() <= ages.max() <= around + 7.5
-        fill: Any = read_recipe(data.recipe).columns[0].fill_value
+        fill: Any = read(data.recipe, parse_recipe).columns[0].fill_value
         assert around <= fill <= around + 7.5 and fill != load_recipe(Path(by_centre.recipe)).columns[0].fill_value
         assert data.train.patient is not None and data.test.patient is not None
         assert not set(data.train.patient.tolist()) & set(data.test.patient.tolist())

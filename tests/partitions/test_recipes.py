@@ -14,7 +14,7 @@ from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import Imported, import_source
 from partitions.recipes.cells import parse_number
-from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, read_recipe
+from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, read
 from partitions.silo_file import check_silo_file
 from server.cli.main import main
 
@@ -205,7 +205,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert made.recipe is not None
     (tmp_path / "t.recipe.toml").write_text(made.recipe.toml("a comment"))
     recipe = load_recipe(tmp_path / "t.recipe.toml")
-    assert recipe == made.recipe == read_recipe(made.data.recipe)
+    assert recipe == made.recipe == read(made.data.recipe, parse_recipe)
     assert again(tmp_path / "t.csv", recipe, tmp_path / "again.npz").file.read_bytes() == made.file.read_bytes()
 
 

@@ -40,7 +40,7 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
     infos, notes = infos_of(layout, options, found, known="label" not in roles.questions)
     if not infos:
         raise DataError(f"{source} gives no sample: {'; '.join([*lines_of(found), *notes])}")
-    recipe = as_recipe(layout, options, infos, roles)
+    recipe = as_recipe(options, infos, roles)
     ask_of_scans(options, found, infos, roles)
     return written(layout, options, found, recipe, roles, [*notes, *count_notes(infos)])
 
@@ -96,7 +96,7 @@ def ways_around(layout: Layout, options: ImportOptions, found: Inventory) -> lis
     return infos
 
 
-def as_recipe(layout: Layout, options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:
+def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:
     """The draft, with reasons for what is made of each picture and what they are expected to be like."""
     reading, sizes = options.reading, Counter((info.height, info.width) for info in infos)
     deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)

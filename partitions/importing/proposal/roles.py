@@ -106,7 +106,7 @@ def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Role
     if layout.table:
         labels_of_table(layout, options, roles)
     elif layout.kind == "dicom":
-        labels_of_dicom(layout, options, roles, found)
+        labels_of_dicom(options, roles, found)
     else:
         labels_of_folders(layout, options, roles)
     patients_of(layout, options, roles, found)
@@ -172,7 +172,7 @@ def counted(values: Counter[str]) -> str:
     )
 
 
-def labels_of_dicom(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
+def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> None:
     """The labels of a folder of DICOM files without a csv."""
     if options.outlines:
         roles.made |= {"labels_by": "outlines", "task": "segmentation"}
