@@ -15,10 +15,11 @@ MOST_SIDE = 4096  # voxels of a volume, on a side
 class ReadOptions:
     """Read options of pictures and scans.
 
-    ``size``: pixels of a side; ``window``: centre and width, in the scan's own units;
-    ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a pattern for its description.
-    ``volume``: (d, h, w) of a whole volume, in place of slices; ``voxel``: mm of its voxels along these axes, None for
-    stretching it; ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT objects.
+    ``size``: pixels of a side, to which pictures are resized (None: as they are, all alike); ``window``: centre and
+    width, in the scan's own units; ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a
+    pattern for its description. ``volume``: (d, h, w) of a whole volume, in place of slices; ``voxel``: mm of its
+    voxels along these axes, None for stretching it; ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT
+    objects.
     """
 
     size: int | None = None
