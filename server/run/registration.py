@@ -136,8 +136,7 @@ class Registration:
             spec = self.data_spec.values
             fault = misfit(held[name], spec, "the others have") if name in held else "it is not here"
             if fault:
-                self.left_out[name] = f"{name}, which is held out, is not evaluated: {fault}"
-                self.reporter.note(self.left_out[name])
+                self._leave_out(name, f"{name}, which is held out, is not evaluated: {fault}")
             else:
                 self.held_out[name] = silo_info(held[name], nodes_of[name])
 
@@ -161,9 +160,8 @@ class Registration:
             online = [n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)]
             faults = len(found.faults)
             complete = not self.identities.has_keys and len(answered) + faults == len(nodes)  # a simulation never grows
-            if len(online) < self.needed and (
-                expected - faults < self.needed or (complete and faults and not self.common.min_silos)
-            ):
+            too_many_faults = expected - faults < self.needed or (complete and faults and not self.common.min_silos)
+            if len(online) < self.needed and too_many_faults:
                 raise UserError("; ".join(dict.fromkeys(found.faults.values())))
             strangers = 0 if self.identities.has_keys else len(self.strangers)
             if len(online) + faults + strangers >= expected:
@@ -283,9 +281,8 @@ class Registration:
                     self.reporter.note(self._second(name, node))
                 elif name in self.common.held_out or not self.late.allows(name):
                     self.reporter.note(f"{name} is here, and is none of this run's silos")
-                elif reason := misfit(summary, self.data_spec.values, "this run has"):
-                    self.left_out[name] = f"{name} cannot join the run: it has {reason}"
-                    self.reporter.note(self.left_out[name])
+                elif reason := self._misfit(summary):
+                    self._leave_out(name, f"{name} cannot join the run: it has {reason}")
                 else:
                     self.late.wait(name, node, summary)
         if due := self.late.due(server_round):
@@ -321,7 +318,7 @@ class Registration:
     def _return(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
         """Admit a silo that was offline, which goes on with its state."""
         name = summary["name"]
-        if misfit(summary, self.data_spec.values, "this run has"):
+        if self._misfit(summary):
             self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
             return
         self._enter(node, summary)
@@ -333,20 +330,25 @@ class Registration:
         """Admit a hospital that was none of the run's silos."""
         del self.late.waiting[name]
         if len(strategy.silos) + len(self.held_out) >= self.common.silos:
-            self.left_out[name] = (
-                f"{name} cannot join the run, which has silos = {self.common.silos} and so many already"
-            )
-            self.reporter.note(self.left_out[name])
+            silos = f"silos = {self.common.silos}"
+            self._leave_out(name, f"{name} cannot join the run, which has {silos} and so many already")
             return
         summary = {k: v for k, v in joiner.summary.items() if k not in SUMS}
-        if reason := misfit(summary, self.data_spec.values, "this run has"):
-            self.left_out[name] = f"{name} cannot join the run: it has {reason}"
-            self.reporter.note(self.left_out[name])
+        if reason := self._misfit(summary):
+            self._leave_out(name, f"{name} cannot join the run: it has {reason}")
             return
         self._enter(joiner.node, summary)
         join(strategy, silo_info(summary, joiner.node), server_round)
         counts = f"; it counts as {n} samples" if (n := strategy.samples[name]) != summary["n_train"] else ""
         self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
+
+    def _misfit(self, summary: Summary) -> str:
+        """Return what a silo has that does not fit what the run's silos agreed on; empty where all does."""
+        return misfit(summary, self.data_spec.values, "this run has")
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.left_out[name] = reason
+        self.reporter.note(reason)
 
     def _enter(self, node: int, summary: dict[str, Any]) -> None:
         name = summary["name"]
