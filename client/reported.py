@@ -111,7 +111,9 @@ def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str
 def keep_evaluated(
     client: SiloClient, metrics: Mapping[str, Any], state: State, snapshot: str, config: Mapping[str, Any]
 ) -> bool:
-    """The same after an exchange without training, in the ``state`` of before it. Whether that is to be saved.
+    """Keep the reported model and the candidate after an exchange without training; return whether to save ``state``.
+
+    ``state``: that of before the exchange.
 
     Of a personal model nothing is new before the closing exchange, whose message says what the report shows.
     """

@@ -275,7 +275,7 @@ class ClientSession:
         )
 
     def _input_digest(self) -> str:
-        """Of the statistics that are used, wherever they come from, and of the schema that the message brings."""
+        """Return the digest of the statistics that are used, wherever they come from, and of the message's schema."""
         (mean, std), (label_mean, label_std) = self.statistics
         return input_digest(mean + label_mean, std + label_std, agreed_schema(self.config))
 

@@ -143,7 +143,7 @@ def _read(file: Path) -> State:
 
 
 def _copy(state: State) -> State:
-    """As it would be read from its file, but where its tensors are."""
+    """Return a copy as it would be read from its file, with its tensors on the device where they are."""
     return State({name: t.detach().clone() for name, t in state.arrays.items()}, json.loads(json.dumps(state.numbers)))
 
 

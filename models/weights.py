@@ -49,7 +49,7 @@ def _hashed(file: Path, stamp: int, size: int) -> Weights:
 
 @lru_cache(maxsize=1)
 def _tensors(weights: Weights) -> dict[str, Tensor]:
-    """Its tensors of numbers. What counts batches, and other integers, are not taken."""
+    """Return a file's tensors of numbers. Integers, such as counts of batches, are not taken."""
     try:
         content = Path(weights.file).read_bytes()
     except OSError as error:

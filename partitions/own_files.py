@@ -46,7 +46,7 @@ class Source:
         return self.name.endswith((".npz", ".csv")) or "/" in self.name
 
     def __str__(self) -> str:
-        """As settings have it."""
+        """The source as settings have it."""
         options = {key: getattr(self, key) for key in OPTIONS if getattr(self, key)}
         return f"{self.name}#{urlencode(options)}" if options else self.name
 

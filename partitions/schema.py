@@ -46,7 +46,7 @@ class Feature:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As JSON has it, without what is not stated."""
+        """The column as JSON has it, without what is not stated."""
         stated = {"unit": self.unit, "range": list(self.range) if self.range else None}
         return {"name": self.name} | {key: value for key, value in stated.items() if value}
 
@@ -98,7 +98,7 @@ class Schema:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As JSON has it, without what is not stated."""
+        """The schema as JSON has it, without what is not stated."""
         features = [feature.content for feature in self.features]
         table = json.loads(self.table) if self.table else {}
         stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype, "table": table}

@@ -82,7 +82,7 @@ class Contents:
     gaps: Mapping[str, Array] = field(default_factory=dict)  # per split, of a table: which values are filled
 
     def divided(self) -> SiloData:
-        """Its parts, as the file has them or as its samples say. ValueError where there are too few of these."""
+        """Return the parts as the file has them, or as drawn from its samples. Raises ValueError for too few."""
         made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
         return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
 

@@ -162,7 +162,7 @@ def _is_control(character: str) -> bool:
 
 
 def _is_mark(character: str) -> bool:
-    """Of ASCII all that is neither letter, digit nor space; else what Unicode calls punctuation."""
+    """Return whether a character is a mark: ASCII's that are neither letter, digit nor space; Unicode's punctuation."""
     if character.isascii():
         return character.isprintable() and not character.isalnum() and character != " "
     return unicodedata.category(character).startswith("P")

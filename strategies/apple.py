@@ -266,7 +266,7 @@ class Apple(PersonalizedStrategy):
             self.state.models[name] = initial("" if self.settings.common_init else name)
 
     def welcome(self, silo: str) -> None:
-        """Its core is the others' mean by samples, with which p_0 makes that mean of all cores."""
+        """Hold the others' mean by samples as this silo's core, with which p_0 makes that mean of all cores."""
         cores = self.state.models
         cores[silo] = weighted_mean(cores.values(), [self.samples[name] for name in cores])
 

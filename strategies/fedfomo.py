@@ -124,7 +124,7 @@ class FedFomo(PersonalizedStrategy):
         self.state.made = {}
 
     def welcome(self, silo: str) -> None:
-        """Its model is the mean of the others' until it sends one of its own."""
+        """Hold the mean of the others' models as this silo's, until it sends one of its own."""
         state = self.state
         state.affinity = {i: {**row, silo: 0.0} for i, row in state.affinity.items()}
         state.affinity = {**state.affinity, silo: {j: float(j == silo) for j in self.silos}}

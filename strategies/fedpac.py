@@ -188,7 +188,7 @@ class FedPAC(PersonalizedStrategy):
             self.state.heads[name] = initial("")[self.last].clone()
 
     def welcome(self, silo: str) -> None:
-        """Its head is the mean of the others'."""
+        """Hold the mean of the others' heads as this silo's."""
         self.state.heads[silo] = self.state.model[self.last].clone()
 
     def payload(self, silo: str) -> Payload:

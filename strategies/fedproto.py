@@ -118,7 +118,7 @@ class FedProtoClient(SiloClient):
         return self.predictor()
 
     def personalise(self) -> Tensor:
-        """Its own model, near the prototypes as they were received."""
+        """Train a newcomer's own model near the prototypes as they were received."""
         self.local_update()
         return self.personal()
 

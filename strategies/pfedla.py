@@ -51,7 +51,7 @@ class LaSettings:
 
 
 def shapes(settings: LaSettings, layers: int, silos: int) -> list[tuple[int, ...]]:
-    """Of v, V, c, U and d."""
+    """Return the shapes of v, V, c, U and d."""
     size, hidden, out = settings.embedding, settings.hidden, layers * silos
     return [(size,), (hidden, size), (hidden,), (out, hidden), (out,)]
 
@@ -136,7 +136,7 @@ class PFedLA(PersonalizedStrategy):
         return mixed
 
     def welcome(self, silo: str) -> None:
-        """Its model is the mean of the others': no hypernetwork has learned anything of it."""
+        """Hold the mean of the others' models as this silo's: no hypernetwork has learned anything of it."""
         models = self.state.models
         models[silo] = weighted_mean(models.values(), [1.0] * len(models))
 

@@ -45,7 +45,7 @@ WIDEST = 1024  # a silo builds what a server's settings say
 
 @dataclass(frozen=True)
 class SignalsSettings:
-    """Its widths; KU-HAR's and Crema-D's as they are."""
+    """Widths of the network for signals; KU-HAR's and Crema-D's as they are."""
 
     width: int = field(
         default=128,
@@ -67,7 +67,7 @@ class SignalsSettings:
 
 @dataclass(frozen=True)
 class ImageTextSettings(SignalsSettings):
-    """Its widths; CrisisMMD's in the paper as they are."""
+    """Widths of the network for pictures and texts; CrisisMMD's in the paper as they are."""
 
     width: int = field(default=64, metadata=SignalsSettings.__dataclass_fields__["width"].metadata)
     heads: int = field(default=4, metadata=SignalsSettings.__dataclass_fields__["heads"].metadata)
@@ -128,7 +128,7 @@ class Gru(nn.Module):
 
     @torch.no_grad()
     def linear_maps(self, x: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Its two linear maps, of the inputs and of the states before (models/privacy/layers.py).
+        """Yield the two linear maps, of the inputs and of the states before (models/privacy/layers.py).
 
         Of each weight, bias, inputs (b, t, ...) and the gradient (b, t, 3 width) of its outputs, for that of the states
         (b, t, width), through time. With h the state before, i and s the outputs of the maps, gates r, z and n as in

@@ -63,7 +63,7 @@ class FastText(nn.Module):
 
 @dataclass(frozen=True)
 class PlayerTransformerSettings:
-    """Its widths."""
+    """Widths of PLayer-FL's transformer."""
 
     width: int = field(default=768, metadata={"help": "width of the embeddings", "minimum": 1, "maximum": WIDEST})
     feed_forward: int = field(

@@ -93,7 +93,7 @@ def linear_square(a: Tensor, d: Tensor) -> Tensor:
 
 
 def _by_positions(a: Tensor, d: Tensor) -> Tensor:
-    """Of float64, which squares of terms that cancel to a thousandth need."""
+    """Return the squared norms by positions, in float64: squares of terms that cancel to a thousandth need it."""
     return ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
 
 
@@ -112,7 +112,7 @@ def at_least(squares: Tensor, terms: Tensor) -> Tensor:
 
 
 def _bias_square(d: Tensor) -> Tensor:
-    """Of d (b, [positions,] O)."""
+    """Return the squared norms (b,) of a bias's gradients, from d (b, [positions,] O)."""
     if d.dim() == 2:
         return d.square().sum(1)
     d = d.flatten(1, -2)
@@ -289,7 +289,7 @@ def _own_each(module: Any, _: Tensor, d: Tensor) -> Each:
 
 
 def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
-    """Of a few parameters, whose gradients are small enough to have one for each sample."""
+    """Return the layer of a few parameters, whose gradients are small enough to have one for each sample."""
 
     def summed(terms: Tensor, dims: tuple[int, ...]) -> Tensor:
         return (terms.sum(dims) if dims else terms).flatten(1)

@@ -83,7 +83,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
-    """Of files, each after its name for messages, the names of those that, links followed, are not in the folder."""
+    """Yield the names of files that, links followed, are not in the folder; ``files``: name for messages, and path."""
     inside = os.path.realpath(folder)
     return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
 

@@ -83,7 +83,7 @@ class Expected:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As TOML and JSON have it."""
+        """What is expected, as TOML and JSON have it."""
         known = {key: getattr(self, key) for key in LISTS} | {key: getattr(self, own) for key, own in RANGES.items()}
         return {key: list(own) for key, own in known.items() if own}
 
@@ -111,7 +111,7 @@ class PictureRecipe:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As TOML and JSON have it."""
+        """The recipe as TOML and JSON have it."""
         top: dict[str, Any] = {"version": VERSION, "kind": KIND, "seed": self.seed, "labels-by": self.labels_by}
         top |= {"label": list(self.label), "task": self.task}
         top |= {"classes": list(self.classes)} if self.classes else {}

@@ -99,7 +99,7 @@ class Column:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As TOML has it, without what is not stated."""
+        """The column as TOML has it, without what is not stated."""
         made: dict[str, Any] = {}
         for own in fields(self):
             value = getattr(self, own.name)
@@ -146,7 +146,7 @@ class Recipe:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As TOML and JSON have it."""
+        """The recipe as TOML and JSON have it."""
         top: dict[str, Any] = {"version": VERSION, "seed": self.seed, "label": list(self.label), "task": self.task}
         top |= {"classes": list(self.classes)} if self.classes else {}
         top |= {"label-values": dict(self.label_values)} if self.label_values else {}

@@ -34,8 +34,7 @@ class PlayerDirichlet:
 
 
 def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
-    """Of the first N * samples_per_silo training samples, each class goes to the silos by Dir(beta, ...,
-    beta).
+    """Divide the first N * samples_per_silo training samples: each class goes to the silos by Dir(beta, ..., beta).
 
     Counts are rounded down and the last silo takes the remainder of each class; no silo has a minimum size,
     and no sample is shared. The data set's test file is not used.

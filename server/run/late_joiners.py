@@ -27,7 +27,7 @@ class Joiner:
 
 
 class LateJoiners:
-    """Those of one run."""
+    """The hospitals that may join one run late."""
 
     def __init__(self, common: Common) -> None:
         self.common = common

@@ -79,7 +79,7 @@ class MixingStrategy(PersonalizedStrategy):
         self._told = False
 
     def welcome(self, silo: str) -> None:
-        """Its model is the mean of the others', with which it is mixed from now on."""
+        """Hold the mean of the others' models as this silo's, which is mixed with theirs from now on."""
         if self.state.models:
             self.state.models[silo] = weighted_mean(self.state.models.values(), [1.0] * len(self.state.models))
 

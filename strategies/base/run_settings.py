@@ -77,7 +77,7 @@ class RunSettings:
 
     @property
     def label(self) -> str:
-        """The same in words, with the hospitals that it holds out: ``apple-42 without hospital-03``."""
+        """The run's name in words, with the hospitals that it holds out: ``apple-42 without hospital-03``."""
         held = ", ".join(self.common.held_out)
         return f"{self.run_key} without {held}" if held else self.run_key
 

@@ -37,7 +37,7 @@ class Cost:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """As a line of the ledger has them."""
+        """Return the values as a line of the ledger has them."""
         return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
 
 

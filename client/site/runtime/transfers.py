@@ -30,7 +30,7 @@ Echo = Callable[[str], object]
 
 
 class Transfer:
-    """Of one message, as a context; ``add`` may be called by several threads.
+    """Transfer of one message, as a context; ``add`` may be called by several threads.
 
     ``parts`` and ``size`` (bytes) are what is expected, 0 where that is not known. ``lasting`` is called with
     True when the transfer has become a long one, and with False when that is over.

@@ -60,7 +60,7 @@ class Chain:
             return self.write(entry)
 
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
-        """The same for a process that holds the chain already."""
+        """Write one line, as :meth:`append` does, in a process that holds the chain already."""
         number, before, torn = self._end()
         head = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
         file = self._file()

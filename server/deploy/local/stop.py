@@ -82,7 +82,7 @@ def down(name: str) -> int:
 
 
 def clear(name: str) -> int:
-    """As :func:`down`, and finds nothing to do, without complaint, where there is no such federation."""
+    """Stop a federation as :func:`down` does; without one of that name there is nothing to do, and no complaint."""
     directory = state_root() / name
     if not directory.is_dir():
         return 0

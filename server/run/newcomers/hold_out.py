@@ -48,7 +48,7 @@ class Kept:
 
     @classmethod
     def unpacked(cls, arrays: dict[str, Tensor], numbers: Mapping[str, Any]) -> Kept:
-        """The same from a checkpoint, whose ``arrays`` then are without them."""
+        """Return what a checkpoint kept, and take it out of the checkpoint's ``arrays``."""
         payloads = {}
         for name, of in numbers.get("silos", {}).items():
             models = {key: Model(arrays.pop(f"{ARRAYS}{name}/{key}"), *rest) for key, rest in of["models"].items()}

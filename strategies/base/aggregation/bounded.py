@@ -180,7 +180,7 @@ class Bounds:
         return cut
 
     def _choose(self, names: Sequence[str], updates: list[Update]) -> list[Update]:
-        """Those that Krum or Multi-Krum takes."""
+        """Return the updates that Krum or Multi-Krum takes."""
         rule = self.common.robust
         f = breakdown_point(rule, len(updates), self.common.robust_attackers)
         taken = chosen(rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f)

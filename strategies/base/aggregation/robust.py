@@ -60,7 +60,7 @@ ITERATIONS = 100  # most of the geometric median; it is there in some ten
 
 
 def trimmed_mean(vectors: Sequence[Tensor], f: int) -> Tensor:
-    """Of each coordinate of n vectors (Σ,) the mean without the f least and the f greatest; 2 f < n."""
+    """Return the mean of each coordinate of n vectors (Σ,) without the f least and the f greatest; 2 f < n."""
     n, result = len(vectors), torch.empty_like(vectors[0])
     for start in range(0, max(len(result), 1), CHUNK):
         part = slice(start, start + CHUNK)
@@ -70,7 +70,7 @@ def trimmed_mean(vectors: Sequence[Tensor], f: int) -> Tensor:
 
 
 def median(vectors: Sequence[Tensor]) -> Tensor:
-    """Of each coordinate of n vectors (Σ,) the middle one; of an even number the mean of the two in the middle."""
+    """Return the middle of each coordinate of n vectors (Σ,); of an even number the mean of the two in the middle."""
     return trimmed_mean(vectors, (len(vectors) - 1) // 2)
 
 

@@ -59,11 +59,11 @@ class Sampling:
         return self.rate * self.units
 
     def steps(self, epochs: int) -> int:
-        """Of so many epochs; at least one where there is an epoch."""
+        """Return the steps of so many epochs; at least one where there is an epoch."""
         return max(round(epochs * self.records / self.size), 1) if epochs else 0
 
     def steps_of_epoch(self, epoch: int) -> int:
-        """Of one epoch, from 0, so that all together make :meth:`steps`."""
+        """Return the steps of one epoch, counted from 0, so that all together make :meth:`steps`."""
         return self.steps(epoch + 1) - self.steps(epoch)
 
 

@@ -44,11 +44,11 @@ class DataSpec:
 
     @property
     def values(self) -> dict[str, Any]:
-        """By name."""
+        """The values by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def saved(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the values as JSON has them."""
         return self.values | {"shape": written(self.shape)} | {key: self.values[key].content for key in SCHEMAS}
 
 

@@ -138,7 +138,7 @@ def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def columns_of(summary: Mapping[str, Any]) -> int:
-    """Of how many columns a silo's summary may give sums: those of a table, and the measurements of a regression."""
+    """Return of how many columns a summary may give sums: a table's, and the measurements of a regression."""
     return columns(read_shape(summary["shape"])) + (summary["classes"] if summary.get("task") == "regression" else 0)
 
 

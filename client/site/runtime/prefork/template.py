@@ -76,7 +76,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def fork() -> int | None:
-    """As `os.fork`; None where it fails for want of memory or processes: the shim sees the hang-up, and starts cold."""
+    """Fork; None without memory or processes for it: the shim sees the hang-up, and starts its task cold."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
