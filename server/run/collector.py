@@ -45,24 +45,23 @@ class Collector:
         exchange = Exchange(
             self.grid,
             self._timeout_policy(),
-            self._note_disconnected,
-            self.clock.check,
-            self.answered,
-            self._report_transfer,
-            most,
-            self._report_reply,
-            self.registration.receipts,
+            answered=self.answered,
+            most=most,
+            receipts=self.registration.receipts,
+            before_pull=self.clock.check,
+            on_disconnect=self._note_disconnected,
+            on_transfer=self._report_transfer,
+            on_reply=self._report_reply,
         )
         asked = {message.metadata.dst_node_id: message for message in messages}
-        replies = [
-            checked(reply, message, expected_records(message, strategy), most(message))
-            for reply in exchange.run(messages)
-            for message in [asked[reply.metadata.src_node_id]]
-        ]
-        for reply in replies:
+        replies = []
+        for reply in exchange.run(messages):
+            message = asked[reply.metadata.src_node_id]
+            reply = checked(reply, message, expected_records(message, strategy), most(message))
             if reply.has_error():
                 name = self.registration.name_of(reply.metadata.src_node_id)
                 self.reporter.silo_fault(name, reason_of(reply.error.reason))
+            replies.append(reply)
         self.limit = exchange.limit
         back = {r.metadata.src_node_id for r in replies if not (r.has_error() and r.error.code in UNREACHABLE)}
         for node in sorted(self.disconnected & back):

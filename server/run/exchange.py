@@ -56,29 +56,30 @@ class TimeoutPolicy:
 class Exchange:
     """The messages of one exchange and their replies.
 
-    ``on_disconnect`` receives a node that disconnects while its reply is awaited, perhaps more than once.
-    ``before_pull`` is called before each query for replies. ``on_transfer`` receives the progress of a long reply, and
-    the nodes whose replies are awaited. ``on_reply`` receives a node, and the seconds that its reply took.
     ``answered``: the nodes with a reply in the last exchange. ``most``: the largest size of the reply to a message, in
-    bytes. ``receipts``: those for the silos' audit logs.
+    bytes. ``receipts``: those for the silos' audit logs. ``before_pull`` is called before each query for replies.
+    ``on_disconnect`` receives a node that disconnects while its reply is awaited, perhaps more than once.
+    ``on_transfer`` receives the progress of a long reply, and the nodes whose replies are awaited. ``on_reply``
+    receives a node, and the seconds that its reply took.
     """
 
     def __init__(
         self,
         grid: Grid,
         policy: TimeoutPolicy,
-        on_disconnect: Callable[[int], object] = lambda node: None,
-        before_pull: Callable[[], object] = lambda: None,
+        *,
         answered: Collection[int] = (),
-        on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
         most: Callable[[Message], int] = lambda message: OTHER_BYTES,
-        on_reply: Callable[[int, float], object] = lambda node, seconds: None,
         receipts: Receipts | None = None,
+        before_pull: Callable[[], object] = lambda: None,
+        on_disconnect: Callable[[int], object] = lambda node: None,
+        on_transfer: Callable[[str, Collection[int]], object] = lambda line, nodes: None,
+        on_reply: Callable[[int, float], object] = lambda node, seconds: None,
     ) -> None:
         self.grid, self.policy, self.most = grid, policy, most
         self.receipts = receipts or Receipts()
-        self.on_disconnect, self.before_pull, self.on_transfer = on_disconnect, before_pull, on_transfer
-        self.on_reply = on_reply
+        self.before_pull, self.on_disconnect = before_pull, on_disconnect
+        self.on_transfer, self.on_reply = on_transfer, on_reply
         self.sent: dict[str, Message] = {}  # every message that went out, by its id
         self.waiting: set[str] = set()  # ids of those that may still be answered
         self.lost: dict[int, Message] = {}  # by node: the error that its disconnection made of its message

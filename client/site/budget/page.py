@@ -76,7 +76,7 @@ def is_of_records(sent: Mapping[str, Any]) -> bool:
 
 
 def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
-    """Return the page of these budgets. Some words are the server's: what could steer a terminal shows as its escape."""
+    """Return the page of these budgets. The server chose some words: what could steer a terminal is escaped."""
     lines = [line for one in found for line in _of_cohort(one)]
     if not found:
         lines = [f"{name}: no run with differential privacy has cost anything here", ""]

@@ -97,7 +97,7 @@ def go(
     gone: list[int] = []
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, policy, gone.append, answered=answered).run(messages)
+        replies = Exchange(network, policy, answered=answered, on_disconnect=gone.append).run(messages)
     assert len({r.metadata.src_node_id for r in replies}) == len(replies)
     assert all(r.metadata.message_type == MessageType.TRAIN for r in replies)
     return {r.metadata.src_node_id: str(r.error.reason) if r.has_error() else "" for r in replies}, gone
@@ -201,7 +201,8 @@ def test_who_goes_away_in_the_middle_of_a_reply_is_told_while_flower_waits(monke
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, TimeoutPolicy(1000, watches=True), lambda node: told.set()).run(messages)
+        policy = TimeoutPolicy(1000, watches=True)
+        replies = Exchange(network, policy, on_disconnect=lambda node: told.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
 
 
@@ -231,7 +232,8 @@ def test_a_reply_that_gets_through_after_a_cut_counts(monkeypatch: pytest.Monkey
     network = Waiting({1: 0, 2: 0})
     with flower_identity():
         messages = [Message(RecordDict(), dst_node_id=n, message_type=MessageType.TRAIN) for n in network.takes]
-        replies = Exchange(network, TimeoutPolicy(1000, watches=True), lambda node: gone.set()).run(messages)
+        policy = TimeoutPolicy(1000, watches=True)
+        replies = Exchange(network, policy, on_disconnect=lambda node: gone.set()).run(messages)
     assert {r.metadata.src_node_id: r.has_error() for r in replies} == {1: False, 2: False}
     assert len(replies) == 2
 
