@@ -306,9 +306,10 @@ def message_faults(
         faults.append(f"the study {study.name} starts on {study.start}")
     if today > study.end:
         faults.append(f"the study {study.name} ended on {study.end}")
-    sums = [one for one in app if one]
-    if sums and not {*sums} & {*study.apps}:
-        faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {sums[0][:16]}... is none of them")
+    sums = (one for one in app if one)
+    first = next(sums, "")
+    if first and first not in study.apps and not any(one in study.apps for one in sums):
+        faults.append(f"the study {study.name} has {len(study.apps)} app builds, and {first[:16]}... is none of them")
     faults += setting_faults(study, run)
     faults += round_fault(study, run, kind, sent, newcomer=silo in study.held_out and "newcomer" in sent)
     if kind == "train" and silo in study.held_out:

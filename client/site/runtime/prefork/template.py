@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from ...egress_record import versions
 from ...flower import INTERNALS
 from .sockets import listen, lock_path
 from .watchdog import mind
@@ -24,6 +25,7 @@ PRELOAD = (
     "flwr.serverapp.strategy",
     "httpcore",
     "numpy",
+    "numpy.random",  # which numpy imports when it is first used: for each message
     "safetensors.torch",
     "statistics",
     "torch",
@@ -46,6 +48,7 @@ def serve(path: Path, modules: tuple[str, ...]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    versions()  # read from the disk once, and known to all children
     gc.collect()
     gc.freeze()  # what lives now is shared with the children: keep their collector off its pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchdogs are reaped by the kernel

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,7 +23,7 @@ from typing import Any
 from ...audit_gate import BY_SITE, BY_SITE_VALUE, MessageInfo, describe_message, in_study, release_reply, take_receipt
 from ...flower import internal
 from ...messages import charge_message, check_message
-from ...trust.pins import check_pin, content_sum
+from ...trust.pins import check_pin, sums_of
 from .calls import client_over
 from .persistent import PersistentWorker
 from .unpack import unpack
@@ -42,7 +42,7 @@ METADATA = (
 )
 
 
-def allowed(info: MessageInfo, message: Any, context: Any, app: tuple[str, ...]) -> MessageInfo:
+def allowed(info: MessageInfo, message: Any, context: Any, app: Iterable[str]) -> MessageInfo:
     """Return the info of a message with its study, the server's receipt, and what the message was charged with.
 
     Raises ValueError, after its one line is in the silo's log, for a message that policy, study or budget forbid.
@@ -118,7 +118,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         with refusals.noting():
             check_pin(digest, content)
             # Here and not where it is pulled: Flower then answers the message with the reason.
-            pulled["info"] = allowed(pulled["info"], *asked[-1], (digest, content_sum(content)))
+            pulled["info"] = allowed(pulled["info"], *asked[-1], sums_of(digest, content))
         return unpack(content, digest, install)
 
     def get_load_client_app_fn(**options: Any) -> Any:
