@@ -23,12 +23,12 @@ from scipy import special
 from server.report.events import read_json
 from server.report.evidence import over_silos
 from server.report.html import between, markup, number, percent, points, silos_of, size_text, spoken
-from server.report.inference import HOSPITALS_NEEDED, Z
+from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import alone, spelled
 from server.report.scores import Gain
 from server.report.study import Study
 from server.report.uncertainty import UNKNOWN, Interval
-from server.report.verdict import Verdict, verdict
+from server.report.verdict import Verdict, excludes_zero, verdict
 from server.results.tuned import TUNING
 
 MOST_NAMES = 4  # of harmed hospitals in the sentence
@@ -66,8 +66,7 @@ def harmed(study: Study, best: str, base: str) -> dict[str, Gain]:
     """Return the silos that are shown to lose, whatever the others do."""
     gains = {silo: study.gain(best, base, silo) for silo in study.silos}
     gains = {silo: gain for silo, gain in gains.items() if not math.isnan(gain.interval[1])}
-    wider = float(special.ndtri(1 - 0.025 / max(len(gains), 1))) / Z
-    return {silo: g for silo, g in gains.items() if g.mean + wider * (g.interval[1] - g.mean) < 0}
+    return {silo: gain for silo, gain in gains.items() if excludes_zero(gain, len(gains)) < 0}
 
 
 def gain_part(study: Study, best: str, base: str, found: Verdict) -> Markup:
