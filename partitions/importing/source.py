@@ -32,7 +32,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -255,37 +254,53 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     notes = (*notes, *patient_notes(samples, take.patient))
     named = any(sample.patient for sample in samples)
     check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
-    vocabulary = 0
+    vocabulary, gaps = 0, None
     if recipe is None or found.table is None:
         x = describe(samples, infos, pictures)
-        roles: dict[str, Any] = {"label": found.columns, "labels_by": found.by, "patient": found.patient}
         classes = tuple(names if task in (*ONE_CLASS, "segmentation") else options.labels)
-        roles |= {"task": task, "classes": classes, "outputs": outputs, "seed": options.seed}
-        pictures = replace(pictures or draft_pictures(infos, x, options), **roles)
+        pictures = replace(
+            pictures or draft_pictures(infos, x, options),
+            label=found.columns,
+            labels_by=found.by,
+            patient=found.patient,
+            task=task,
+            classes=classes,
+            outputs=outputs,
+            seed=options.seed,
+        )
     else:
         notes = (*notes, *rare_notes(found.table, recipe, patients))
-        training = found.table[places == "train"]
-        check_fills(training, recipe)
-        recipe = with_fills(recipe, fit(training, recipe))
         names = recipe.classes or names  # of a shared schema; what this file calls them is in its recipe
-        recipe = replace(recipe, task=task, classes=names if task in ONE_CLASS else recipe.classes, outputs=outputs)
+        classes = names if task in ONE_CLASS else recipe.classes
+        recipe = filled(replace(recipe, task=task, classes=classes, outputs=outputs), found.table[places == "train"])
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
-        notes = (*notes, *more)
+        notes, gaps = (*notes, *more), gaps_of(found.table, recipe)
     if task == "segmentation" and y.shape != x.shape[:-1]:
         raise DataError(f"masks are {y.shape[1:]}, their pictures {x.shape[1:-1]}")
     check_names(sample.subgroup for sample in samples)
     groups = np.array([sample.subgroup for sample in samples]) if options.subgroup else None
-    features = recipe.features if recipe else ()
-    schema = make_schema(features, tuple(map(tidy, names)))
+    features, used = recipe.features if recipe else (), recipe or pictures
+    schema, text = make_schema(features, tuple(map(tidy, names))), used.json if used else ""
+    parts = parts_of(x, y, patients if named else None, groups, places)
+    data = SiloData(*parts, outputs, task, vocabulary, schema, text, options.cohort)
+    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures, gaps)
+
+
+def parts_of(
+    x: Array, y: Array, patients: Array | None, groups: Array | None, places: Array
+) -> tuple[Split, Split, Split]:
+    """The samples of the training, the validation and the test part."""
     train, val, test = (
-        Split(rows_of(x, chosen), rows_of(y, chosen), patients[chosen] if named else None, of(groups, chosen))
+        Split(rows_of(x, chosen), rows_of(y, chosen), of(patients, chosen), of(groups, chosen))
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
     )
-    text = recipe.json if recipe else pictures.json if pictures else ""
-    data = SiloData(train, val, test, outputs, task, vocabulary)
-    data = replace(data, schema=schema, recipe=text, cohort=options.cohort)
-    gaps = gaps_of(found.table, recipe) if recipe and found.table is not None else None
-    return Collected(samples, data, places, names, tuple(f.name for f in features), notes, recipe, pictures, gaps)
+    return train, val, test
+
+
+def filled(recipe: Recipe, training: Array) -> Recipe:
+    """A table's recipe with the values that fill its gaps, from the training part. Raises DataError where none can."""
+    check_fills(training, recipe)
+    return with_fills(recipe, fit(training, recipe))
 
 
 def check_places(source: Path, places: Array, people: str) -> None:
