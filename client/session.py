@@ -254,24 +254,25 @@ class ClientSession:
         """What the method works with: the data on the device, one network, seeded initial models."""
         data, settings, classes, device = self.used_data, self.settings, self.classes, self.device
         inputs, labels = self.statistics
-        splits, known = samples_on(data, device, inputs, labels)
-        task = task_of(data.task, *labels)
+        (train, val, test), known = samples_on(data, device, inputs, labels)
         name, options = settings.model_for(data.input_shape, data.task)
         head = settings.head
         model = flat_model(name, data.input_shape, classes, options, str(device), head, self.part)
         initial = initial_model(name, data.input_shape, classes, options, settings.common.seed, head, self.part)
         return Silo(
-            self.name,
-            *splits,
-            network_of.get()(model),
-            lambda purpose: initial(purpose).to(device),
-            task,
-            known,
-            settings.augmentation_for(data.input_shape),
-            self.policy.min_batch_size,
-            self.policy.max_decay,
-            math.inf if self.study is None else self.study.step,
-            "" if self.info.trains else self._input_digest(),
+            name=self.name,
+            train=train,
+            val=val,
+            test=test,
+            model=network_of.get()(model),
+            initial=lambda purpose: initial(purpose).to(device),
+            task=task_of(data.task, *labels),
+            known=known,
+            augment=settings.augmentation_for(data.input_shape),
+            min_batch_size=self.policy.min_batch_size,
+            max_decay=self.policy.max_decay,
+            max_step=math.inf if self.study is None else self.study.step,
+            inputs="" if self.info.trains else self._input_digest(),
         )
 
     def _input_digest(self) -> str:

@@ -158,12 +158,12 @@ def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
     modality, colours = _text(dataset, "Modality"), _text(dataset, "PhotometricInterpretation")
     spacing = spacing_of(header, ReadOptions(spacing=1.0))  # in mm, or not at all
     return Acquisition(
-        "dicom",
-        modality if modality in MODALITIES else "other" if modality else "",
-        _plane(header),
-        colours if colours in PHOTOMETRIC else "other",
-        bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
-        min(spacing) if spacing else None,
+        format="dicom",
+        modality=modality if modality in MODALITIES else "other" if modality else "",
+        plane=_plane(header),
+        photometric=colours if colours in PHOTOMETRIC else "other",
+        rescaled=bool(header.get("ModalityLUTSequence")) or "RescaleSlope" in header,
+        pixel=min(spacing) if spacing else None,
     )
 
 

@@ -78,11 +78,11 @@ class Collector:
         c = self.common
         deployed = not any(summary["simulated"] for summary in self.registration.summaries.values())
         return TimeoutPolicy(
-            c.round_timeout,
-            c.straggler_factor if deployed else 0.0,
-            c.straggler_floor,
-            c.min_silos,
-            c.lost_silo == "resend",
+            timeout=c.round_timeout,
+            factor=c.straggler_factor if deployed else 0.0,
+            floor=c.straggler_floor,
+            quorum=c.min_silos,
+            resend=c.lost_silo == "resend",
             watches=deployed and not hasattr(self.grid, "seconds"),
         )
 

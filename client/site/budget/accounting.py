@@ -98,7 +98,7 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
         epsilon_of([{"noise": noise, "rate": rate, "steps": steps}], delta)
     except ValueError as error:
         raise SiteError(str(error)) from None
-    return Cost(unit, units, rate, noise, steps, delta)
+    return Cost(unit=unit, units=units, rate=rate, noise=noise, steps=steps, delta=delta)
 
 
 def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], float]) -> int:

@@ -43,13 +43,13 @@ def charge(
         if not cost.steps:
             return None
         release = Release(
-            key_of(message, context, sha256, cost),
-            silo,
-            str(told.get("run_id") or int(context.run_id))[:MOST_TEXT],
-            str(told.get("run", ""))[:MOST_TEXT],
-            whole(told.get("round")),
-            data,
-            cost,
+            key=key_of(message, context, sha256, cost),
+            silo=silo,
+            run_id=str(told.get("run_id") or int(context.run_id))[:MOST_TEXT],
+            run=str(told.get("run", ""))[:MOST_TEXT],
+            round=whole(told.get("round")),
+            data=data,
+            cost=cost,
         )
         spent = Ledger(state).charge(release, policy, whole(told.get("attended")))
     except SiteError as error:

@@ -77,4 +77,13 @@ def plan_of(s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int
             noise = noise_multiplier_for(s.target_epsilon, sampling.rate, steps * common.rounds, delta)
         except OutOfRangeError as error:
             raise UserError(f"dp.target-epsilon: {error}") from None
-    return Plan(s.unit, sampling.units, sampling.rate, noise, s.clip_norm, steps, delta, digest)
+    return Plan(
+        unit=s.unit,
+        units=sampling.units,
+        sample_rate=sampling.rate,
+        noise_multiplier=noise,
+        clip_norm=s.clip_norm,
+        steps=steps,
+        delta=delta,
+        digest=digest,
+    )
