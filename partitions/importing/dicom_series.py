@@ -20,6 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from partitions.common.errors import DataError
+from partitions.importing.csv_source import Found
 from partitions.importing.dicom import IDENTITY, Header, read_header
 from partitions.importing.images import SampleSource, is_dicom
 from partitions.importing.notes import ALL_COLUMNS, Take
@@ -56,14 +57,14 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Samples of a folder, the csv's label columns, and what the hospital must know of what was left out."""
+class Joined:
+    """What a csv says of each study, None where it has none; ``by``: what it was joined by; notes on what is left."""
 
-    rows: list[SampleSource]
+    answers: list[Answer | None]
     columns: tuple[str, ...]
-    notes: tuple[str, ...]
-    by: str = "folder"
-    patient: str = ""
+    notes: list[str]
+    by: str
+    patient: str
 
 
 def names_what(column: str) -> str:
@@ -133,22 +134,22 @@ def find_studies(
         labels: list[Answer] = [((study.folder[1],) if labelled else (), study.folder[0], "") for study in studies]
         columns: tuple[str, ...] = ()
     else:
-        joined, columns, unmatched, by, patients = _join(table, studies, label, take)
-        labels = [found for found in joined if found is not None]
-        studies = [study for study, found in zip(studies, joined, strict=True) if found is not None]
-        notes += unmatched
+        joined = _join(table, studies, label, take)
+        columns, by, patients = joined.columns, joined.by, joined.patient
+        labels = [found for found in joined.answers if found is not None]
+        studies = [study for study, found in zip(studies, joined.answers, strict=True) if found is not None]
+        notes += joined.notes
     rows = []
     for study, (answers, split, patient) in zip(studies, labels, strict=True):
         name = pseudonym(patient) or study.identity["patient"]
         for number, frame in _slices(study, reading.slices):
             made = SampleSource(place_of(source, number, len(files)), answers, split, name, files[number], part=frame)
             rows.append(whole_series(made, study, files, outlines) if reading.volume else made)
-    if reading.volume:
-        return Found(rows, columns, tuple(notes), "outlines" if outlines else by, patients)
     several = sum(len(_all_slices(study)) > 1 for study in studies)
-    if several and reading.slices == 1:
+    if several and reading.slices == 1 and not reading.volume:
         notes.append(f"{several} of {len(studies)} studies have several slices: the middle one is taken (--slices)")
-    return Found(rows, columns, tuple(notes), by, patients)
+    by = "outlines" if outlines and reading.volume else by
+    return Found(rows, columns, tuple(notes), by=by, patient=patients)
 
 
 def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int) -> None:
@@ -301,12 +302,8 @@ def _all_slices(study: Study) -> list[tuple[int, int | None]]:
     return [(file, None) for _, _, file, _ in series]
 
 
-def _join(
-    table: Path, studies: list[Study], label: Label, take: Take
-) -> tuple[list[Answer | None], tuple[str, ...], list[str], str, str]:
-    """Return the csv's labels of each study, None where it has none; its label columns; what found no partner; by what
-    it was joined; and its column of patients.
-    """
+def _join(table: Path, studies: list[Study], label: Label, take: Take) -> Joined:
+    """Join a csv of labels to studies. Raises DataError where its columns or lines do not allow it."""
     header, lines = read_lines(table, take.separator, take.encoding)
     column = join_key(header)
     if not column:
@@ -336,4 +333,4 @@ def _join(
         notes.append(f"{without} of {len(studies)} studies are not in {table}: left out")
     if len(used) < len(known):
         notes.append(f"{len(known) - len(used)} of {len(known)} in column {column} of {table} have no DICOM files here")
-    return found, columns, notes, kind, patients
+    return Joined(found, columns, notes, by=kind, patient=patients)

@@ -51,8 +51,7 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
             f"{source}: --outlines are the labels of a folder of DICOM files; leave out a csv and its columns"
         )
     if table or holds_dicom(source):
-        studies = find_studies(source, table, label, classes, reading, take, labelled=not reading.outlines)
-        return Found(studies.rows, studies.columns, studies.notes, by=studies.by, patient=studies.patient)
+        return find_studies(source, table, label, classes, reading, take, labelled=not reading.outlines)
     rows = list(folder_rows(source, take.patient))
     if not rows:
         raise DataError(f"{source} has no csv file and no folders of pictures, one per class")
@@ -91,10 +90,8 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
     of_classes = not table and recipe.labels_by == "folder" and has_classes(source, recipe.classes)
     if holds_dicom(source):
         labelled, classes = bool(table) or of_classes, recipe.classes if of_classes else ()
-        studies = find_studies(source, table, recipe.label or None, classes, reading, take, labelled=labelled)
-        labelled = labelled or bool(reading.outlines)
-        made = Found(studies.rows, studies.columns, studies.notes, by=studies.by, patient=studies.patient)
-        return replace(made, labelled=labelled)
+        found = find_studies(source, table, recipe.label or None, classes, reading, take, labelled=labelled)
+        return replace(found, labelled=labelled or bool(reading.outlines))
     if of_classes:
         rows = linked_inside(numbered(list(folder_rows(source, take.patient)), source), source)
         return sliced(Found(rows, by="folder", patient=take.patient or ""), reading)

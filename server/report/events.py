@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from partitions.common.errors import UserError
 from server.results.history import Row
@@ -64,12 +64,22 @@ def damages_of(events: Iterable[Event]) -> list[str]:
     return list(dict.fromkeys(str(e["message"]) for e in events if e.get("about") == "state"))
 
 
-def silo_rounds(rows: Iterable[Row], events: Sequence[Event], metric: str) -> list[tuple[str, int, str, int, str]]:
-    """Return (strategy, seed, silo, rounds with a row of this metric, the last reason in the log)."""
+class SiloRounds(NamedTuple):
+    """In how many rounds of a run something happened to a silo, and the last reason in the log."""
+
+    strategy: str
+    seed: int
+    silo: str
+    rounds: int
+    reason: str
+
+
+def silo_rounds(rows: Iterable[Row], events: Sequence[Event], metric: str) -> list[SiloRounds]:
+    """Return the silos of each run with rows of this metric."""
     counts = Counter((row.strategy, row.seed, row.silo) for row in rows if row.metric == metric)
     reasons = {
         (e.get("strategy"), e.get("seed"), silo): str(reason)
         for e in events
         for silo, reason in (e.get(metric) or {}).items()
     }
-    return [(*key, n, reasons.get(key, "")) for key, n in sorted(counts.items())]
+    return [SiloRounds(*key, n, reasons.get(key, "")) for key, n in sorted(counts.items())]

@@ -14,7 +14,7 @@ from typing import Any
 from models.metrics import mean_rank
 from models.tasks import ENDS, Task, task_of
 from partitions.common.errors import DataError, UserError
-from server.report.events import Note, damages_of, notes_of, read_events, read_json, silo_rounds
+from server.report.events import Note, SiloRounds, damages_of, notes_of, read_events, read_json, silo_rounds
 from server.report.inference import Difference, mean_interval, silo_interval
 from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
 from server.report.scores import NAN, Gain, Score, known, spread
@@ -142,13 +142,13 @@ class Study:
         return damages_of(self.events)
 
     @cached_property
-    def absences(self) -> list[tuple[str, int, str, int, str]]:
-        """Silos that a round went on without: (strategy, seed, silo, rounds, the last reason)."""
+    def absences(self) -> list[SiloRounds]:
+        """Silos that rounds went on without."""
         return silo_rounds(self.history.rows, self.events, "rejected")
 
     @cached_property
-    def bounds(self) -> list[tuple[str, int, str, int, str]]:
-        """Silos whose step was bounded, or did not count: (strategy, seed, silo, rounds, the last reason)."""
+    def bounds(self) -> list[SiloRounds]:
+        """Silos whose step was bounded, or did not count."""
         return silo_rounds(self.history.rows, self.events, "bounded")
 
     @cached_property

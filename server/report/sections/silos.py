@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from server.report.charts.scores import gains
+from server.report.events import SiloRounds
 from server.report.html import between, capital, markup, mean_of, percent, points
 from server.report.inference import SEEDS_NEEDED
 from server.report.methods import spelled
@@ -144,6 +145,6 @@ def losers(study: Study) -> Markup:
     return markup("Lower with {} than with {}: {}.{}", spelled(best), spelled(base), names, other)
 
 
-def named(found: Sequence[tuple[str, int, str, int, str]]) -> list[tuple[str, int, str, int, str]]:
+def named(found: Sequence[SiloRounds]) -> list[SiloRounds]:
     """Return rows with the methods as their papers spell them."""
-    return [(spelled(method), seed, silo, n, reason) for method, seed, silo, n, reason in found]
+    return [each._replace(strategy=spelled(each.strategy)) for each in found]
