@@ -14,6 +14,15 @@ EXACT = 1e-9  # two scores nearer than this are equal
 
 
 @dataclass(frozen=True)
+class Tested:
+    """Score of one run's model on one silo's ``n`` test samples, and its interval."""
+
+    score: float
+    n: int
+    interval: Interval
+
+
+@dataclass(frozen=True)
 class Score:
     """Score of one method on one silo's test data: mean over seeds, their standard deviation, mean number of samples.
 

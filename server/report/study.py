@@ -17,7 +17,7 @@ from partitions.common.errors import DataError, UserError
 from server.report.events import Note, SiloRounds, damages_of, notes_of, read_events, read_json, silo_rounds
 from server.report.inference import Difference, mean_interval, silo_interval
 from server.report.methods import baselines, ends_with_one_model, exchanges, is_pooled, reports, spelled
-from server.report.scores import NAN, Gain, Score, known, spread
+from server.report.scores import NAN, Gain, Score, Tested, known, spread
 from server.report.uncertainty import UNKNOWN, Interval, accuracy_interval, from_intervals
 from server.results.history import History, Row
 from server.results.run_directory import read_toml
@@ -172,10 +172,10 @@ class Study:
         """Return a method's summary entries, one per seed."""
         return [r for r in self.runs if r["strategy"] == method]
 
-    def values(self, method: str) -> dict[tuple[str, int], tuple[float, int, Interval]]:
-        """Return by (silo, seed) the test score, the test samples and the score's interval; ``nan`` where withheld."""
+    def values(self, method: str) -> dict[tuple[str, int], Tested]:
+        """Return by (silo, seed) how a silo's model did; its score is ``nan`` where it was withheld."""
         return {
-            (name, r["seed"]): (score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
+            (name, r["seed"]): Tested(score := known(v[self.task.score]), v["n_test"], self._interval(score, v))
             for r in self.of(method)
             for name, v in r["per_silo"].items()
         }
@@ -187,13 +187,13 @@ class Study:
         return accuracy_interval(score, values["n_test"])
 
     def score(self, method: str, silo: str) -> Score:
-        found = [v for (name, _), v in self.values(method).items() if name == silo]
-        scored = [v for v in found if not math.isnan(v[0])]
-        n_test = round(statistics.fmean(n for _, n, _ in found)) if found else 0
+        found = [tested for (name, _), tested in self.values(method).items() if name == silo]
+        scored = [tested for tested in found if not math.isnan(tested.score)]
+        n_test = round(statistics.fmean(tested.n for tested in found)) if found else 0
         if not scored:
             return Score(NAN, NAN, UNKNOWN, n_test)
-        scores = [score for score, _, _ in scored]
-        interval = scored[0][2] if len(scored) == 1 else UNKNOWN
+        scores = [tested.score for tested in scored]
+        interval = scored[0].interval if len(scored) == 1 else UNKNOWN
         return Score(statistics.fmean(scores), spread(scores), interval, n_test)
 
     def sizes(self, silo: str, part: str) -> list[int]:
@@ -206,9 +206,10 @@ class Study:
             mine, other = self.values(method), self.values(base)
             found: dict[str, dict[int, Difference]] = {silo: {} for silo in self.silos}
             for silo, seed in sorted(mine.keys() & other.keys()):
-                (a, _, of_a), (b, _, of_b) = mine[silo, seed], other[silo, seed]
-                if not math.isnan(a - b):
-                    found[silo][seed] = Difference(a - b, from_intervals(a, of_a, b, of_b))
+                a, b = mine[silo, seed], other[silo, seed]
+                if not math.isnan(difference := a.score - b.score):
+                    interval = from_intervals(a.score, a.interval, b.score, b.interval)
+                    found[silo][seed] = Difference(difference, interval)
             self._differences[method, base] = found
         return self._differences[method, base]
 
@@ -278,7 +279,7 @@ class Study:
             return {}
         tables = {m: self.values(m) for m in self.methods}
         keys = sorted(set.intersection(*(set(t) for t in tables.values())))
-        return mean_rank({m: [t[k][0] for k in keys] for m, t in tables.items()})
+        return mean_rank({m: [t[k].score for k in keys] for m, t in tables.items()})
 
     def final(self, method: str, key: str) -> tuple[float, float]:
         """Return mean and standard deviation over seeds of an entry of ``final`` or of the run (``bmcta``...)."""
