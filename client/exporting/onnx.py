@@ -37,27 +37,19 @@ class Answering(nn.Module):
 
     mean: Tensor
     std: Tensor
-    labels_mean: Tensor
-    labels_std: Tensor
 
     def __init__(self, card: Mapping[str, Any], net: nn.Module) -> None:
         super().__init__()
-        self.net, self.task, self.scale = net, card["task"], card["normalisation"]
+        self.net, self.task, self.scale = net, task_in(card), card["normalisation"]
         self.temperature = float(card.get("temperature", {}).get("T", 1.0))
-        scale, labels = self.scale or {"mean": 0.0, "std": 1.0}, task_in(card)
+        scale = self.scale or {"mean": 0.0, "std": 1.0}
         self.register_buffer("mean", torch.tensor(scale["mean"]))
         self.register_buffer("std", torch.tensor(scale["std"]))
-        self.register_buffer("labels_mean", torch.tensor(getattr(labels, "mean", ()) or (0.0,)))
-        self.register_buffer("labels_std", torch.tensor(getattr(labels, "std", ()) or (1.0,)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the answers (n, C, ...) of inputs (n, ...)."""
-        outputs: Tensor = self.net((x - self.mean) / self.std if self.scale else x) / self.temperature
-        if self.task == "multilabel":
-            return outputs.sigmoid()
-        if self.task in (*PROBABILITIES, "segmentation"):
-            return outputs.softmax(1)
-        return outputs * self.labels_std + self.labels_mean if self.task == "regression" else outputs
+        outputs = self.net((x - self.mean) / self.std if self.scale else x) / self.temperature
+        return self.task.predictions(outputs)
 
 
 def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:

@@ -84,9 +84,13 @@ class Task:
             return p[:, 1], (labels == 1).astype(np.float64), np.arange(len(p))
         return p.max(1), (p.argmax(1) == labels).astype(np.float64), np.arange(len(p))
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Return what a network's outputs (n, C, ...) stand for: probabilities of classes."""
+        return torch.softmax(outputs, dim=1)
+
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return what ``predict`` writes: the columns' names, and a row for each sample."""
-        p = torch.softmax(outputs, dim=1)
+        p = self.predictions(outputs)
         rows = [[label, *row] for label, row in zip(p.argmax(1).tolist(), p.tolist(), strict=True)]
         return ["label", *(f"p_{c}" for c in range(p.shape[1]))], rows
 
@@ -103,6 +107,9 @@ class SingleLossTask(Task):
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         return None
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def check_outputs(self, outputs: int) -> None:
         if outputs < self.minimum_outputs:

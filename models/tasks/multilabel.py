@@ -75,5 +75,8 @@ class Multilabel(SingleLossTask):
         known = labels >= 0
         return p[known], (labels[known] > 0).astype(np.float64), np.nonzero(known)[0]
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return torch.sigmoid(outputs)
+
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-        return [f"p_{k}" for k in range(outputs.shape[1])], torch.sigmoid(outputs).tolist()
+        return [f"p_{k}" for k in range(outputs.shape[1])], self.predictions(outputs).tolist()

@@ -63,6 +63,8 @@ class Regression(SingleLossTask):
             **dict(zip(ENDS, ends, strict=True)),
         }
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs * torch.tensor(self.std or (1.0,)) + torch.tensor(self.mean or (0.0,))
+
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-        scale, shift = torch.tensor(self.std or (1.0,)), torch.tensor(self.mean or (0.0,))
-        return [f"y_{k}" for k in range(outputs.shape[1])], (outputs * scale + shift).tolist()
+        return [f"y_{k}" for k in range(outputs.shape[1])], self.predictions(outputs).tolist()

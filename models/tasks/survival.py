@@ -58,6 +58,9 @@ class Survival(SingleLossTask):
         share, ends = of_pairs(concordant, comparable)
         return {"loss": float(cox_loss(risks, labels)), "c_index": share, **dict(zip(ENDS, ends, strict=True))}
 
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return outputs
+
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         return ["risk"], outputs.tolist()
 
