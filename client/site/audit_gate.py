@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .budget.ledger import Spent
-from .budget.release import note_reply
+from .budget.release import config_of, note_reply
 from .egress_record import TAKEN, applied, budget, policy_sum, take_withheld, versions
 from .errors import SiteError
 from .flower import internal
@@ -77,7 +77,7 @@ class MessageInfo:
 
 def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
     """Return what is known of a message; `app` is the SHA-256 of the app's build."""
-    node, told = dict(context.node_config), _config(message)
+    node, told = dict(context.node_config), config_of(message)
     policy, rule = rule_of(node)
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
     return MessageInfo(
@@ -141,7 +141,7 @@ def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
         return None
     kind, run_id = message.metadata.message_type.partition(".")[0], str(context.run_id)
     silo = str(node.get("name", ""))
-    return receipts.take(_config(message), kind, run_id, silo, folder_of(node), policy_of(node))
+    return receipts.take(config_of(message), kind, run_id, silo, folder_of(node), policy_of(node))
 
 
 def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
@@ -172,7 +172,7 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
         if info.charged is not None and not reply.has_error():
             spent = note_reply(reply, info.charged, info.state)
         number, own = write_down(reply, info, spent)
-        if receipts.ASKED in _config(message) and not reply.has_error():
+        if receipts.ASKED in config_of(message) and not reply.has_error():
             from flwr.app import ConfigRecord
 
             reply.content[receipts.RECORD] = ConfigRecord(receipts.head(number, own, info.silo))
@@ -225,13 +225,6 @@ def records(reply: Any) -> Iterable[dict[str, Any]]:
 
 def measured(data: bytes) -> dict[str, Any]:
     return {"bytes": len(data), "sha256": digest(data)}
-
-
-def _config(message: Any) -> dict[str, Any]:
-    """Return the config that the server sends with the payload."""
-    if not message.has_content():
-        return {}
-    return dict(message.content.config_records.get("config", {}))
 
 
 # --- an app without the site's own process ----------------------------------------------------------------

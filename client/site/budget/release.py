@@ -34,7 +34,7 @@ def charge(
     node, run = context.node_config, context.run_config
     if message.metadata.message_type.partition(".")[0] != "train" or not is_private(run):
         return None
-    silo, told = str(node.get("name", "this silo")), _config(message)
+    silo, told = str(node.get("name", "this silo")), config_of(message)
     try:
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
@@ -88,7 +88,7 @@ def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:
 
 def content_of(reply: Any) -> str:
     """The SHA-256 of a reply's arrays and of the method's numbers in it."""
-    numbers = [(key, value) for key, value in sorted(_config(reply).items()) if key.startswith("number.")]
+    numbers = [(key, value) for key, value in sorted(config_of(reply).items()) if key.startswith("number.")]
     return digest(repr((_arrays(reply), numbers)).encode())
 
 
@@ -97,7 +97,8 @@ def whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def _config(message: Any) -> dict[str, Any]:
+def config_of(message: Any) -> dict[str, Any]:
+    """Return the config that travels with a message's payload; empty where it has none."""
     if not message.has_content():
         return {}
     return dict(message.content.config_records.get("config", {}))
