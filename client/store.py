@@ -94,13 +94,7 @@ class StateStore:
             if not self.in_memory:
                 _WRITTEN.clear()
                 _WRITTEN[file] = _stamp(file), _copy(state)
-            for left in self.folder.glob(".*.tmp"):  # by a process that was killed as it wrote
-                left.unlink(missing_ok=True)
-            files = states_in(self.folder)
-            saved = [f for f in files if f.name.startswith("round-") and (f == file or _round(f) < server_round)]
-            before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
-            for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
-                old.unlink(missing_ok=True)
+            _prune(self.folder, file, server_round)
 
     def _candidates(self, server_round: int, lost: int) -> Iterator[State]:
         if self.in_memory and "numbers" in self.context.state:
@@ -134,6 +128,17 @@ class StateStore:
             return _read(file).numbers.get("run_id") == self.run_id
         except (OSError, ValueError):
             return False
+
+
+def _prune(folder: Path, file: Path, server_round: int) -> None:
+    """Delete the states that no message can ask for once ``file`` is that of this round."""
+    for left in folder.glob(".*.tmp"):  # by a process that was killed as it wrote
+        left.unlink(missing_ok=True)
+    files = states_in(folder)
+    saved = [f for f in files if f.name.startswith("round-") and (f == file or _round(f) < server_round)]
+    before = [f for f in files if _round(f) < server_round]  # for a message that arrives twice
+    for old in set(files) - {file, *before[:1], *saved[:KEPT_ROUNDS]}:
+        old.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> State:
