@@ -72,16 +72,13 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
 
     ``labelled``: False reads no labels, whatever there is, and of a folder no csv.
     """
-    reading, take = recipe.reading, options.take
     unread = csv_files(source) if source.is_dir() and not labelled else []
-    if not labelled or (reading.outlines and not (source.is_dir() and has_outlines(source))):
-        labelled, reading = False, replace(reading, outlines=())
-        recipe = replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
+    if labelled and recipe.reading.outlines:
+        labelled = source.is_dir() and has_outlines(source)
+    recipe = recipe if labelled else without_labels(recipe)
+    reading, take = recipe.reading, options.take
     if source.is_file():
-        if source.suffix.lower() == ".csv":
-            return sliced(read_csv(source, options), reading)
-        where = "the file" if kind_of(source) != "picture" else str(source)
-        return sliced(Found([SampleSource(where, (), "", "", file=source)], labelled=False), reading)
+        return sliced(in_file(source, options), reading)
     table = Path(options.labels_from) if options.labels_from else None
     own = None if table or unread else only_csv(source)
     if own and not is_joined(own, source):
@@ -100,6 +97,20 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
         instead = f"; name its csv itself ({unread[0].name})" if unread else " and no csv that lists some"
         raise DataError(f"{source} has no pictures{instead}")
     return sliced(Found(rows, labelled=False), reading)
+
+
+def without_labels(recipe: PictureRecipe) -> PictureRecipe:
+    """The recipe as it reads pictures alone."""
+    reading = replace(recipe.reading, outlines=())
+    return replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
+
+
+def in_file(source: Path, options: ImportOptions) -> Found:
+    """The samples that a csv lists, or the one picture or scan in a file, which has no label."""
+    if source.suffix.lower() == ".csv":
+        return read_csv(source, options)
+    where = "the file" if kind_of(source) != "picture" else str(source)
+    return Found([SampleSource(where, (), "", "", file=source)], labelled=False)
 
 
 def csv_files(folder: Path) -> list[Path]:
