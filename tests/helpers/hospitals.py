@@ -33,6 +33,13 @@ NETWORKS: dict[str, dict[str, Any]] = {  # as keyword arguments of `tiny.federat
     "pulses": {"model": "auto", **SMALL_FUSION},
     "stays": {"model": "auto", **SMALL_FUSION},
 }
+OUTPUTS = {  # of each task's network
+    "multilabel": 3,
+    "ordinal": 4,
+    "regression": 2,
+    "survival": 1,
+    "segmentation": 2,
+}
 Arrays = dict[str, npt.NDArray[Any]]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hospitals import ALL, MADE, NAMES, NETWORKS, TASK_OF, hospital_files, one_file
+from hospitals import ALL, MADE, NAMES, NETWORKS, OUTPUTS, TASK_OF, hospital_files, one_file
 from inline_workers import inline
 from sklearn.metrics import roc_auc_score
 from tiny import Files, comparable, federate
@@ -276,7 +276,4 @@ def test_files_hold_what_was_meant(tmp_path: Path) -> None:
     for task in MADE:
         (tmp_path / task).mkdir()
         data = read_silo_file(hospital_files(tmp_path / task, task)["north"])
-        assert (data.task, data.classes) == (
-            task,
-            {"multilabel": 3, "ordinal": 4, "regression": 2, "survival": 1, "segmentation": 2}[task],
-        )
+        assert (data.task, data.classes) == (task, OUTPUTS[task])
