@@ -113,6 +113,7 @@ def add_audit(commands: Any) -> None:
         help="a silo's state directory, its bundle, or the log's folder (default: the only silo here)",
     )
     p.add_argument("--month", metavar="YYYY-MM", default="", help="which month (default: the last one)")
+    p.add_argument("--all-settings", action="store_true", help="each run's settings that are silofl's defaults, too")
     p.add_argument("--seen", metavar="HASH", default="", help="a last hash from before: is that line still there?")
     p.add_argument("--first", metavar="N", type=int, default=1, help="the first line here: earlier ones lie elsewhere")
     p.add_argument(
@@ -211,7 +212,8 @@ def audit(args: argparse.Namespace) -> None:
     elif args.export or args.sign_with:
         raise UserError("--export and --sign-with belong to --study NAME")
     else:
-        text, faults = read(args.where, args.month, args.seen, args.first, args.receipts)
+        places = (args.where, args.month, args.seen, args.first, args.receipts)
+        text, faults = read(*places, all_settings=args.all_settings)
         print(text)
     if faults:
         raise UserError(f"the audit log is not whole, {len(faults)} faults: {faults[0]}")

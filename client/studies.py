@@ -99,7 +99,7 @@ def study_page(study: Study, signer: str) -> str:
         f"  more than {study.step:g} lengths away from this hospital's last one.",
         *(["  With dp = true later ones are not checked; only epsilon bounds what they can read."] if private else []),
         "",
-        f"Software: {len(study.apps)} build(s), SHA-256",
+        f"Software: {len(study.apps)} build(s), SHA-256 of what it holds, or of how it is shipped",
         *(f"  {one}" for one in study.apps),
         *(["Data schema, SHA-256", f"  {study.schema}"] if study.schema else []),
         *(["Initial weights, SHA-256", f"  {study.weights}"] if study.weights else []),

@@ -28,7 +28,7 @@ from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.approvals import now
 from client.site.trust.audit import settings_of
-from client.site.trust.audit_page import check_receipts, kinds, receipt_text, withheld_text
+from client.site.trust.audit_page import check_receipts, kinds, receipt_text, said, withheld_text
 from client.site.trust.chain import Verdict
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
 from partitions.common.errors import DataError, UserError
@@ -65,7 +65,7 @@ def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Pat
         "runs": list(_runs(left, settings)),
         "messages": len(left),
         "bytes": sum(entry["bytes"] for entry in left),
-        "errors": dict(Counter(r["text"] for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
+        "errors": dict(Counter(said(r["text"]) for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
         "withheld": withheld_text(left),
         "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
         "apps": sorted({entry["app"] for entry in left}),
@@ -161,7 +161,7 @@ def record_page(record: Mapping[str, Any]) -> str:
     lines += [f"  {name:<12} {value:g}" for name, value in spent.items()]
     lines += ["", "From which data, by which software, under which policy"]
     lines += [f"  data file  SHA-256 {one}" for one in record["data"]]
-    lines += [f"  app        SHA-256 {one}" for one in record["apps"]]
+    lines += [f"  app        SHA-256 {one}, as it was shipped" for one in record["apps"]]
     lines += (line for policy in record["policies"] for line in _of_policy(policy))
     return "\n".join(map(escaped, [*lines, "", *_of_log(record)]))
 

@@ -287,6 +287,8 @@ def doctor(args: argparse.Namespace) -> None:
     what = args.what
     if what is None and not os.environ.get("SILOFL_SERVER"):
         what = Path(FEDERATION)
+        if not what.exists():
+            raise UserError(f"there is no {what} here: name the server's; at a hospital: BUNDLE --data FILE")
     if what is not None and what.suffix in (".yaml", ".yml"):
         from server.deploy.doctor import server_checks
         from server.deploy.federation import read_federation
@@ -316,6 +318,8 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         return site.name, site_checks(site)
     files = read_bundle(what)
     check_key(files, site_of(files, Path()))
+    if data is None and not (named := site_of(files, Path()).data).is_file():
+        raise UserError(f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE")
     check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
         unpack(files, Path(folder))

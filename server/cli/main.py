@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:
@@ -40,6 +40,16 @@ from client import study_cli
 from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
 
 
+class Version(argparse.Action):
+    """Prints which silofl this is; asks for it only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import version
+
+        print("silofl", version("silofl"))
+        parser.exit(0)
+
+
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with a command line; argparse would print the usage before it."""
 
@@ -50,6 +60,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     top = Parser(prog="silofl", description="Personalised federated learning for hospitals, on Flower.")
+    top.add_argument("--version", action=Version, nargs=0, help="print silofl's version")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     research.add_commands(commands)
     survey.add_commands(commands)

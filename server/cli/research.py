@@ -193,7 +193,7 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
         return {}
     source = parse_source(str(given or values.get("dataset", "digits")))
     if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
-        raise UserError(f"--data {given}: an .npz file (silofl import makes one), a folder of such or a csv is wanted")
+        raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
     is_csv = source.name.endswith(".csv")
     if (recipe or by) and not is_csv:
         raise UserError("--recipe and --by go with --data FILE.csv")
@@ -212,6 +212,13 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
 def absolute(path: str) -> str:
     """The path from the root; "" stays "". A run's config.toml must mean the same files in any directory."""
     return str(Path(path).expanduser().resolve()) if path else ""
+
+
+LEGEND = """\
+down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model; Σ_s: of its shared layers;
+Σ_bn: of its batch normalisation; C: classes; K: inputs of the last layer; M: other silos' models; d, p: settings.
+reports: whose scores the report has: of the model that a silo received, or of its own, the personal one.
+"""
 
 
 def list_strategies(args: argparse.Namespace) -> None:
@@ -235,6 +242,7 @@ def list_strategies(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
+    print(LEGEND)
     for name, s in strategies().items():
         i = s.info
         print(f"{name:18}{i.title} ({i.paper}); down {i.sends[0]}, up {i.sends[1]}, reports {i.reports}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from client.site.study.dangers import relevant
-from client.site.study.protocol import FREE, KIND, Study, parse_study
+from client.site.study.protocol import FREE, KIND, TEXTS, Study, parse_study
 from client.site.trust.apps import build
 from client.site.trust.methods import DEFAULTS
 from client.site.trust.pins import content_sum
@@ -114,6 +114,8 @@ def check(text: str, path: str) -> Study:
     Raises SiteError or UserError, one line, that says what does not fit.
     """
     study = parse_study(text, path)
+    if empty := [key for key in TEXTS if not getattr(study, key).strip(" .")]:
+        raise UserError(f"{path}: {empty[0]} has no words: a committee reads {', '.join(TEXTS)}")
     for method in study.methods:
         for run in corners(study, method):
             asked = {*relevant(study), *study.settings, "strategy"}

@@ -56,7 +56,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("check-bundle clinic-13.tar --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
     ("join clinic-13.tar --data ours.npz", 2, "there is no bundle clinic-13.tar"),
     ("join clinic-13.tar --data ours.npz --signed-by SHA256:9d2e", 2, "there is no bundle clinic-13.tar"),
-    ("doctor", 2, NO_FILE),
+    ("doctor", 2, "at a hospital: BUNDLE --data FILE"),
     ("study new study.toml --name heart-2026 --strategy fedavg,apple", 2, "is no checkout with an app"),
     ("study check study.toml", 2, "study.toml: No such file or directory"),
     ("study sign study.toml", 2, "study.toml: No such file or directory"),

@@ -14,7 +14,8 @@ from tiny import random_silos
 
 from models.survey.columns import BINS, MISSING
 from server.cli.main import main
-from server.results.survey.files import read_survey
+from server.report.sections.survey import survey_text
+from server.results.survey.files import Surveyed, read_survey
 from server.results.survey.findings import findings
 from server.results.survey.units import FACTORS, known
 from server.run.withdrawal import withdraw
@@ -49,6 +50,15 @@ def surveyed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy.write_text('methods = ["survey"]\n')
     assert main(["survey", "--data", str(data), "--policy", str(policy), "--out", str(out)]) == 0
     return out
+
+
+def test_two_hospitals_are_not_called_alike(surveyed: Path) -> None:
+    """None of them can be compared with the median of two others, so nothing may be said of what is odd."""
+    answers = read_survey(surveyed).answers
+    few = Surveyed({name: answers[name] for name in ("a", "units")})
+    assert survey_text(few)[-1].startswith("nothing was compared: it takes 3 hospitals")
+    alike = Surveyed({name: answers[name] for name in ("a", "b", "c")})
+    assert survey_text(alike)[-1] == "nothing odd is found in one hospital alone"
 
 
 def test_each_fault_is_named_once_and_nothing_else(surveyed: Path) -> None:

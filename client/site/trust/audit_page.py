@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from client.site.trust.audit import files_of, settings_of, verify
 from client.site.trust.bundle import read_bundle, site_of
 from client.site.trust.chain import Verdict
 from client.site.trust.keys import site_root
+from client.site.trust.methods import DEFAULTS
 from partitions.common.errors import UserError
 from partitions.common.names import escaped
 
@@ -45,7 +47,7 @@ def find_log(where: Path | None) -> Path:
     return folder
 
 
-def page(entries: Sequence[Entry], month: str) -> str:
+def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) -> str:
     """Page of what left in a month: who asked, with what, when, how often, how many bytes; run by run.
 
     The server chose some of the words: what could steer a terminal is shown as its escape.
@@ -67,15 +69,15 @@ def page(entries: Sequence[Entry], month: str) -> str:
     ]
     for sent in runs.values():
         asked = next((settings[entry["line"]] for entry in sent if entry["line"] in settings), {})
-        lines += ["", *of_run(sent, asked)]
+        lines += ["", *of_run(sent, asked, all_settings)]
     others = sorted({entry["time"][:7] for entry in entries} - {month})
     if others:
         lines += ["", f"other months: {', '.join(others)} (--month)"]
     return "\n".join(map(escaped, lines))
 
 
-def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
-    """One run, with all its settings as the server sent them."""
+def of_run(sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: bool) -> Iterator[str]:
+    """One run, with its settings as the server sent them: all, or those that are not this silofl's defaults."""
     first, last = sent[0], sent[-1]
     name = next((entry["run"] for entry in sent if entry["run"]), "") or "a run without a name"
     rounds = sorted({entry["round"] for entry in sent if entry["round"]})
@@ -83,8 +85,11 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name} ({first['method'] or 'no method'}; run {first['run-id']})"
     yield f"  asked by  {first['asked-by']}, {first['time']} to {last['time']}"
     yield f"  with      app {first['app']}, settings {first['settings'][:16]}"
-    text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    shown = {k: v for k, v in settings.items() if all_settings or k not in DEFAULTS or v != DEFAULTS[k]}
+    text = ", ".join(f"{key} = {json.dumps(value)}" for key, value in shown.items())
     yield from textwrap.wrap(text, 110, initial_indent=" " * 12, subsequent_indent=" " * 12, break_long_words=False)
+    if same := len(settings) - len(shown):
+        yield f"            {same} more settings are silofl's defaults (--all-settings)"
     for cohort in sorted({entry["cohort"] for entry in sent if entry.get("cohort")}):
         yield f"  from      data file with SHA-256 {cohort[:16]}"
     yield f"  let by    {'; '.join(sorted({entry['rule'] for entry in sent}))}"
@@ -125,10 +130,15 @@ def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
             elif "keys" in record:
                 what = f"{what}: {', '.join(record['keys'])}"
             elif "text" in record:
-                what = f"{what}: {' '.join(record['text'].split())}"
+                what = f"{what}: {' '.join(said(record['text']).split())}"
             counts[what] += 1
             sizes[what] += record["bytes"]
     return {what: (counts[what], sizes[what]) for what in counts}
+
+
+def said(error: str) -> str:
+    """What a reply's error says, without the class around it that Flower writes."""
+    return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 
 
 def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) -> receipts.Check:
@@ -170,10 +180,12 @@ def chain(found: Verdict, folder: Path, seen: str, others: Sequence[Path] = ()) 
     return "\n".join(lines)
 
 
-def audit(where: Path | None, month: str, seen: str, first: int, others: Sequence[Path] = ()) -> tuple[str, list[str]]:
+def audit(
+    where: Path | None, month: str, seen: str, first: int, others: Sequence[Path] = (), *, all_settings: bool = False
+) -> tuple[str, list[str]]:
     """The page and the chain as text, and what is wrong. ``others``: the server's files of receipts."""
     folder = find_log(where)
     found = verify(folder, first)
     months = sorted({entry["time"][:7] for entry in found.entries})
-    shown = page(found.entries, month or (months[-1] if months else "no month"))
+    shown = page(found.entries, month or (months[-1] if months else "no month"), all_settings=all_settings)
     return f"{shown}\n\n{chain(found, folder, seen, others)}", found.faults

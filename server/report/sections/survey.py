@@ -14,7 +14,7 @@ from partitions.common.files import write_atomically
 from server.report.css import CSS
 from server.report.templates import environment
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
-from server.results.survey.findings import Finding
+from server.results.survey.findings import OTHERS, Finding
 from strategies.base.schema.survey import PARTS
 
 HELD = "withheld"
@@ -27,7 +27,7 @@ table.reasons thead th { text-align: left; } .bars { display: flex; align-items:
 <section><h2>Findings</h2><p class="note">A finding is a reason to look. Nothing was corrected: the hospital changes its recipe, and imports again.</p>
 {% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
 {% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ f.look }}</td></tr>{% endfor %}</tbody></table></div>
-{% else %}<p>Nothing is odd in one hospital alone. One is held against two others or more.</p>{% endif %}</section>
+{% else %}<p>{{ nothing }}</p>{% endif %}</section>
 {% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
 {% for silo, cells, bars in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
@@ -49,7 +49,17 @@ def page(found: Surveyed) -> str:
         for name in found.names(key)
     ]
     template = environment().from_string(PAGE_TEXT)
-    return template.render(css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables)
+    nothing = nothing_found(found)
+    return template.render(
+        css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables, nothing=nothing
+    )
+
+
+def nothing_found(found: Surveyed) -> str:
+    """What to say where there is no finding: with too few hospitals nothing was compared."""
+    if len(found.answers) <= OTHERS:
+        return f"nothing was compared: it takes {OTHERS + 1} hospitals, for one is held against {OTHERS} others or more"
+    return "nothing odd is found in one hospital alone"
 
 
 def holders(found: Surveyed, key: str, name: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -88,10 +98,9 @@ def survey_text(found: Surveyed) -> list[str]:
                     f"{c} {HELD if k is None else k}"
                     for c, k in zip(item.get("levels", ()), item.get("cells", ()), strict=False)
                 ]
-                lines.append(
-                    f"  {silo}: {n} patients, missing {missing}{moments}{f'  {chr(44).join(levels)}' if levels else ''}"
-                )
-    lines += ["", f"{len(found.findings)} findings" if found.findings else "nothing is odd in one hospital alone"]
+                counts = f"  {', '.join(levels)}" if levels else ""
+                lines.append(f"  {silo}: {n} patients, missing {missing}{moments}{counts}")
+    lines += ["", f"{len(found.findings)} findings" if found.findings else nothing_found(found)]
     return lines + [line_of(finding) for finding in found.findings]
 
 

@@ -17,6 +17,7 @@ import pytest
 from client.site.trust import chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chained, digest
+from client.site.trust.methods import DEFAULTS
 from server.cli.main import main
 
 ROOT = Path(__file__).parents[3]
@@ -138,7 +139,7 @@ def test_the_page_shows_the_settings_and_nothing_that_steers_a_terminal(
 ) -> None:
     odd = SETTINGS | {"agreed": "\x1b[2J\n"}
     Log(tmp_path / "audit").append(of_run(1, odd, run="today\x1b]0;gone\x07\nsecond line", asked="a\x9b"))
-    assert main(["audit", str(tmp_path)]) == 0
+    assert main(["audit", str(tmp_path), "--all-settings"]) == 0
     out = capsys.readouterr().out
     assert 'batch-size = 64, learning-rate = 1.0, strategy = "apple", resume = false' in out
     assert "today\\x1b]0;gone\\x07\\nsecond line" in out
@@ -410,6 +411,19 @@ def test_two_that_write_at_once(log: Path) -> None:
 # --- the page ---------------------------------------------------------------------------------------------
 
 
+def test_the_page_shows_settings_that_are_not_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run has some 260 settings. What is unknown here is no default, and is shown."""
+    told = {"strategy": "apple", "momentum": DEFAULTS["momentum"], "batch-size": 7, "not-known": 0}
+    Log(tmp_path / "audit").append(of_run(1, told))
+    assert main(["audit", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert 'strategy = "apple", batch-size = 7, not-known = 0\n' in out and "momentum" not in out
+    assert "1 more settings are silofl's defaults (--all-settings)" in out
+    assert main(["audit", str(tmp_path), "--all-settings"]) == 0
+    out = capsys.readouterr().out
+    assert "momentum = 0.0" in out and "more settings" not in out
+
+
 def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Per run who, when, how often, what, how many bytes; the data summary is part of the run that asked for it."""
     log = Log(tmp_path / "state" / "audit")
@@ -418,7 +432,7 @@ def test_a_month_on_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     log.append(entry(0, run="", sent=summary, bytes=20, asked="query"))
     log.append(entry(1))
     log.append(entry(2, time="2026-11-23T10:00:00Z"))
-    error = [{"name": "error", "text": "no such\ncolumn", "bytes": 14, "sha256": "0"}]
+    error = [{"name": "error", "text": "<class 'a.BError'>:<'no such\ncolumn'>", "bytes": 14, "sha256": "0"}]
     log.append(entry(1, **{"run-id": "8", "run": "", "sent": error, "bytes": 14, "rule": "no allowed-apps"}))
     assert main(["audit", str(tmp_path / "state")]) == 0
     out = capsys.readouterr().out

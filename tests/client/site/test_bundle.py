@@ -92,6 +92,16 @@ def test_the_federations_schema(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert not (tmp_path / "site" / "schema.json").exists()
 
 
+def test_doctor_asks_for_the_data_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle's .env names a place-holder, and that it is not there is no fault of the hospital's."""
+    monkeypatch.chdir(tmp_path)
+    bundle().write(tmp_path / "clinic.tar")
+    assert main(["doctor", "clinic.tar"]) == 2
+    assert "data.npz, as the bundle's .env has it: name your data file with --data FILE" in capsys.readouterr().err
+
+
 def test_an_existing_file_is_never_overwritten(tar: Path) -> None:
     before = tar.read_bytes()
     with pytest.raises(ValueError, match="is there already"):

@@ -355,4 +355,6 @@ def test_doctor_without_anything_to_look_at_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SILOFL_SERVER", raising=False)
     assert main(["doctor"]) == 2
-    assert capsys.readouterr().err == ("silofl doctor: there is no federation.yaml: write one, or name another file\n")
+    assert capsys.readouterr().err == (
+        "silofl doctor: there is no federation.yaml here: name the server's; at a hospital: BUNDLE --data FILE\n"
+    )

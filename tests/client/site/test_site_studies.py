@@ -511,6 +511,9 @@ def test_from_a_draft_to_its_end(silo: Path, tmp_path: Path, capsys: pytest.Capt
     assert "purpose = '': a text is wanted here" in capsys.readouterr().err
     assert main(new) == 2 and "is there already: --overwrite replaces it" in capsys.readouterr().err
     assert main([*new, "--overwrite", *WORDS]) == 0
+    file.write_text(file.read_text().replace('contact = "C"', 'contact = "..."'))
+    assert main(["study", "check", str(file)]) == 2 and "contact has no words" in capsys.readouterr().err
+    assert main([*new, "--overwrite", *WORDS]) == 0
     assert main(["study", "check", str(file)]) == 0 and "not signed" in capsys.readouterr().out
     key.write_bytes(_pem(Ed25519PrivateKey.generate()))
     assert main(["study", "sign", str(file), "--sign-with", str(key)]) == 0

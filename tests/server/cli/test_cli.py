@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -209,10 +210,7 @@ OTHERS: list[tuple[str, str]] = [
         "simulate --data {place}/a-folder",
         "{place}/a-folder has no .npz file; silofl import makes one for each hospital",
     ),
-    (
-        "simulate --data t.txt",
-        "--data t.txt: an .npz file (silofl import makes one), a folder of such or a csv is wanted",
-    ),
+    ("simulate --data t.txt", "--data t.txt: is no folder, no .npz file (silofl import makes one) and no csv"),
     ("simulate --data t.csv", "--data t.csv: a csv needs --recipe FILE.recipe.toml and --by COLUMN"),
     ("simulate --dataset digits --by x", "--recipe and --by go with --data FILE.csv"),
     ("simulate --subsample many", "--subsample many: a number of samples, 1 or more, is wanted here"),
@@ -425,9 +423,14 @@ def test_strategies_json(say: Callable[..., Said]) -> None:
     assert by_name["local"]["settings"] == {}
 
 
+def test_version(say: Callable[..., Said]) -> None:
+    assert say("--version") == (0, f"silofl {version('silofl')}\n", "")
+
+
 def test_strategies_as_text(say: Callable[..., Said]) -> None:
     code, out, _ = say("strategies")
     assert code == 0
+    assert out.startswith("down, up: the numbers that a silo receives and sends in a round. Σ: of the whole model")
     assert "fedprox           Federated averaging with a proximal term (Li et al., MLSys 2020" in out
     assert "    fedprox.mu = 0.001  (μ, weight of the proximal term)" in out
 
