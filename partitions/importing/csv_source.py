@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,8 @@ from partitions.recipes.shared import Mapped, parse_shared, recipe_for
 from partitions.schema import Schema, few, tidy
 from partitions.splits import Array
 from partitions.subgroups import name_of, parse_column
+
+ROUNDED = re.compile(r"\d[.,]\d+E\+\d+", re.ASCII)  # 1,23457E+11, as Excel shows whole numbers of 12 digits
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,12 @@ def read_list(
     masks = labelled and "mask" in header and not label
     columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
     patient = patient_column(path, header, take.patient, (*columns, *take.columns))
+    check_identifiers(lines, patient)
     rows = []
     for line in lines:
         where, row = line
         if not row["file"] or (masks and not row["mask"]):
             raise DataError(f"{where} names no {'mask' if row['file'] else 'file'}")
-        if "\0" in row["file"] + (row["mask"] if masks else ""):
-            raise DataError(f"{where} names no file: its cell has a zero byte")
         mask = path.parent / row["mask"] if masks else None
         key = row.get(patient, "")
         common = labels_of(line, columns, take.decimal), split_of(line), pseudonym(key)
@@ -148,6 +150,10 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
     not have, or that it has and the csv lacks.
     """
     header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
+    if len(header) == 1 and len(recipe.columns) > 1:
+        raise DataError(
+            f"{path} has one column by the recipe's separator {recipe.separator!r}: save it so, or change it there"
+        )
     check_columns(str(path), header, recipe)
     there = [name for name in recipe.label if name in header]
     if there and len(there) < len(recipe.label):
@@ -174,6 +180,7 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
 
 def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
     """The samples of a table's lines."""
+    check_identifiers(lines, recipe.patient)
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
     check_gaps(table, lines, recipe)
@@ -185,6 +192,15 @@ def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_g
         key = row.get(recipe.patient, "")
         rows.append(SampleSource(where, labels, split_of(line), pseudonym(key), text=row.get(recipe.text, ""), key=key))
     return Found(rows, columns, notes, recipe, table)
+
+
+def check_identifiers(lines: Sequence[Line], patient: str) -> None:
+    """Raise DataError where Excel has rounded identifiers: patients that differ in the last digits became one."""
+    for where, row in lines if patient else ():
+        if ROUNDED.fullmatch(row[patient]):
+            raise DataError(
+                f"{where}: {patient} is {row[patient]!r}, an identifier that Excel has rounded: export it again as text"
+            )
 
 
 def draft_recipe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 
 import numpy as np
 
 from partitions.common.errors import DataError
 from partitions.importing.images import SampleSource
+from partitions.labels import ONE_CLASS
 from partitions.recipes.draft import FEWEST
 from partitions.recipes.recipe import Recipe
 from partitions.schema import few
@@ -15,6 +17,8 @@ from partitions.schemes.pool import hold_out
 from partitions.splits import Array
 
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
+
+LIKE = 0.8  # from here on difflib takes two names for alike
 
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -32,6 +36,23 @@ def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[s
     if not without or (without == len(samples) and asked is None):
         return ()
     return (f"{without} of {len(samples)} samples name no patient: each is taken for another patient's (--patient)",)
+
+
+def label_notes(task: str, y: Array, names: Sequence[str], patients: Array) -> Iterator[str]:
+    """Notes on classes ``y`` (n,) that may be one, written in two ways, and on patients of several classes.
+
+    ``names``: of the classes that had to be numbered. Of other tasks than those of one class there are none.
+    """
+    if task not in ONE_CLASS:
+        return
+    counts = np.bincount(y, minlength=len(names))
+    for i, name in enumerate(names):
+        others = [other for k, other in enumerate(names) if k != i and counts[k] > counts[i]]
+        if 0 < counts[i] < FEWEST and (like := get_close_matches(name, others, n=1, cutoff=LIKE)):
+            yield f"{counts[i]} samples are of class {name!r}: is that {like[0]!r}, written wrong?"
+    pairs = np.unique(np.stack([patients, y]), axis=1)[0]
+    if several := int((np.unique(pairs, return_counts=True)[1] > 1).sum()):
+        yield f"{several} of {len(np.unique(patients))} patients have samples of several classes"
 
 
 def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]:

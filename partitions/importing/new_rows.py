@@ -48,7 +48,7 @@ def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...
     if open_ := [own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None]:
         raise DataError(
             f"the recipe has no fill-value for {few(open_)}: import the rows for training with it first, and take the "
-            "recipe that is written then"
+            "recipe that is written then (rows of fewer than three patients are not divided)"
         )
     take = Take(text=recipe.text, vocabulary=recipe.vocabulary, length=recipe.length) if recipe.text else Take()
     return read_inputs(found.rows, transform(found.table, recipe), take)

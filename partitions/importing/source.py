@@ -40,7 +40,7 @@ from partitions.array_names import SPLITS
 from partitions.common.errors import DataError
 from partitions.importing.csv_source import Found
 from partitions.importing.discovery import find_rows
-from partitions.importing.division import assign_splits, number_patients, patient_notes, rare_notes
+from partitions.importing.division import assign_splits, label_notes, number_patients, patient_notes, rare_notes
 from partitions.importing.images import SampleSource, kind_of, read_mask
 from partitions.importing.new_rows import new_inputs, new_pictures
 from partitions.importing.notes import Take, copies, read_inputs
@@ -251,7 +251,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
     y, names, outputs = read_answers(samples, found.columns, options.labels, task, options.reading, known)
     patients = number_patients(samples)
     places = assign_splits(samples, patients, options.seed)
-    notes = (*notes, *patient_notes(samples, take.patient))
+    notes = (*notes, *patient_notes(samples, take.patient), *label_notes(task, y, names, patients))
     named = any(sample.patient for sample in samples)
     check_places(source, places, f", of {len(np.unique(patients))} patients" if named else "")
     vocabulary, gaps = 0, None

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
-from partitions.recipes.cells import is_number
+from partitions.recipes.cells import MINUS, is_number
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as Excel writes and reads it
@@ -21,6 +22,22 @@ WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
 SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # as a user names them
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
+ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings in which any UTF-8 can be read, and reads wrong
+MARKS = {  # what a text with a byte order mark begins with, the longer mark first
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+NO_CSV = {  # what other files begin with, in small letters, and what to do with such a file
+    b"pk\3\4": "an Excel workbook or a zip archive: save the sheet as csv, or unpack it",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as csv",
+    b"\x1f\x8b": "compressed with gzip: unpack it",
+    b"%pdf": "a PDF: export the table as csv",
+    b"<html": "a web page: export the table as csv",
+    b"<!doctype": "a web page: export the table as csv",
+    b"<?xml": "XML: export the table as csv",
+}
 MOST_LISTED = 20  # columns in a message
 
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
@@ -53,37 +70,93 @@ def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
 
 
 def find_encoding(path: Path, wanted: str = "") -> str:
-    """The encoding of a text file: as asked for, UTF-8, UTF-16 where it begins so, or else Windows-1252.
+    """The encoding of a text file: as asked for, by its byte order mark, UTF-8, or else Windows-1252.
 
-    Raises DataError where the file cannot be read so.
+    Raises DataError where the file cannot be read so, or where it shows that it is written otherwise.
     """
     with path.open("rb") as file:
-        start = file.read(2)
-    utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    tried = [wanted] if wanted else ["utf-16"] if utf16 else [UTF8, FALLBACK]
+        start = file.read(64)
+    for sign, what in NO_CSV.items():
+        if start.removeprefix(codecs.BOM_UTF8).lstrip().lower().startswith(sign):
+            raise DataError(f"{path} is no csv, but {what} first")
+    marked = next((encoding for mark, encoding in MARKS.items() if start.startswith(mark)), "")
+    tried = [wanted] if wanted else [marked] if marked else [UTF8, FALLBACK]
     tried = [UTF8 if encoding.lower() in ("utf-8", "utf8") else encoding for encoding in tried]
     for encoding in tried:
         try:
-            codecs.lookup(encoding)
-            with path.open(encoding=encoding, newline="") as text:
-                while text.read(1 << 20):
-                    pass
+            name = codecs.lookup(encoding).name
+            check_text(path, encoding, start)
         except LookupError:
             raise DataError(f"--encoding is {encoding[:40]!r}, which is none; for example utf-8, cp1252") from None
         except UnicodeError:
             continue
+        if name.startswith(ONE_BYTE):
+            check_not_utf8(path, encoding, wanted)
         return encoding
+    if wanted:
+        raise DataError(f"{path} is no text in {wanted}, as --encoding or the recipe says: save it so, or change that")
     raise DataError(f"{path} cannot be read: it is no text in {' or '.join(tried)}; name its --encoding")
 
 
+def check_text(path: Path, encoding: str, start: bytes) -> None:
+    """Raise UnicodeError where a file is no text in this encoding, and DataError at a zero byte, which no text has.
+
+    ``start``: the file's first bytes.
+    """
+    line = 1
+    with path.open(encoding=encoding, newline="") as text:
+        while part := text.read(1 << 20):
+            if (at := part.find("\0")) >= 0:
+                line += part.count("\n", 0, at)
+                order = "be" if start[:1] == b"\0" else "le"
+                utf16 = f"read UTF-16 with --encoding utf-16-{order}, or export it again"
+                mend = utf16 if b"\0" in start[:4] else "the file is damaged; export it again"
+                raise DataError(f"{path}, line {line} has a zero byte: {mend}")
+            line += part.count("\n")
+
+
+def check_not_utf8(path: Path, encoding: str, wanted: str) -> None:
+    """Raise DataError where lines are UTF-8, and so would be read wrong in an encoding of one byte per letter."""
+    utf8 = other = 0  # the first such line
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
+            if not line.isascii():
+                try:
+                    line.decode()
+                    utf8 = utf8 or number
+                except UnicodeDecodeError:
+                    other = other or number
+    if utf8 and other:
+        raise DataError(
+            f"{path}: line {utf8} is UTF-8, and line {other} is not: save all of the file in one encoding"
+            + (f", or name it with --encoding if that is not {encoding}" if not wanted else "")
+        )
+    if utf8:
+        raise DataError(f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that")
+
+
 def find_separator(path: Path, encoding: str) -> str:
-    """The sign between cells: as Excel's line ``sep=;`` says, or that of comma, semicolon and tab that the first line
-    has most of.
+    """The sign between cells: as Excel's line ``sep=;`` says, or that of comma, semicolon, tab and bar that the first
+    line has most of.
     """
     with path.open(encoding=encoding, newline="") as file:
         first = next(bounded_lines(file, path), "")
     declared = SEPARATOR_LINE.fullmatch(first.strip())
-    return declared[1] if declared else max(",;\t", key=first.count)
+    return declared[1] if declared else max(",;\t|", key=first.count)
+
+
+def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows that have a cell, each with the line that it begins on. Raises DataError at a quote out of place."""
+    reader, start = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True), 1
+    try:
+        for cells in counted(reader, path):
+            if any(cells):
+                yield start, [cell.strip() for cell in cells]
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            f"{path}, line {start}: {error}: a quote is missing or out of place; write two for one within a cell"
+        ) from None
 
 
 def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], list[Line]]:
@@ -99,8 +172,7 @@ def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[lis
         declared = SEPARATOR_LINE.fullmatch((first := next(starts, "")).strip())
         check_columns((next(starts, "") if declared else first).count(separator) + 1, path)
         file.seek(0)
-        reader = csv.reader(bounded_lines(file, path), delimiter=separator)
-        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in counted(reader, path) if any(cells)]
+        lines = list(records(file, path, separator))
     lines = without_empty(lines[1:] if declared else lines)
     if not lines:
         raise DataError(f"{path} is empty")
@@ -108,20 +180,32 @@ def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[lis
     if all(is_number(cell) or WITH_COMMA.fullmatch(cell) for cell in header):
         header = [f"column{i}" for i in range(1, len(header) + 1)]
     elif any(cell.lower() in ("", "?", "nan", "na") for cell in header):
-        raise DataError(f"{path}: a column has no name in the first line; write a header that names each")
+        title = "; delete the lines above the header" if 2 * sum(map(bool, header)) <= len(header) else ""
+        raise DataError(f"{path}: a column has no name in the first line; write a header that names each{title}")
     else:
         lines = lines[1:]
     if not lines:
         raise DataError(f"{path} has a header but no rows")
     if twice := sorted(name for name, times in Counter(header).items() if times > 1):
-        raise DataError(f"{path} has two columns named {twice[0]!r}")
+        raise DataError(f"{path} has two columns named {twice[0]!r}; rename or remove one")
     for number, cells in lines:
         if len(cells) != len(header):
-            mend = ""
-            if separator == "," and len(cells) > len(header):
-                mend = "; if its numbers have decimal commas, save it separated by semicolons and add --decimal ,"
-            raise DataError(f"{path}, line {number} has {len(cells)} cells, the header {len(header)}{mend}")
+            raise DataError(
+                f"{path}, line {number} has {len(cells)} cells, the header {len(header)}; "
+                + mend_cells(len(cells), len(header), separator)
+            )
     return header, [(f"{path}, line {number}", dict(zip(header, cells, strict=True))) for number, cells in lines]
+
+
+def mend_cells(count: int, columns: int, separator: str) -> str:
+    """How to mend a line of ``count`` cells below a header of other ``columns``."""
+    if columns == 1:
+        return "delete a title above the header, or name what separates its cells with --separator"
+    if separator == "," and count > columns:
+        return "if its numbers have decimal commas, save it separated by semicolons and add --decimal ,"
+    if count > columns:
+        return f"a cell that has a {separator!r} stands in quotes"
+    return "fill its cells, or delete it if it is no row of the table"
 
 
 def without_empty(lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
@@ -164,6 +248,8 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
     """A cell with a point for its ``decimal`` sign, if it is a number. ValueError where it has another sign."""
     if len(cell) > LONGEST_SHOWN:
         return cell
+    if is_number(plain := cell.replace(MINUS, "-")) or WITH_COMMA.fullmatch(plain):
+        cell = plain
     if decimal == "," and "." in cell and (is_number(cell) or is_number(cell.replace(".", "").replace(",", "."))):
         raise DataError(f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5")
     if not WITH_COMMA.fullmatch(cell):
@@ -181,7 +267,8 @@ def labels_of(
     """A line's labels; each must be there. Numbers have a point, whatever their ``decimal`` sign."""
     where, row = line
     if missing := [column for column in columns if row[column].casefold() in gaps]:
-        raise DataError(f"{where} has no {missing[0] if len(columns) > 1 else 'label'}")
+        what = missing[0] if len(columns) > 1 else "label"
+        raise DataError(f"{where} has no {what}; fill it, or delete the line (a total below the table?)")
     return tuple(with_point(where, column, row[column], decimal) for column in columns)
 
 

@@ -14,6 +14,7 @@ from partitions.importing.tables import LONGEST_SHOWN
 from partitions.labels import MOST_CLASSES, ONE_CLASS, Fault, join_survival, read_count, read_labels, short_numbers
 from partitions.recipes.cells import is_number
 from partitions.recipes.reading import ReadOptions
+from partitions.schema import tidy
 from partitions.splits import Array
 
 LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
@@ -100,12 +101,31 @@ def number_labels(
         return np.array([int(sample.labels[0]) for sample in samples], np.int64), ()
     else:
         names = tuple(found)
+        check_spellings(samples)
         if len(found) == 1:
             raise unnumbered(
                 samples, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
             )
     number = {name: i for i, name in enumerate(names)}
     return np.array([number[sample.labels[0]] for sample in samples], np.int64), names
+
+
+def check_spellings(samples: Sequence[SampleSource]) -> None:
+    """Raise DataError where two labels are one, written in two ways, or one is a mark beside labels that are words."""
+    first: dict[str, str] = {}
+    words = any(any(map(str.isalnum, sample.labels[0])) for sample in samples)
+    mend = "write them alike, or make them one in the recipe with `label-values`"
+    for sample in samples:
+        label = sample.labels[0]
+        if first.setdefault(tidy(label).casefold(), label) != label:
+            other = first[tidy(label).casefold()]
+            raise DataError(
+                f"{sample.where}: the label is {label!r}, elsewhere {other!r}: case and blanks count; {mend}"
+            )
+        if words and not any(map(str.isalnum, label)):
+            raise DataError(
+                f"{sample.where}: the label is {label!r}; fill it or drop the row, or name all classes with --labels"
+            )
 
 
 def unnumbered(samples: Sequence[SampleSource], found: str) -> DataError:

@@ -8,6 +8,7 @@ from datetime import datetime
 import numpy as np
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, and never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
 EPOCH = "2000-01-01"
@@ -28,6 +29,7 @@ def is_number(text: str) -> bool:
 
 def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
     """The number in a cell, or None where it is none by these signs."""
+    cell = cell.replace(MINUS, "-")
     if thousands and thousands in cell:
         sign, group = re.escape(decimal), re.escape(thousands)
         if not re.fullmatch(rf"[+-]?\d{{1,3}}({group}\d{{3}})+({sign}\d+)?", cell, re.ASCII):

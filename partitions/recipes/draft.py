@@ -7,12 +7,21 @@ drafted, because the smallest and largest value are some patient's.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partitions.common.errors import DataError
-from partitions.recipes.cells import SPACES, date_formats, parse_number
+from partitions.recipes.cells import (
+    DATE_FORMATS,
+    LOOKS_LIKE_A_DATE,
+    MINUS,
+    SPACES,
+    date_formats,
+    parse_date,
+    parse_number,
+)
 from partitions.recipes.pipeline import Line, shown
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few, tidy
@@ -20,16 +29,23 @@ from partitions.schema import few, tidy
 # In small letters. A dash is none of them: beside a plus it is a finding.
 GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
 FEWEST = 5  # patients of a category that a recipe names
+MOST_OPTION = 12  # characters of a cell that a message proposes as an option
 MOST_LEVELS = 30  # categories of a column; more are a text
 MOST_NUMBERS = 0.5  # share of numbers in a column above which a cell that is none is a mistake
 CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
+NINES = tuple(map(str, (99, 999, 9999, 99999)))
+FEW_BELOW = 0.05  # share of cells below 0 that are likely mistakes
+MOST_TRIED = 200  # cells that are tried with each date format
 PLAIN = "number; a gap in other rows becomes the training part's median"
 SPACED = "".join(SPACES)
-DECIMAL = re.compile(r"[+-]?\d*([.,])\d+([eE][+-]?\d+)?|[+-]?\d+([.,])", re.ASCII)
-ONE_GROUP = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}", re.ASCII)
-GROUPS = re.compile(rf"[+-]?\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
-BOTH = re.compile(rf"[+-]?\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
-ANY_NUMBER = (re.compile(r"[+-]?\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
+SIGN = f"[+{MINUS}-]?"
+DECIMAL = re.compile(rf"{SIGN}\d*([.,])\d+([eE][+-]?\d+)?|{SIGN}\d+([.,])", re.ASCII)
+ONE_GROUP = re.compile(rf"{SIGN}[1-9]\d{{0,2}}([.,])\d{{3}}", re.ASCII)
+GROUPS = re.compile(rf"{SIGN}\d{{1,3}}(?:([.,])\d{{3}}(?:\1\d{{3}})+|([{SPACED}])\d{{3}}(?:\2\d{{3}})*)", re.ASCII)
+BOTH = re.compile(rf"{SIGN}\d{{1,3}}([.,{SPACED}])\d{{3}}(?:\1\d{{3}})*(?!\1)([.,])\d+", re.ASCII)
+ANY_NUMBER = (re.compile(rf"{SIGN}\d+([eE][+-]?\d+)?", re.ASCII), DECIMAL, GROUPS, BOTH)
+LIMIT = re.compile(rf"[<>\u2264\u2265]=?\s*{SIGN}\d[\d.,]*", re.ASCII)
+WITH_UNIT = re.compile(rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3]|\s+\S|[a-zA-Z\u00b5]{{2}}).*")
 
 
 @dataclass(frozen=True)
@@ -135,7 +151,9 @@ def draft_columns(
             made.append(draft_number(name, lines, gaps, signs_of(name, evidence[name], whole, asked)))
         else:
             made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
-    decimals = Counter(column.decimal for column in made if column.kind == "number" and evidence[column.name].decimal)
+    decimals = Counter(
+        column.decimal for column in made if column.kind == "number" and evidence[column.source or column.name].decimal
+    )
     return tuple(made), asked.decimal or next((sign for sign, _ in decimals.most_common(1)), ".")
 
 
@@ -146,24 +164,15 @@ def share_of_numbers(cells: Collection[str]) -> float:
 
 def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs: Signs) -> Column:
     """A column of numbers. Raises DataError at a cell that is none."""
-    values = []
-    for where, row in lines:
-        if (cell := row[name]) in gaps:
-            continue
-        value = parse_number(cell, signs.decimal, signs.thousands)
-        if value is None:
-            long = f"; --text {name} takes it as such" if shown(cell) != repr(cell) else "; fill or drop such rows"
-            more = f", or --gaps {cell} takes it as missing" if is_short(cell) else ""
-            raise DataError(f"{where}: {name} is {shown(cell)}, no number{long}{more}")
-        values.append((cell, value))
+    cells = [(where, row[name]) for where, row in lines if row[name] not in gaps]
+    values = {cell: parse_number(cell, signs.decimal, signs.thousands) for _, cell in cells}
+    if strange := [own for own in cells if values[own[1]] is None]:
+        raise no_number(name, strange)
     said = [said_of_gaps(lines, name, gaps, "the training part's median")]
     if any(said) or signs.decimal != "." or signs.thousands:
         sign = f"number, decimal sign {signs.decimal!r}"
         said.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
-    negative = Counter(cell for cell, value in values if value < 0)
-    if len(negative) == 1 and next(iter(negative)) in CODED_GAPS:
-        cell, count = next(iter(negative.items()))
-        said.append(f"{count} cells are {cell} and no other is below 0: if that means missing, add --gaps={cell}")
+    said += odd_numbers(cells, {cell: value for cell, value in values.items() if value is not None})
     why = "; ".join(filter(None, said)) or PLAIN
     return Column(
         tidy(name),
@@ -176,9 +185,38 @@ def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs:
     )
 
 
-def is_short(cell: str) -> bool:
-    """Return whether a cell can be an option's value as it is."""
-    return len(cell) < 12 and not set(cell) & set(" \"'$`\\<>|&;,")
+def no_number(name: str, strange: Sequence[tuple[str, str]]) -> DataError:
+    """The error for cells in a column of numbers that are none, each after its place: names the first one."""
+    where, cell = strange[0]
+    mend = "fill or drop such rows"
+    if shown(cell) != repr(cell):
+        mend = f"--text {name} takes it as such"
+    elif LIMIT.fullmatch(cell):
+        mend = "write a number in its place, such as half of the limit"
+    elif WITH_UNIT.fullmatch(cell):
+        mend = "write numbers without units"
+    more = f", or --gaps={shlex.quote(cell)} takes it as missing" if len(cell) < MOST_OPTION else ""
+    others = f"; {len(strange) - 1} cells more are no numbers" if len(strange) > 1 else ""
+    return DataError(f"{where}: {name} is {shown(cell)}, no number; {mend}{more}{others}")
+
+
+def odd_numbers(cells: Sequence[tuple[str, str]], values: Mapping[str, float]) -> Iterator[str]:
+    """What a person should look at in a column of numbers. ``cells``: each after its place."""
+    counts = Counter(cell for _, cell in cells)
+    negative = [cell for cell, value in values.items() if value < 0]
+    below = sum(counts[cell] for cell in negative)
+    if len(negative) == 1 and negative[0] in CODED_GAPS:
+        cell = negative[0]
+        yield f"{below} cells are {cell} and no other is below 0: if that means missing, add --gaps={cell}"
+    elif 0 < below <= FEW_BELOW * len(cells):
+        first = next(where for where, cell in cells if values[cell] < 0).rpartition(", ")[2]
+        yield f"{below} cells are below 0, the first in {first}: a `range` refuses such"
+    cell = max(values, key=lambda own: values[own], default="")
+    others = max((value for own, value in values.items() if own != cell), default=0.0)
+    if cell in NINES and counts[cell] > 1 and 0 < 2 * others < values[cell]:
+        yield f"{counts[cell]} cells are {cell}, far above all others: if that means missing, add --gaps={cell}"
+    if code := next((cell for cell in values if len(cell) > 1 and cell[0] == "0" and cell.isdigit()), ""):
+        yield f'cells begin with 0, such as {code}: codes need kind = "category"'
 
 
 def said_of_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
@@ -195,8 +233,10 @@ def draft_other(
     if not cells:
         return Column(tidy(name), "skip", source, why="left out: it has no values")
     formats = date_formats(list(cells))
-    if asked.dates in formats:
+    if asked.dates and all(parse_date(cell, asked.dates) for cell in cells):
         formats = [asked.dates]
+    if not formats:
+        check_dates(name, cells)
     if len(formats) > 1:
         where, cell = next(iter((where, cell) for cell, where in cells.items()))
         options = " or ".join(f"--dates {form!r}" for form in formats)
@@ -208,26 +248,46 @@ def draft_other(
     return draft_category(name, lines, cells, gaps, patient)
 
 
+def check_dates(name: str, cells: Mapping[str, str]) -> None:
+    """Raise DataError where most cells are dates, and not all are written in one way."""
+    tried = [cell for cell in cells if LOOKS_LIKE_A_DATE.fullmatch(cell)][:MOST_TRIED]
+    if len(tried) <= MOST_NUMBERS * min(len(cells), MOST_TRIED):
+        return
+    count, form = max((sum(parse_date(cell, form) is not None for cell in tried), form) for form in DATE_FORMATS)
+    if not count:
+        return
+    cell, where = next(own for own in cells.items() if parse_date(own[0], form) is None)
+    raise DataError(
+        f"{where}: {name} is {shown(cell)}, and other dates of it are written {form}: write all in one way, take this "
+        f"one as missing with --gaps={shlex.quote(cell)}, or leave the column out with --columns"
+    )
+
+
 def draft_category(
     name: str, lines: Sequence[Line], cells: Mapping[str, str], gaps: Collection[str], patient: str
 ) -> Column:
     """A column of categories; rare ones become ``other``, because their names would tell of a few patients."""
     source = name if tidy(name) != name else ""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
-        count = f"{len(cells)} different texts in {len(lines)} rows"
-        return Column(tidy(name), "skip", source, why=f"left out: {count}; --text takes a column of notes as text")
+        why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
+        return Column(tidy(name), "skip", source, why="; ".join([why, *said_of_units(cells)]))
     whose: dict[str, set[str]] = {}
     for i, (_, row) in enumerate(lines):
         whose.setdefault(row[name], set()).add(row.get(patient, "") or f"\0{i}")
     common = sorted(cell for cell in cells if len(whose[cell]) >= FEWEST and cell.isprintable())
     rare = len(cells) - len(common)
     if not common:
-        return Column(tidy(name), "skip", source, why=f"left out: none of its values has {FEWEST} patients or more")
+        why = f"left out: none of its values has {FEWEST} patients or more"
+        return Column(tidy(name), "skip", source, why="; ".join([why, *said_of_units(cells)]))
     other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
     levels = {tidy(cell): cell for cell in common}
     said = [f"category, one column for each of {few(levels, 8)}"]
     said += [f"{rare} values of fewer than {FEWEST} patients become {other!r}, unnamed"] if rare else []
     said.append(said_of_gaps(lines, name, gaps, "the training part's most frequent"))
+    if len(cells) == 1 and said[-1]:
+        level = next(iter(levels), "")
+        said.append(f'if a gap means no: categories = ["{level}", "no"], fill = "value", fill-value = "no"')
+    said += said_of_units(cells)
     folded = Counter(cell.casefold() for cell in cells)
     if twice := [cell for cell in common if folded[cell.casefold()] > 1]:
         said.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
@@ -242,6 +302,14 @@ def draft_category(
         fill="most-frequent",
         why="; ".join(filter(None, said)),
     )
+
+
+def said_of_units(cells: Collection[str]) -> list[str]:
+    """What to do where most texts of a column are numbers with something behind them."""
+    found = [cell for cell in cells if WITH_UNIT.fullmatch(cell)]
+    if len(found) <= MOST_NUMBERS * len(cells):
+        return []
+    return [f"{shown(found[0])} is a text: to have numbers, write them without units"]
 
 
 def explain(recipe: Recipe) -> Iterator[str]:

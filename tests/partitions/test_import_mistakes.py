@@ -295,6 +295,116 @@ def test_a_nameless_column_with_values_is_refused(tmp_path):
     refused(source, "a column has no name in the first line")
 
 
+def visits(edit: Any = None, head: str = "PatNr;Alter;Wert;Befund", separator: str = ";", rows: int = 60) -> str:
+    """60 visits of as many patients. ``edit``: a visit's cells, by its number."""
+    lines = [head.replace(";", separator)]
+    for i in range(rows):
+        cells = [f"{i:05}", f"{20 + i},5", f"{i % 7}", "krank" if i % 2 else "gesund"]
+        lines.append(separator.join(edit(i, cells) if edit else cells))
+    return "\n".join(lines) + "\n"
+
+
+def cells(column: int, *values: str, rows: tuple[int, ...] = ()) -> Any:
+    """An edit: the column's cells are these in turns, or some rows' are the first."""
+
+    def edit(i: int, own: list[str]) -> list[str]:
+        if not rows or i in rows:
+            own[column] = values[i % len(values)] if not rows else values[0]
+        return own
+
+    return edit
+
+
+VALUE, LABEL = 2, 3
+PLAIN = visits()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Auswertung;;;\n" + PLAIN, "has no name in the first line; write a header that names each; delete the lines"),
+        ("Auswertung\n" + PLAIN, "line 3 has 2 cells, the header 1; delete a title above the header"),
+        (PLAIN.encode("utf-16-le"), "line 1 has a zero byte: read UTF-16 with --encoding utf-16-le, or export"),
+        (PLAIN.encode("utf-16-be"), "line 1 has a zero byte: read UTF-16 with --encoding utf-16-be, or export"),
+        (PLAIN.replace("00009;", "0000\0;"), "t.csv, line 11 has a zero byte: the file is damaged; export it again"),
+        (visits(cells(VALUE, "süß")).encode() + "7;1;früh;krank".encode("cp1252"), "line 2 is UTF-8, and line 62 is"),
+        (PLAIN.replace(";3;", ';"3;', 1), 'line 5: unexpected end of data: a quote is missing or out of place'),
+        (PLAIN.replace(";3;", ';"3" cm;', 1), "line 5: ';' expected after '\"': a quote is missing or out of place"),
+        (PLAIN + "Erstellt am 1.1.2024\n", "line 62 has 1 cells, the header 4; fill its cells, or delete it"),
+        (PLAIN + "Summe;60;;\n", "line 62 has no label; fill it, or delete the line (a total below the table?)"),
+        (PLAIN.replace("gesund", "gesund;x", 1), "line 2 has 5 cells, the header 4; a cell that has a ';' stands in"),
+        (visits(head="PatNr;Alter;Alter;Befund"), "two columns named 'Alter'; rename or remove one"),
+        (visits(cells(VALUE, "03.04.2024", "2024-05-13", "23.04.2024")), "line 3: Wert is '2024-05-13', and other"),
+        (visits(cells(VALUE, *(f"{i}.4.24" for i in range(1, 31)), "31.4.24")), "line 32: Wert is '31.4.24', and"),
+        (visits(cells(VALUE, *(f"{i},5" for i in range(9)), "5,3 mmol/l")), "no number; write numbers without units"),
+        (visits(cells(VALUE, *"123456789", "<0,1")), "'<0,1', no number; write a number in its place, such as half"),
+        (visits(cells(VALUE, *"123456789", "<0,1")), "or --gaps='<0,1' takes it as missing; 5 cells more are"),
+        (visits(cells(VALUE, *"123456789", "#WERT!")), "or --gaps='#WERT!' takes it as missing"),
+        (visits(cells(LABEL, "krank", "Krank", "gesund")), "line 3: the label is 'Krank', elsewhere 'krank': case"),
+        (visits(cells(LABEL, "-", rows=(9,))), "line 11: the label is '-'; fill it or drop the row, or name all"),
+        (visits(cells(0, "1,23457E+11")), "line 2: PatNr is '1,23457E+11', an identifier that Excel has rounded"),
+        (b"PK\3\4" + bytes(range(200)), "t.csv is no csv, but an Excel workbook or a zip archive: save the sheet as"),
+        (b"\x1f\x8b" + bytes(range(200)), "t.csv is no csv, but compressed with gzip: unpack it first"),
+        ("\n <html><table>", "t.csv is no csv, but a web page: export the table as csv first"),
+    ],
+)  # fmt: skip
+def test_a_messy_export_is_asked_about_in_one_line(tmp_path, text, words):
+    source = tmp_path / "t.csv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(source, words, label="Befund", take=Take(patient="PatNr"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (visits(cells(VALUE, "999", *map(str, range(9)))), "6 cells are 999, far above all others: if that means"),
+        (visits(cells(VALUE, "-4", rows=(9,))), "1 cells are below 0, the first in line 11: a `range` refuses such"),
+        (visits(cells(VALUE, "007", "011")), 'cells begin with 0, such as 007: codes need kind = "category"'),
+        (visits(cells(VALUE, "55%", "61%")), "'55%' is a text: to have numbers, write them without units"),
+        (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "left out: 60 different texts in 60 rows; "),
+        (visits(cells(VALUE, *(f"{i} mg/dl" for i in range(60)))), "'0 mg/dl' is a text: to have numbers, write them"),
+        (visits(cells(VALUE, "x", "")), 'if a gap means no: categories = ["x", "no"], fill = "value", fill'),
+        (visits(cells(VALUE, "\u22124,5", "3,5")), "number, decimal sign ','"),
+        (visits(cells(LABEL, "krnak", rows=(1,))), "1 samples are of class 'krnak': is that 'krank', written"),
+        (visits(cells(0, *map(str, range(30)))), ""),
+        (visits(cells(0, *map(str, range(15)))), "15 of 15 patients have samples of several classes"),
+        (visits(separator="|"), "number, decimal sign ','"),
+        (visits(head="PatNr;Alter;Gro\u0308\u00dfe;Befund"), "number, decimal sign ','"),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_a_messy_export_is_told(tmp_path, text, said):
+    (tmp_path / "t.csv").write_text(text)
+    options = ImportOptions(label="Befund", take=Take(patient="PatNr"))
+    made = import_source(tmp_path / "t.csv", tmp_path / "out.npz", options)
+    assert made.recipe is not None
+    told = [*(column.why for column in made.recipe.columns), *made.notes]
+    assert any(said in line for line in told) if said else not made.notes
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (PLAIN.replace(",", ".").replace(";", ","), "has one column by the recipe's separator ';': save it so"),
+        (visits(cells(VALUE, "süß")).encode("cp1252"), "is no text in utf-8, as --encoding or the recipe says"),
+        (visits(lambda i, own: own[:2] + own[3:], "PatNr;Alter;Befund"), "has no column Wert, which the recipe takes"),
+    ],
+)
+def test_a_messy_export_of_new_rows_is_refused(tmp_path, text, words):
+    (tmp_path / "t.csv").write_text(PLAIN)
+    options = ImportOptions(label="Befund", take=Take(patient="PatNr"))
+    made = import_source(tmp_path / "t.csv", tmp_path / "ours.npz", options)
+    (tmp_path / "new.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
+    refused(tmp_path / "new.csv", words, recipe=made.recipe)
+
+
+def test_utf8_is_not_read_by_a_recipe_of_another_encoding(tmp_path):
+    (tmp_path / "t.csv").write_bytes(visits(cells(VALUE, "süß", "früh")).encode("cp1252"))
+    options = ImportOptions(label="Befund", take=Take(patient="PatNr"))
+    made = import_source(tmp_path / "t.csv", tmp_path / "ours.npz", options)
+    (tmp_path / "new.csv").write_text(visits(cells(VALUE, "süß", "früh")))
+    refused(tmp_path / "new.csv", "is UTF-8, and --encoding or the recipe says cp1252: save it so", recipe=made.recipe)
+
+
 def test_the_command_has_all_of_it(tmp_path, capsys):
     source = with_commas(tmp_path / "t.csv")
     source.write_text(source.read_text().replace("age;", "MRN;").replace("label", "state"))

@@ -47,6 +47,7 @@ def test_notes_become_tokens(notes):
     assert str(made).splitlines()[0] == "train 32, val 8, test 10 samples: texts of up to 8 tokens"
     assert made.notes == (
         "left out are age, bmi; --columns age,bmi takes them beside the text",
+        "17 of 25 patients have samples of several classes",
         "words are hashed into 65536 numbers (hashed:65536)",
         "50 of 50 texts are cut at 8 tokens (--length)",
     )
@@ -185,6 +186,7 @@ def test_the_command(notes, capsys):
         "2 classes",
         "0 = ill",
         "1 = well",
+        "note: 17 of 25 patients have samples of several classes",
         "note: words are hashed into 65536 numbers (hashed:65536)",
         f"{source.with_name('ours.recipe.toml')}: the recipe; silofl import NEW.csv --recipe "
         f"{source.with_name('ours.recipe.toml')} repeats it",
