@@ -281,11 +281,11 @@ def reside(channel: socket.socket, null: int) -> NoReturn:
 
 
 def answer_all(channel: socket.socket, null: int) -> None:
+    """Answer each question that the dispatcher passes on, and send it the word."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.unfreeze()
-    own: tuple[Any, App] | None = None
-    word = DONE
+    app, word = OneApp(), DONE
     while word == DONE:
         data, fds, _, _ = socket.recv_fds(channel, 1, 5)
         if not data:
@@ -294,7 +294,7 @@ def answer_all(channel: socket.socket, null: int) -> None:
         with open(question, "rb") as file, open(answer, "wb") as answered:
             asked, message, context = read_question(file)
             adopt(asked["looks"], streams)
-            own, word = serve(own, asked, message, context, answered)
+            word = app.answer(asked, message, context, answered)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -308,23 +308,29 @@ def silence(null: int) -> None:
         os.dup2(null, fd)
 
 
-def serve(
-    own: tuple[Any, App] | None, asked: dict[str, Any], message: Any, context: Any, answered: Any
-) -> tuple[tuple[Any, App] | None, bytes]:
-    """Write the answer to a question; return run and build that this process is for with their app, and the word."""
-    key = (context.run_id, context.node_id, asked["fab"])
-    if own is not None and own[0] != key:
-        return own, OTHER
-    for name, value in asked["identity"].items():
-        setattr(internal("TaskIdentity"), name, value)
-    try:
-        if own is None:
-            load = internal("run_clientapp").get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
-            own = key, load(*asked["fab"])
-        reply = own[1](message=message, context=context)
-        write_answer(answered, reply, context.state)
-        return own, LAST if reply.has_error() else DONE
-    except Exception as error:
-        traceback.print_exc()
-        write_exception(answered, error)
-        return own, LAST
+class OneApp:
+    """The app of the first question's run and build, which is the only one that this process runs."""
+
+    def __init__(self) -> None:
+        self.key: Any = None  # run, node and build
+        self.app: App | None = None
+
+    def answer(self, asked: dict[str, Any], message: Any, context: Any, answered: Any) -> bytes:
+        """Write the answer to a question; return the word for the dispatcher."""
+        key = (context.run_id, context.node_id, asked["fab"])
+        if self.app is not None and key != self.key:
+            return OTHER
+        for name, value in asked["identity"].items():
+            setattr(internal("TaskIdentity"), name, value)
+        try:
+            if self.app is None:
+                flower = internal("run_clientapp")
+                load = flower.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+                self.key, self.app = key, load(*asked["fab"])
+            reply = self.app(message=message, context=context)
+            write_answer(answered, reply, context.state)
+            return LAST if reply.has_error() else DONE
+        except Exception as error:
+            traceback.print_exc()
+            write_exception(answered, error)
+            return LAST
