@@ -38,39 +38,51 @@ def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Array:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
     if x.dtype == np.uint8:
-        if x.ndim not in (3, 4, 5):
-            raise Fault(f"{name} is uint8 {x.shape}", f"{FORMS}; a table must be saved as float32")
-        grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST)
-        x = x[..., np.newaxis] if grey else x
-        if x.shape[-1] > 4 >= x.shape[1]:
-            last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
-            raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
+        x = _read_bytes(name, x)
     elif x.dtype == np.float32:
-        if x.ndim not in (2, 3, 4, 5):
-            raise Fault(f"{name} is float32 {x.shape}", FORMS)
-        if x.ndim > 2:
-            if x.ndim > 3 and x.shape[1] > 4 >= x.shape[-1]:
-                first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
-                raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
-            x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
-        if not np.isfinite(x).all():
-            row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-            raise Fault(
-                f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples"
-            )
+        x = _read_numbers(name, x)
     elif x.dtype.kind in "iu" and x.ndim == 2 and vocabulary:
-        if x.size and (x.min() < 0 or x.max() >= vocabulary):
-            row = int(np.flatnonzero(((x < 0) | (x >= vocabulary)).any(axis=1))[0])
-            raise Fault(
-                f"{name} has a token outside of 0..{vocabulary - 1}, first in sample {row}",
-                "`vocabulary` is how many tokens there are, with 0, which stands for no word",
-            )
-        x = x.astype(np.int32)
+        x = _read_tokens(name, x, vocabulary)
     else:
         raise Fault(f"{name} is {x.dtype}", f"{FORMS}; a table must be saved as float32")
     if 0 in x.shape[1:]:
         raise Fault(f"{name} is {x.shape}: its samples are empty", FORMS)
     return x
+
+
+def _read_bytes(name: str, x: Array) -> Array:
+    if x.ndim not in (3, 4, 5):
+        raise Fault(f"{name} is uint8 {x.shape}", f"{FORMS}; a table must be saved as float32")
+    grey = x.ndim == 3 or (x.ndim == 4 and min(x.shape[1], x.shape[3]) > 4 and name in MEDMNIST)
+    x = x[..., np.newaxis] if grey else x
+    if x.shape[-1] > 4 >= x.shape[1]:
+        last = "volumes are (n, d, h, w, c)" if x.ndim == 5 else "pictures are (n, h, w, c)"
+        raise Fault(f"{name} is {x.shape}, with its channels first", f"uint8 {last}: transpose them")
+    return x
+
+
+def _read_numbers(name: str, x: Array) -> Array:
+    if x.ndim not in (2, 3, 4, 5):
+        raise Fault(f"{name} is float32 {x.shape}", FORMS)
+    if x.ndim > 3 and x.shape[1] > 4 >= x.shape[-1]:
+        first = "volumes are (n, c, d, h, w)" if x.ndim == 5 else "pictures are (n, c, h, w)"
+        raise Fault(f"{name} is {x.shape}, with its channels last", f"float32 {first}: transpose them")
+    if x.ndim > 2:
+        x = np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    if not np.isfinite(x).all():
+        row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
+        raise Fault(f"{name} has a value that is no finite number, first in sample {row}", "fill or drop such samples")
+    return x
+
+
+def _read_tokens(name: str, x: Array, vocabulary: int) -> Array:
+    if x.size and (x.min() < 0 or x.max() >= vocabulary):
+        row = int(np.flatnonzero(((x < 0) | (x >= vocabulary)).any(axis=1))[0])
+        raise Fault(
+            f"{name} has a token outside of 0..{vocabulary - 1}, first in sample {row}",
+            "`vocabulary` is how many tokens there are, with 0, which stands for no word",
+        )
+    return x.astype(np.int32)
 
 
 def read_vocabulary(arrays: Mapping[str, Array]) -> int:
