@@ -7,27 +7,23 @@ once: a hospital notes on its disk which model a run's evidence was of, and refu
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from flwr.app import Message, RecordDict
 
 from client.egress import release_evidence
-from client.local_data import is_own_file
+from client.local_data import agreed_schema, is_own_file
 from client.reported import load_reported
 from client.session import ClientSession
 from client.site.trust.counters import noted
 from client.site.trust.policy import PolicyRefusedError
 from models.evidence.conformal import enough
-from models.evidence.measure import (
-    EVIDENCE,
-    Ask,
-    Evidence,
-    conformal_intervals,
-    conformal_sets,
-    evidence_of,
-    has_intervals,
-)
+from models.evidence.measure import EVIDENCE, Ask, Evidence, conformal_intervals, conformal_sets, evidence_of
 from models.evidence.subgroups import subgroup_scores, suppressed
 from models.privacy.noise import digest_of
+from models.samples import Samples
+from models.tasks import Regression, Task
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
 from strategies.base.schema.evidence import LARGEST_VALUE
@@ -59,21 +55,29 @@ def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence
     """Return the evidence that the message asks for, of the model that the client holds."""
     data, test, task = session.used_data.test, client.silo.test, client.silo.task
     common = session.config["numbers"].get(COMMON)
+    labels = agreed_schema(session.config).labels
     if common is not None:
-        intervals = has_intervals(task, test)
-        most, fits = LARGEST_VALUE if intervals else 1.0, intervals or task.single_label
-        if not fits or not isinstance(common, float) or not 0 <= common <= most:
-            raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
+        thresholds = thresholds_of(common, task, test)
         if not enough(data.units, least):
             return {}
-        if intervals:
-            return conformal_intervals(task, client.predicting(), test, data.units, common)
-        return conformal_sets(client.predicting(), test, data.units, common)
-    ask = Ask(least, client.common.evidence_horizon)
+        if isinstance(task, Regression):
+            return conformal_intervals(task, client.predicting(), test, data.units, thresholds, labels)
+        return conformal_sets(client.predicting(), test, data.units, thresholds[0])
+    ask = Ask(least, client.common.evidence_horizon, labels)
     values = evidence_of(task, client.predicting(), test, client.silo.train, data.units, ask)
     if data.subgroup is not None:
         values |= subgroup_scores(task, client.predicting(), test, data.subgroup, data.patient, least)
     return values
+
+
+def thresholds_of(common: object, task: Task, test: Samples) -> list[float]:
+    """Return the common threshold, or of several measurements that of each. Raises UserError where it does not fit."""
+    count, most = (test.y.shape[1], LARGEST_VALUE) if isinstance(task, Regression) else (1, 1.0)
+    values: Any = common if count > 1 else [common]
+    fits = isinstance(values, list) and len(values) == count and (isinstance(task, Regression) or task.single_label)
+    if not fits or not all(isinstance(v, float) and 0 <= v <= most for v in values):
+        raise UserError(f"the server sends {common!r:.80} as the common threshold, which does not fit {task.name}")
+    return list(values)
 
 
 def check_asked(session: ClientSession) -> None:
@@ -97,7 +101,7 @@ def claim(client: SiloClient, session: ClientSession) -> None:
     beside = [state.arrays[key] for key in client.beside if key in state.arrays]
     numbers = torch.tensor([float(state.numbers[key]) for key in client.beside if key in state.numbers])
     model = digest_of([client.model.vector, client.model.buffers, *beside, *([numbers] if client.beside else [])]).hex()
-    kind, wanted = "first" if common is None else "sets", f"{model},{common!r}"
+    kind, wanted = "first" if common is None else "sets", f"{model},{common!r}".replace(" ", "")
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         before = next((words[1] for words in lines if words[:1] == [kind] and words[2:] == session.name.split()), "")

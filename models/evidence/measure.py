@@ -7,12 +7,13 @@
 | ``net_benefit`` | of the model at each of ``THRESHOLDS``, then of treating everybody; of two classes only |
 | ``conformal`` | calibration samples, and the threshold that they make; of classes only |
 | ``conformal_sets`` | test samples, then coverage and mean size of sets: own, common and shrunk threshold |
-| ``calibration_intercept`` | a of observed = a + b predicted; of a measurement, as the next five; b is the slope |
+| ``calibration_intercept`` | a of observed = a + b predicted; of a measurement, as the next six; b is the slope |
 | ``calibration_in_the_large`` | mean of observed - predicted |
 | ``agreement`` | test samples, mean difference, its limits of agreement |
 | ``value_bins`` | samples, mean prediction, mean measurement, mean absolute error of each bin |
 | ``conformal_width`` | calibration samples, and the half width that they make |
 | ``conformal_intervals`` | test samples, then coverage and width of intervals: own, common and shrunk half width |
+| ``measurement.NAME.VALUE`` | of several measurements each one's slope, and the six values above, by its name |
 | ``dice_worst_decile`` | mean Dice of the tenth of the cases with the lowest |
 | ``subgroup.NAME`` | samples, score and its 95 % interval's ends (``subgroups.py``) |
 
@@ -22,7 +23,7 @@ What needs more patients than there are, or has no finite value, is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,15 +64,19 @@ EVIDENCE = (
     *("dice_worst_decile", "subgroups"),
 )
 PREFIX = "subgroup."  # begins the name of a subgroup's value, which `subgroups` allows
+MEASUREMENT = "measurement."  # begins the name of a value of one of several measurements
 Evidence = dict[str, float | list[float]]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What bounds the evidence: the fewest patients behind a number; the time of survival's, 0 for none."""
+    """What bounds the evidence: the fewest patients behind a number; the time of survival's, 0 for none; the labels'
+    names as the schema has them.
+    """
 
     least: int = 1
     horizon: float = 0.0
+    labels: tuple[str, ...] = ()
 
 
 def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
@@ -84,7 +89,8 @@ def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units
     elif isinstance(task, Survival):
         found = _of_survival(model, test, train, units, ask) if ask.horizon else {}
     elif isinstance(task, Regression):
-        found = _of_values(*_measured(task, model, test), units, ask) if has_intervals(task, test) else {}
+        each = _measured(task, model, test, ask.labels)
+        found = {prefix + k: v for prefix, said, truth in each for k, v in _of_values(said, truth, units, ask).items()}
     else:
         found = _of_outputs(task, predict(model, test), test.labels(), units, ask)
     return {name: value for name, value in found.items() if _finite(value)}
@@ -102,25 +108,37 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
     return {"conformal_sets": values} if _finite(values) else {}
 
 
-def has_intervals(task: Task, test: Samples) -> bool:
-    """Return whether a task's answers are one measurement each."""
-    return isinstance(task, Regression) and test.y.dim() == 2 and test.y.shape[1] == 1
+def measurements(labels: Sequence[str], outputs: int) -> list[str]:
+    """Return the names of several measurements, as the schema or else ``predict`` has them; of a single one nothing."""
+    return list(labels or (f"y_{k}" for k in range(outputs))) if outputs > 1 else []
 
 
-def conformal_intervals(task: Task, model: Network, test: Samples, units: Units, common: float) -> Evidence:
-    """Return coverage and width of the intervals with the hospital's own half width, the common and the shrunk one."""
-    assert isinstance(task, Regression)
-    said, truth = _measured(task, model, test)
-    values = interval_shares(np.abs(truth - said), units, common)
-    return {"conformal_intervals": values} if _finite(values) else {}
+def conformal_intervals(
+    task: Regression, model: Network, test: Samples, units: Units, common: Sequence[float], labels: Sequence[str] = ()
+) -> Evidence:
+    """Return coverage and width of the intervals with the hospital's own half width, the common and the shrunk one.
+
+    ``common``: one for each measurement.
+    """
+    found: Evidence = {}
+    for (prefix, said, truth), half in zip(_measured(task, model, test, labels), common, strict=True):
+        values = interval_shares(np.abs(truth - said), units, half)
+        found |= {f"{prefix}conformal_intervals": values} if _finite(values) else {}
+    return found
 
 
-def _measured(task: Regression, model: Network, test: Samples) -> tuple[Array, Array]:
-    """Return predictions (n,) and measurements (n,) in the label's unit."""
+def _measured(
+    task: Regression, model: Network, test: Samples, labels: Sequence[str]
+) -> Iterator[tuple[str, Array, Array]]:
+    """Yield what begins the names of each measurement's values, its predictions (n,) and what was measured (n,), in its
+    own unit.
+    """
     pair = (predict(model, test), test.labels())
-    scale, shift = (task.std or (1.0,))[0], (task.mean or (0.0,))[0]
-    said, truth = (values.detach().double().cpu().numpy()[:, 0] * scale + shift for values in pair)
-    return said, truth
+    scale, shift = np.array(task.std or 1.0), np.array(task.mean or 0.0)
+    said, truth = (values.detach().double().cpu().numpy() * scale + shift for values in pair)
+    names = measurements(labels, said.shape[1])
+    for k in range(said.shape[1]):
+        yield f"{MEASUREMENT}{names[k]}." if names else "", said[:, k], truth[:, k]
 
 
 def _of_values(said: Array, truth: Array, units: Units, ask: Ask) -> Evidence:

@@ -7,14 +7,16 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from models.evidence.measure import CALIBRATION, PREFIX
+from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.scores import NAN, known
 from server.report.study import Study
+from strategies.base.schema.evidence import split_name
 
 
 def value(study: Study, method: str, silo: str, key: str) -> float:
-    """Return a number of a silo's calibration, mean over seeds; ``nan`` where no seed has it."""
-    found = [known(r["per_silo"].get(silo, {}).get(key)) for r in study.of(method)]
+    """Return a number of a silo's evidence, mean over seeds; ``nan`` where no seed has it."""
+    each = [r["per_silo"].get(silo, {}) for r in study.of(method)]
+    found = [known(values.get(key, values.get("evidence", {}).get(key))) for values in each]
     found = [v for v in found if not math.isnan(v)]
     return statistics.fmean(found) if found else NAN
 
@@ -23,6 +25,12 @@ def lists(study: Study, method: str, silo: str) -> Mapping[str, Any]:
     """Return a silo's lists (bins, net benefit, sets) with the first seed that has any."""
     each = (r["per_silo"].get(silo, {}).get("evidence") for r in study.of(method))
     return next((found for found in each if found), {})
+
+
+def measurements_of(study: Study) -> list[str]:
+    """Return what begins the names of each measurement's values: "" alone where they are of one measurement."""
+    found = [key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})]
+    return list(dict.fromkeys(f"{MEASUREMENT}{name}." for key in found if (name := split_name(key)[0]))) or [""]
 
 
 def over_silos(study: Study, method: str, key: str) -> dict[str, float]:
@@ -35,7 +43,7 @@ def evidence_that_left(study: Study) -> list[str]:
     """Return the names of the evidence that silos have sent; of a subgroup's the name is the silo's."""
     names = {key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})}
     names |= {key for key in CALIBRATION for m in study.methods if over_silos(study, m, key)}
-    return sorted({"subgroups" if name.startswith(PREFIX) else name for name in names})
+    return sorted({"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names})
 
 
 def has_evidence(study: Study) -> bool:

@@ -82,10 +82,10 @@ TEMPLATES = {
 {% if every %}<h3>All methods per silo</h3><p class='note'>Test {{ word }} in per cent{% if base %}, and the paired difference to {{ base }}{% endif %}; the best of each silo in bold.</p>
 {% call table(every_head) %}<tbody>{% for silo, found in every %}<tr><th scope="row">{{ silo }}</th>{% for kind, text in found %}<td class="{{ kind }}">{{ text }}</td>{% endfor %}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}""",
     "evidence": """{% from "macros" import table, cells, explained with context %}
-<h2>Evidence per silo</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each silo measures its reported model once, on its own test samples ({{ tested }}).{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; charts and sets are of the first.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
+<h2>Evidence per silo</h2><p class='lead'>{{ first }}{% if second %}, and small below it {{ second }}{% endif %}: each silo measures its reported model once, on its own test samples ({{ tested }}).{% if seeds > 1 %} Numbers are means over {{ seeds }} seeds; {% if task == "regression" %}limits, intervals, charts and {% elif task != "segmentation" %}sets, charts and {% endif %}subgroups are of the first seed that has them.{% endif %} The numbers of the table have no intervals: with few samples they can be far from the ideal, or differ between methods, by chance alone.</p>
 {% call table(head) %}<tbody>{% for silo, values in rows %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}
 {% if task == "regression" %}{% call explained() %}<dl class='terms'>
-<dt>Unit</dt><dd>The label's own. Of several measurements there is no evidence but the subgroups.</dd>
+<dt>Unit</dt><dd>The measurement's own.{% if several %} Subgroups have means over the measurements, each in its own unit.{% endif %}</dd>
 <dt>Slope, intercept</dt><dd>Of the line through measurements by predictions (least squares); ideal 1 and 0. Below 1 high predictions are too high and low ones too low.</dd>
 <dt>Difference</dt><dd>Mean of measured less predicted; ideal 0.</dd>
 <dt>Limits of agreement</dt><dd>The mean difference and 1.96 standard deviations to either side. About 95&#8239;% of differences lie between, where they are normal.</dd>
@@ -100,7 +100,7 @@ TEMPLATES = {
 {% if groups %}<h3>Subgroups</h3><p class='note'>{% if task == "regression" %}Mean absolute error with its 95&#8239;% interval, and root of the mean squared one, in the label's unit{% else %}Test {{ score }} in per cent with its 95&#8239;% interval{% endif %}, by a column that the silo chose. Small subgroups are suppressed in the silo, and with them others, where they would follow by subtraction. Each interval is of one subgroup by itself: chance alone lets about {{ chance }} of those below miss.</p>
 {% call table(group_head) %}<tbody>{% for silo, values in groups %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}{% endif %}
 {% if panels %}<h3>Reliability{% if panels[0][1]|length > 1 %} and net benefit{% endif %}</h3>
-<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more silos are in summary.json.{% endif %}</p>
+<p class='note'>{% if task == "regression" %}Predicted against measured, means of groups{% else %}Predicted against observed share{% endif %}; larger points stand for more samples; on the dashed diagonal predictions are right.{% if left %} {{ left }} more are in summary.json.{% endif %}</p>
 <div class='panels'>{% for silo, charts in panels %}<figure><h3>{{ silo }}</h3>{% for chart in charts %}{{ chart }}{% endfor %}</figure>{% endfor %}</div>{% endif %}""",
     "unseen": """{% from "macros" import table, cells, explained with context %}
 <h2>Hospitals that did not train</h2><p class='lead'>{{ silos }} held out of the training, by the {{ word }} on its own test samples in per cent{% if seeds > 1 %}, means over {{ seeds }} seeds{% endif %}.</p>

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from flwr.app import Message, MessageType
 
 from client.evidence.answer import COMMON
-from models.evidence.measure import Evidence
+from models.evidence.measure import MEASUREMENT, Evidence, measurements
 from partitions.common.errors import DataError
+from partitions.schema import read_schema
 from strategies.base.schema.evidence import ACTION, read_evidence
-from strategies.base.schema.reporting import reason_of
+from strategies.base.schema.reporting import SCHEMA, reason_of
 from strategies.base.strategy import AWAY, PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
-OWN = ("conformal", "conformal_width")  # what the common threshold is the mean of
+OWN = ("conformal", "conformal_width")  # what the common threshold is the mean of; a task has one of them
 HOSPITALS = 2  # with thresholds of their own, before there is a common one
 
 
@@ -38,14 +39,31 @@ def collect_evidence(
 ) -> dict[str, Evidence]:
     """Return by silo the evidence of its reported model, of the rounds in ``strategy.shown``."""
     found = _asked(strategy, strategy.shown, exchange, note, {})
-    own = [v[name] for v in found.values() for name in OWN if name in v]  # a task has one of them
-    pairs = [(n[0], n[1]) for n in own if isinstance(n, list)]
-    if len(pairs) >= HOSPITALS:
-        common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
-        common = min(common, max(threshold for _, threshold in pairs))  # rounding may lead beyond
-        for silo, values in _asked(strategy, found, exchange, note, {COMMON: common}).items():
+    names = measured(strategy)
+    keys: list[Sequence[str]] = [[f"{MEASUREMENT}{name}.conformal_width"] for name in names] or [OWN]
+    common = [threshold for own in keys if (threshold := _common(found, own)) is not None]
+    if len(common) == len(keys):
+        asked: Number = common if names else common[0]
+        for silo, values in _asked(strategy, found, exchange, note, {COMMON: asked}).items():
             found[silo].update(values)
     return found
+
+
+def measured(strategy: PersonalizedStrategy) -> list[str]:
+    """Return the names of the measurements that the run predicts, where they are several."""
+    if strategy.extra["task"] != "regression":
+        return []
+    return measurements(read_schema(str(strategy.extra.get(SCHEMA, ""))).labels, int(str(strategy.extra["classes"])))
+
+
+def _common(found: Mapping[str, Evidence], own: Sequence[str]) -> float | None:
+    """Return the mean of the silos' thresholds of these names; None where too few silos have one."""
+    values = [v[name] for v in found.values() for name in own if name in v]
+    pairs = [(n[0], n[1]) for n in values if isinstance(n, list)]
+    if len(pairs) < HOSPITALS:
+        return None
+    common = sum(n * threshold for n, threshold in pairs) / sum(n for n, _ in pairs)
+    return min(common, max(threshold for _, threshold in pairs))  # rounding may lead beyond
 
 
 def _asked(
@@ -63,7 +81,7 @@ def _asked(
         try:
             if reply.has_error():
                 raise DataError(reason_of(reply.error.reason))
-            found[silo] = read_evidence(reply.content.get("metrics"))
+            found[silo] = read_evidence(reply.content.get("metrics"), measured(strategy))
         except DataError as error:
             note(f"no evidence of {silo}: {error}")
     return dict(sorted(found.items()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_evidence_is_in_the_measurements_unit() -> None:
     assert found["calibration_in_the_large"] == pytest.approx((truth - said).mean(), abs=1e-5)
     n, half = found["conformal_width"]  # type: ignore[misc]
     assert (n, half) == (45, pytest.approx(half_width(np.abs(truth - said)[::2]), abs=1e-5))
-    sets = conformal_intervals(task, model, samples, np.arange(90), 4.0)["conformal_intervals"]
+    sets = conformal_intervals(task, model, samples, np.arange(90), [4.0])["conformal_intervals"]
     expected = interval_shares(np.abs(truth - said), np.arange(90), 4.0)
     assert sets == pytest.approx(expected, abs=1e-4)
     read = read_evidence(MetricRecord({**found, "conformal_intervals": sets}))
@@ -109,11 +110,72 @@ def test_evidence_is_in_the_measurements_unit() -> None:
     assert "conformal_width" not in evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask(least=46))
 
 
-def test_several_measurements_have_none() -> None:
-    task = task_of("regression", [0.0, 0.0], [1.0, 1.0])
-    samples = Samples(np.zeros((30, 2), np.float32), np.zeros((30, 2), np.float32))
-    model = FlatModel(nn.Sequential(nn.Linear(2, 2)))
-    assert evidence_of(task, model, samples, samples, np.arange(len(samples)), Ask()) == {}
+UNITS = {"pressure, mmHg": (120.0, 15.0), "glucose v1.2": (5.5, 0.8), "weight": (70.0, 12.0)}  # mean, deviation
+
+
+def several(n: int = 90) -> tuple[np.ndarray, np.ndarray, Any, FlatModel, Samples]:
+    """Predictions and measurements (n, 3), and a network whose outputs these predictions are."""
+    rng, mean, std = np.random.default_rng(36), *np.array([*UNITS.values()]).T
+    x = rng.normal(size=(n, 3)).astype(np.float32)
+    y = (0.8 * x + rng.normal(0, 0.4, (n, 3))).astype(np.float32)
+    layer = nn.Linear(3, 3, bias=False)
+    layer.weight.data = torch.eye(3)
+    task = task_of("regression", mean.tolist(), std.tolist())
+    said, truth = (v.astype(float) * std + mean for v in (x, y))
+    return said, truth, task, FlatModel(nn.Sequential(layer)), Samples(x, y)
+
+
+def test_each_of_several_measurements_has_the_oracles_numbers() -> None:
+    """In its own unit, under the schema's name, which may have dots and blanks."""
+    said, truth, task, model, samples = several()
+    found = evidence_of(task, model, samples, samples, np.arange(90), Ask(10, labels=tuple(UNITS)))
+    assert len(found) == 6 * 3
+    halves = [float(found[f"measurement.{name}.conformal_width"][1]) for name in UNITS]  # type: ignore[index]
+    sets = conformal_intervals(task, model, samples, np.arange(90), [2 * v for v in halves], tuple(UNITS))
+    for k, name in enumerate(UNITS):
+        own = {key.removeprefix(f"measurement.{name}."): value for key, value in (found | sets).items() if name in key}
+        a, b, error = said[:, k], truth[:, k], np.abs(truth - said)[:, k]
+        line, deviation = stats.linregress(a, b), np.std(b - a, ddof=1)
+        assert own["calibration_slope"] == pytest.approx(line.slope, abs=TINY)
+        assert own["calibration_intercept"] == pytest.approx(line.intercept, abs=TINY)
+        mean = own["calibration_in_the_large"]
+        assert mean == pytest.approx(np.mean(b - a), abs=TINY)
+        limits = [90, mean, mean - 1.96 * deviation, mean + 1.96 * deviation]
+        assert own["agreement"] == pytest.approx(limits, abs=TINY)
+        assert own["value_bins"] == pytest.approx(value_bins(a, b, 10), abs=TINY)
+        level = math.ceil(46 * 0.9) / 45 - 1e-12
+        quantile = np.quantile(error[::2], level, method="inverted_cdf")
+        assert own["conformal_width"] == [45, pytest.approx(quantile, abs=TINY)]
+        assert own["conformal_intervals"] == pytest.approx(interval_shares(error, np.arange(90), 2 * halves[k]))
+        rows = np.array(own["value_bins"]).reshape(-1, 4)
+        lowest = np.argsort(a)[:10]
+        expected = [10, a[lowest].mean(), b[lowest].mean(), mean_absolute_error(b[lowest], a[lowest])]
+        assert rows[0] == pytest.approx(expected, abs=TINY)
+
+
+def test_measurements_without_names_have_those_of_predict() -> None:
+    _, _, task, model, samples = several()
+    found = evidence_of(task, model, samples, samples, np.arange(90), Ask())
+    assert {name.split(".")[1] for name in found} == {"y_0", "y_1", "y_2"} == set(task.answers(samples.y)[0])
+
+
+def test_the_server_takes_measurements_by_the_schemas_names() -> None:
+    """And of each what measurements have: no Brier score, and no name that a silo makes up."""
+    _, _, task, model, samples = several()
+    found = evidence_of(task, model, samples, samples, np.arange(90), Ask(labels=tuple(UNITS)))
+    assert read_evidence(MetricRecord({**found}), tuple(UNITS)) == found
+    spoilt: list[dict[str, Any]] = [
+        {"measurement.<b>.calibration_slope": 1.0},
+        {"measurement.weight.brier": 0.1},
+        {"measurement.calibration_slope": 1.0},
+        {"measurement.weight.subgroups": 1.0},
+    ]
+    for values in spoilt:
+        with pytest.raises(DataError, match="no evidence that is known here"):
+            read_evidence(MetricRecord(values), tuple(UNITS))
+    for key, value in {"calibration_slope": [1.0], "agreement": [10.0, 2.0, 3.0, 4.0]}.items():
+        with pytest.raises(DataError, match=f"'measurement.weight.{key}' is"):
+            read_evidence(MetricRecord({f"measurement.weight.{key}": value}), tuple(UNITS))
 
 
 def test_subgroups_have_errors_in_units() -> None:
@@ -143,14 +205,15 @@ def test_the_server_takes_no_nonsense(reason: str) -> None:
         read_evidence(MetricRecord(SPOILT[reason]))
 
 
-def measuring(folder: Path, sizes: dict[str, int]) -> dict[str, Path]:
+def measuring(folder: Path, sizes: dict[str, int], names: Sequence[str] = ()) -> dict[str, Path]:
     rng, files = np.random.default_rng(3), {}
     for name, tested in sizes.items():
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, Any] = {"label_names": np.array(names)} if names else {}
         for part in ("train", "val", "test"):
             n = tested if part == "test" else 60
             arrays[f"x_{part}"] = rng.normal(size=(n, 3)).astype(np.float32)
-            arrays[f"y_{part}"] = (60 + 9 * arrays[f"x_{part}"][:, 0] + rng.normal(0, 3, n)).astype(np.float32)
+            y = 60 + 9 * arrays[f"x_{part}"][:, : len(names) or 1] + rng.normal(0, 3, (n, 1))
+            arrays[f"y_{part}"] = (y * 10.0 ** np.arange(y.shape[1])).astype(np.float32)
         np.savez(folder / f"{name}.npz", **arrays)
         files[name] = folder / f"{name}.npz"
     return files
@@ -175,3 +238,32 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
         assert [set(found[name]) for name in files] == [expected, expected, set()]
     widths = [found[name]["conformal_intervals"] for name in "ab"]
     assert widths[0][4] == widths[1][4] > 0  # type: ignore[index]
+
+
+def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
+    """By its name in the schema, in its unit; also where a hospital's file has them in another order."""
+    files, names = measuring(tmp_path, {"a": 60, "b": 50, "c": 8}, ("sbp", "dbp")), ("sbp", "dbp")
+    other = dict(np.load(files["b"]))
+    np.savez(
+        files["b"],
+        **other | {"label_names": np.array(names[::-1])} | {k: v[:, ::-1] for k, v in other.items() if k[0] == "y"},
+    )
+    policy = tmp_path / "policy.toml"
+    given: dict[str, Any] = {"strategy": "fedavg", "rounds": 3, "evidence": "on", "learning_rate": 0.1}
+    for i, (words, expected) in enumerate({"calibration_slope": 1, '", "'.join(EVIDENCE): 7}.items()):
+        policy.write_text(f'metrics = ["loss", "score", "{words}"]\n')
+        run = federate(files, **given, state_dir=tmp_path / f"state{i}", policy=str(policy))
+        found = run.federation.evidence
+        assert [len(found[name]) for name in files] == [2 * expected, 2 * expected, 0]
+        assert {key.split(".")[1] for key in found["b"]} == set(names)
+    for k, name in enumerate(names):
+        key = f"measurement.{name}.conformal_"
+        (n, a), (m, b) = (found[silo][f"{key}width"] for silo in "ab")  # type: ignore[misc]
+        for silo in "ab":
+            assert found[silo][f"{key}intervals"][4] == pytest.approx(2 * (n * a + m * b) / (n + m))  # type: ignore[index]
+            bins = np.array(found[silo][f"measurement.{name}.value_bins"]).reshape(-1, 4)
+            own = np.load(files[silo])["y_test"][:, k if silo == "a" else 1 - k]
+            assert bins[:, 0] @ bins[:, 2] / len(own) == pytest.approx(own.mean(), rel=1e-6)
+    asked = [m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
+    sets: Any = asked[-1].content["config"]
+    assert len(sets["number.common_threshold"]) == 2

@@ -36,7 +36,7 @@ def reliability_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[flo
     return c.svg(f"reliability-{study.silos.index(silo)}", f"Reliability diagram of {silo} with {names}.")
 
 
-def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]]) -> str:
+def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]], key: str) -> str:
     """Draw mean measurement against mean prediction, in the label's unit, of the methods in ``bins``."""
     c, look = drawn(*SIZE, (52, 12, 14, 40)), styles(study)
     a, ends = c.axes, [v for values in bins.values() for i, v in enumerate(values) if i % 4 in (1, 2)]
@@ -53,7 +53,7 @@ def value_diagram(study: Study, silo: str, bins: Mapping[str, Sequence[float]]) 
     a.set(xlim=(low, high), ylim=(low, high), xlabel="predicted", ylabel="measured")
     a.grid(axis="both")
     names = ", ".join(map(spelled, bins))
-    return c.svg(f"values-{study.silos.index(silo)}", f"Mean measurement by prediction in {silo} with {names}.")
+    return c.svg(f"values-{key}", f"Mean measurement by prediction in {silo} with {names}.")
 
 
 def net_benefit_chart(study: Study, silo: str, benefits: Mapping[str, Sequence[float]]) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from models.evidence.measure import PREFIX
+from models.evidence.measure import MEASUREMENT, PREFIX
 from server.report.charts.evidence import net_benefit_chart, reliability_diagram, value_diagram
-from server.report.evidence import has_evidence, lists, value
+from server.report.evidence import has_evidence, lists, measurements_of, value
 from server.report.html import markup, number, percent
 from server.report.methods import spelled
 from server.report.study import Study
@@ -39,15 +39,27 @@ def evidence_section(study: Study) -> Markup:
         head = ["Silo", "Dice of the worst tenth"]
     if study.task.name == "regression":
         head = ["Silo", "Slope", "Intercept", "Difference", "Limits of agreement", "Intervals: coverage, width"]
-    rows = [(silo, cells(study, methods, silo)) for silo in study.silos]
-    drawn = [silo for silo in study.silos if any(BINS_OF & lists(study, m, silo).keys() for m in methods)]
+    measured = measurements_of(study)
+    if measured[0]:
+        head.insert(1, "Measurement")
+    rows = [(silo, cells(study, methods, silo, prefix)) for silo in study.silos for prefix in measured]
+    drawn = [
+        (silo, prefix)
+        for silo in study.silos
+        for prefix in measured
+        if any({prefix + key for key in BINS_OF} & lists(study, m, silo).keys() for m in methods)
+    ]
     return render(
         "evidence",
         head=head,
         rows=rows,
         first=spelled(methods[0]),
         second=spelled(methods[1]) if len(methods) > 1 else "",
-        panels=[(silo, diagrams(study, methods, silo)) for silo in drawn[:PANELS]],
+        panels=[
+            (f"{silo}: {name_of(prefix)}" if prefix else silo, diagrams(study, methods, silo, prefix))
+            for silo, prefix in drawn[:PANELS]
+        ],
+        several=bool(measured[0]),
         left=max(len(drawn) - PANELS, 0),
         event=event_of(study),
         task=study.task.name,
@@ -94,24 +106,33 @@ def event_of(study: Study) -> str:
     )
 
 
-def cells(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
-    """Return a silo's row: the first method's numbers, the second one's below."""
+def name_of(prefix: str) -> str:
+    """Return a measurement's name, of what begins the names of its values."""
+    return prefix.removeprefix(MEASUREMENT).removesuffix(".")
+
+
+def cells(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[str | Markup]:
+    """Return a silo's row, of one of several measurements: the first method's numbers, the second one's below."""
     if study.task.name == "segmentation":
-        return [both([percent(known(lists(study, m, silo).get("dice_worst_decile"))) for m in methods])]
+        return [both([percent(value(study, m, silo, "dice_worst_decile")) for m in methods])]
     if study.task.name == "regression":
-        return [both(list(texts)) for texts in zip(*(of_values(study, m, silo) for m in methods), strict=True)]
+        columns = zip(*(of_values(study, m, silo, prefix) for m in methods), strict=True)
+        return [*([name_of(prefix)] if prefix else []), *(both(list(texts)) for texts in columns)]
     found = [both([signed(value(study, m, silo, key), digits) for m in methods]) for key, _, digits in COLUMNS]
     return [*found, both([sets_of(study, m, silo) for m in methods])]
 
 
-def of_values(study: Study, method: str, silo: str) -> list[str]:
+def of_values(study: Study, method: str, silo: str, prefix: str) -> list[str]:
     """Return what a regression's row says of a method, in the label's unit."""
     found = lists(study, method, silo)
-    intercept, between, sets = (found.get(k) for k in ("calibration_intercept", "agreement", "conformal_intervals"))
+    between, sets = found.get(f"{prefix}agreement"), found.get(f"{prefix}conformal_intervals")
+    slope, intercept, difference = (
+        value(study, method, silo, f"{prefix}calibration_{key}") for key in ("slope", "intercept", "in_the_large")
+    )
     return [
-        signed(value(study, method, silo, "calibration_slope"), 2),
+        signed(slope, 2),
         short(intercept),
-        short(value(study, method, silo, "calibration_in_the_large")),
+        short(difference),
         "–" if between is None else f"{short(between[2])} to {short(between[3])}",
         "–" if sets is None else f"{percent(sets[5], 0)} %, {short(sets[6])}",
     ]
@@ -142,13 +163,14 @@ def sets_of(study: Study, method: str, silo: str) -> str:
     return "–" if found is None else f"{percent(found[5], 0)} %, {found[6]:.2f}"
 
 
-def diagrams(study: Study, methods: Sequence[str], silo: str) -> list[Markup]:
-    """Return the charts of one silo."""
+def diagrams(study: Study, methods: Sequence[str], silo: str, prefix: str) -> list[Markup]:
+    """Return the charts of one silo, of one of several measurements."""
     each = {m: lists(study, m, silo) for m in methods}
     bins = {m: found["reliability"] for m, found in each.items() if "reliability" in found}
-    values = {m: found["value_bins"] for m, found in each.items() if "value_bins" in found}
+    values = {m: found[key] for m, found in each.items() if (key := f"{prefix}value_bins") in found}
     if values:
-        return [Markup(value_diagram(study, silo, values))]
+        key = f"{study.silos.index(silo)}-{measurements_of(study).index(prefix)}"
+        return [Markup(value_diagram(study, f"{silo}, {name_of(prefix)}" if prefix else silo, values, key))]
     benefits = {m: found["net_benefit"] for m, found in each.items() if "net_benefit" in found}
     charts = [Markup(reliability_diagram(study, silo, bins))] if bins else []
     return charts + ([Markup(net_benefit_chart(study, silo, benefits))] if benefits else [])

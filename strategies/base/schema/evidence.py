@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from flwr.app import MetricRecord
 
 from models.evidence.calibration import BINS, LARGEST
 from models.evidence.decisions import THRESHOLDS
-from models.evidence.measure import EVIDENCE, PREFIX, Evidence
+from models.evidence.measure import EVIDENCE, MEASUREMENT, PREFIX, Evidence
 from partitions.common.errors import DataError
 from partitions.subgroups import LONGEST, MOST_GROUPS
 from strategies.base.schema.reporting import MOST
@@ -21,14 +21,29 @@ WORDS = {  # by which a policy allows values of another name
     "conformal_intervals": "conformal",
     "value_bins": "reliability",
 }
+OF_MEASUREMENTS = (  # what each of several measurements has under its name
+    *("calibration_slope", "calibration_intercept", "calibration_in_the_large", "agreement", "value_bins"),
+    *("conformal_width", "conformal_intervals"),
+)
 LARGEST_VALUE = 1e12  # of a measurement, in its own unit
 ACTION = "evidence"  # of the message that asks for it: "evaluate.evidence"
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return which of several measurements a value is of, "" for any other value, and its name there."""
+    if not name.startswith(MEASUREMENT):
+        return "", name
+    measurement, _, key = name.removeprefix(MEASUREMENT).rpartition(".")
+    return measurement, key
 
 
 def word_of(name: str) -> str:
     """Return the word by which a policy allows this value; empty for a name that is not known."""
     if name.startswith(PREFIX):
         return "subgroups"
+    measurement, name = split_name(name)
+    if measurement and name not in OF_MEASUREMENTS:
+        return ""
     return WORDS.get(name, name if name in EVIDENCE and name != "subgroups" else "")
 
 
@@ -36,24 +51,29 @@ def fewest(name: str, value: float | list[float]) -> float:
     """Return the fewest samples behind any number of this value; infinite where all test samples are."""
     if not isinstance(value, list):
         return math.inf
+    _, name = split_name(name)
     if name in ("reliability", "value_bins"):
         return min(value[:: 3 if name == "reliability" else 4], default=0.0)
     return value[0] if word_of(name) in ("conformal", "agreement", "subgroups") else math.inf
 
 
-def read_evidence(record: object) -> Evidence:
-    """The evidence of a reply. Raises DataError, with one line, for a value that is unknown or out of range."""
+def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
+    """The evidence of a reply. ``measured``: the names of the measurements, where there are several.
+
+    Raises DataError, with one line, for a value that is unknown or out of range.
+    """
     if not isinstance(record, MetricRecord):
         raise DataError("the reply carries no evidence")
     values: Evidence = {}
     for name, given in record.items():
         value: Any = given
-        if not word_of(name):
+        measurement, key = split_name(name)
+        if not word_of(name) or (name != key and measurement not in measured):
             raise DataError(f"'{name[:80]}' is no evidence that is known here")
         numbers = value if isinstance(value, list) else [value]
-        if isinstance(value, list) == (name in RANGES) or not all(math.isfinite(v) for v in numbers):
+        if isinstance(value, list) == (key in RANGES) or not all(math.isfinite(v) for v in numbers):
             raise DataError(f"the evidence '{name}' is {value!r:.80}")
-        if not _fits(name, [float(v) for v in numbers]):
+        if not _fits(key, [float(v) for v in numbers]):
             raise DataError(f"the evidence '{name}' is out of range: {value!r:.80}")
         values[name] = [float(v) for v in value] if isinstance(value, list) else float(value)
     if (groups := sum(name.startswith(PREFIX) for name in values)) > MOST_GROUPS:

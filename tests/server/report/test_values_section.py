@@ -29,3 +29,25 @@ def test_a_regression_has_its_evidence(tmp_path: Path) -> None:
     assert "have no intervals" in page and "chance alone lets about 0.6 of those below miss" in page
     assert "no theorem promises" in page
     assert "distance of mean measured and mean predicted" in page
+
+
+def test_several_measurements_have_a_row_each(tmp_path: Path) -> None:
+    """Names are the file's, whatever characters they have; numbers are in each one's unit."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2)).astype(np.float32)
+    y = np.array([500, 5]) + (x + rng.normal(0, 0.3, x.shape)) * np.array([90, 1])
+    np.savez(tmp_path / "all.npz", x=x, y=y.astype(np.float32), label_names=np.array(["a<b & c", "v1.2"]))
+    given = {"dataset": str(tmp_path / "all.npz"), "partition": "iid", "silos": 3, "rounds": 2, "model": "linear"}
+    out = simulate({**given, "strategy": "local,fedavg", "threads": 1, "out": str(tmp_path / "run")}, quiet=True)
+    page = (out / "report.html").read_text()
+    for runs in json.loads((out / "summary.json").read_text())["runs"]:
+        for values in runs["per_silo"].values():
+            assert values["calibration_slope"] is None
+            for name, unit in (("a<b & c", 90), ("v1.2", 1)):
+                n, mean, low, high = values["evidence"][f"measurement.{name}.agreement"]
+                assert n == values["n_test"] and low < mean < high < 3 * unit
+                assert 0 < values["evidence"][f"measurement.{name}.conformal_intervals"][6] < 20 * unit
+    section = page[page.index("Evidence per silo") :]
+    assert section.count("<td>a&lt;b &amp; c</td>") == section.count("<td>v1.2</td>") == 3
+    assert "a<b" not in page and "hospital-01: v1.2" in page and page.count('id="values-') >= 6
+    assert "calibration_slope" in page and "measurement." not in page
