@@ -9,10 +9,12 @@ from client.egress import release_summary
 from client.evidence.answer import answer_evidence
 from client.exchange.answer import answer
 from client.exchange.local_round import Result, local_round
+from client.own_model.answer import answer_own_model
 from client.reported import describe, describe_evaluated, keep_evaluated, keep_reported, note_candidate
 from client.session import ClientSession
 from client.survey.answer import answer_survey
 from strategies.base.client import SiloClient
+from strategies.base.evaluation.own_model import ACTION as OWN_MODEL
 from strategies.base.newcomer.client import NEWCOMER, evaluate_newcomer
 from strategies.base.schema.evidence import ACTION
 from strategies.base.survey import ACTION as SURVEY
@@ -75,3 +77,10 @@ def evaluate(session: ClientSession, client: SiloClient) -> Result:
 def evidence(message: Message, session: ClientSession) -> RecordDict:
     """The evidence of the model that the report shows; the silo's state stays as it is."""
     return answer_evidence(message, session)
+
+
+@app.evaluate(OWN_MODEL)
+@answer
+def own_model(message: Message, session: ClientSession) -> RecordDict:
+    """The silo's own model that the report shows, once, at the end of a run that asks for it; the state stays."""
+    return answer_own_model(message, session)

@@ -2,8 +2,9 @@
 
 The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
 seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Evidence leaves once per run, through
-:func:`release_evidence`, a survey of the data through :func:`release_survey`. Everything that left is logged. What the
-rules held back goes to the site's own process alone, for its audit log (``client/site/egress_record.py``).
+:func:`release_evidence`, and so the silo's own model, through :func:`release_own_model`; a survey of the data through
+:func:`release_survey`. Everything that left is logged. What the rules held back goes to the site's own process alone,
+for its audit log (``client/site/egress_record.py``).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from models.tasks import ENDS
 from partitions.common.errors import UserError
 from partitions.schema import read_schema
 from strategies.base.client import SiloClient
+from strategies.base.evaluation.own_model import OWN
 from strategies.base.schema.evidence import fewest, word_of
 from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 from strategies.base.schema.survey import RECORD as SURVEY_RECORD
 from strategies.base.schema.survey import Answer, written_answer
-from strategies.base.transport.payload import Model, Number, Payload, Wire, encode
+from strategies.base.transport.payload import BUFFERS, Model, Number, Payload, Wire, encode
 
 
 def release_summary(summary: Mapping[str, Number]) -> RecordDict:
@@ -130,6 +132,17 @@ def release(
         dict(client.replies),
         sorted(kept),
     )
+    return records
+
+
+def release_own_model(client: SiloClient) -> RecordDict:
+    """The content of the reply to a question for the silo's own model, which the client's network holds, as it is."""
+    silo, model = client.silo.name, client.model
+    found = {OWN: model.vector.clone(), **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {})}
+    log(INFO, "%s sent its own model: %s numbers", silo, sum(vector.numel() for vector in found.values()))
+    models = {name: Model(vector, silo, client.round) for name, vector in found.items()}
+    records = encode(Payload(models), {"round": client.round, "silo": silo})
+    tell_site(records, {})
     return records
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from client.site.trust.bundle import read_bundle
-from client.site.trust.message_rules import method_faults, privacy_faults, sends_whole, setting_faults
+from client.site.trust.message_rules import method_faults, own_model_faults, privacy_faults, sends_whole, setting_faults
 from client.site.trust.policy import EVIDENCE as SITE_EVIDENCE
 from client.site.trust.policy import Policy, parse_policy, read_policy, rules
 from strategies import PersonalizedStrategy, strategies
@@ -42,12 +42,27 @@ def policy_page(policy: Policy) -> str:
         lines.append(f"  {'':<16}  {with_privacy(strategy.info)}")
     lines += [
         "",
+        "At the end of a run with keep-models = reported, once, and it trains no further here:",
+        "",
+        f"  {'own model':<16}  {own_model(policy)}",
+        "",
         "Without training:",
         "",
         f"  {EVALUATE:<16}  {evaluation(policy)}",
         f"  {SURVEY:<16}  {survey(policy)}",
     ]
     return "\n".join([*lines, "", footnote(policy)])
+
+
+def own_model(policy: Policy) -> str:
+    """What a run lets out that asks for the silo's own model."""
+    run = {"keep-models": "reported", "rounds": 1, "dp": policy.private_only}
+    if faults := own_model_faults(policy, run, {"round": 2}):
+        return f"stays: {faults[0]}"
+    whose = (
+        "and goes to other hospitals" if policy.peers else "and no evaluation of it is answered here (peers = false)"
+    )
+    return f"leaves, with all its layers, to the server {whose}"
 
 
 def evaluation(policy: Policy) -> str:

@@ -140,6 +140,10 @@ def _leaves(study: Study) -> Iterator[str]:
         sent = "; ".join([*(text for text, _ in vectors), *(NUMBERS[n] for n in info.sends_numbers)]) or "no model"
         text = f"{name}: {sent}. Can be inferred: {', '.join(inferred) or 'nothing'}."
         yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    if "reported" in values(study, "keep-models"):
+        text = "at the end of a run, where the policy has own-model = true: the hospital's own model, whole. Can be"
+        text += f" inferred: {', '.join(VECTORS['model'][1])}."
+        yield from textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     text = METRIC_WORDS.format(metrics=", ".join(study.metrics) or "(none)")
     yield from textwrap.wrap(f"with every method: {text}.", WIDTH, initial_indent="  ", subsequent_indent="    ")
 
@@ -249,11 +253,12 @@ def released(state: Path | None) -> list[dict[str, Any]]:
 
 def released_page(found: list[dict[str, Any]]) -> str:
     """What left of each data file, a line each."""
-    lines = ["", "Training replies of this silo, and answers to surveys, ever"] if found else []
+    lines = ["", "Training replies of this silo, answers to surveys, and models of its own, ever"] if found else []
     for one in found:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
         names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()) if count)
         asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
+        asked += f" and {one['own_models']:,} own models" if one["own_models"] else ""
         span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
         lines.append(
             f"  {data}: {one['models']:,}{asked}, {one['bytes']:,} bytes, {span}{f' ({names})' if names else ''}"

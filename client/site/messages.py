@@ -12,11 +12,12 @@ from .audit_gate import cohort_of, folder_of
 from .budget.cohort import Reader, read_by_process
 from .budget.release import charge
 from .errors import SiteError
+from .own_models import has_left, names_of
 from .study.accounting import count_message as count_in_study
 from .study.approvals import study_for
 from .study.protocol import Study, message_faults, narrowed
 from .trust.counters import count_message, count_run
-from .trust.message_rules import round_faults, run_faults
+from .trust.message_rules import OWN_MODEL, own_model_faults, round_faults, run_faults
 from .trust.policy import PolicyRefusedError, policy_of
 
 
@@ -34,17 +35,22 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
     policy, silo = policy_of(node), str(node.get("name", "this silo"))
     if policy.public:
         return None
-    kind, run_config = message.metadata.message_type.partition(".")[0], context.run_config
+    asked, run_config = message.metadata.message_type, context.run_config
+    kind = asked.partition(".")[0]
     sent = dict(message.content["config"]) if "config" in message.content else {}
     state, run, today = node.get("state-dir"), str(int(context.run_id)), datetime.now(UTC).date()
     try:
         study = study_for(policy, state, run_config)
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
-    faults = []
+    faults = list[str]()
     if study is not None:
         policy = narrowed(policy, study)
         faults = message_faults(study, run_config, kind, sent, app, today, silo)
+    if asked == OWN_MODEL:
+        faults += own_model_faults(policy, run_config, sent)
+    if kind == "train" and has_left(state, names_of(sent, int(run)), silo):
+        faults.append("its own model has left in this run (keep-models), which trains no further here")
     for fault in (*run_faults(policy, run_config), *faults, *round_faults(policy, run_config, kind, sent)):
         raise PolicyRefusedError(f"{silo} refuses: {fault}")
     fault = count_run(policy, state, run)

@@ -1,10 +1,10 @@
 """What left of each version of this silo's data file, ever: beside the audit log, whose old files may be moved away.
 
     STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, bytes, runs,
-                                                           studies: {NAME: models}}}
+                                                           own_models, studies: {NAME: models}}}
 
-A training reply, and the answer to a survey, counts before it leaves. A record that is missing is made from the log
-that is here; a damaged one stops what leaves, until somebody has looked at it.
+A training reply, the answer to a survey, and a model of the silo's own, counts before it leaves. A record that is
+missing is made from the log that is here; a damaged one stops what leaves, until somebody has looked at it.
 
 Standard library only, as in trust/policy.py.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from .errors import SiteError
 from .trust.audit import verify
 from .trust.chain import write_whole
+from .trust.message_rules import OWN_MODEL
 
 FILE = "released.json"
 Record = dict[str, dict[str, Any]]
@@ -34,13 +35,23 @@ def is_survey(entry: Mapping[str, Any]) -> bool:
     return str(entry.get("asked", "")) == "query.survey" and not _failed(entry)
 
 
+def is_own_model(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the log is of the silo's own model, which a run has asked for at its end."""
+    return str(entry.get("asked", "")) == OWN_MODEL and not _failed(entry)
+
+
+def counts(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the log is of what is counted here."""
+    return is_model(entry) or is_survey(entry) or is_own_model(entry)
+
+
 def _failed(entry: Mapping[str, Any]) -> bool:
     return any(record["name"] == "error" for record in entry["sent"])
 
 
 def note_release(state: Path, entry: Mapping[str, Any]) -> None:
     """Count a reply that is about to leave. Raises SiteError or OSError where it cannot be counted."""
-    if not (is_model(entry) or is_survey(entry)):
+    if not counts(entry):
         return
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(state / ".released.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,7 +69,7 @@ def read_released(state: Path) -> Record:
     path, found = state / FILE, Record()
     if not path.exists():
         for entry in verify(state / "audit").entries:
-            if is_model(entry) or is_survey(entry):
+            if counts(entry):
                 add(found, entry)
         return found
     try:
@@ -67,6 +78,7 @@ def read_released(state: Path) -> Record:
             fields = {"from": str(one["from"]), "to": str(one["to"]), "models": int(one["models"])}
             fields |= {
                 "surveys": int(one.get("surveys", 0)),
+                "own_models": int(one.get("own_models", 0)),
                 "bytes": int(one["bytes"]),
                 "runs": [*map(str, one["runs"])],
             }
@@ -81,10 +93,11 @@ def read_released(state: Path) -> Record:
 def add(found: Record, entry: Mapping[str, Any]) -> None:
     """Add a reply to the record of its data file."""
     time, name = entry["time"], entry.get("study", {}).get("name", "")
-    empty: dict[str, Any] = {"from": time, "to": time, "models": 0, "surveys": 0, "bytes": 0, "runs": [], "studies": {}}
+    none = {"models": 0, "surveys": 0, "own_models": 0, "bytes": 0}
+    empty: dict[str, Any] = {"from": time, "to": time, **none, "runs": [], "studies": {}}
     one = found.setdefault(str(entry.get("cohort", "")), empty)
     model = is_model(entry)
     one["to"], one["bytes"] = time, one["bytes"] + entry["bytes"]
-    one["models" if model else "surveys"] += 1
+    one["models" if model else "own_models" if is_own_model(entry) else "surveys"] += 1
     one["runs"] = sorted({*one["runs"], str(entry["run-id"])})
     one["studies"][name] = one["studies"].get(name, 0) + model

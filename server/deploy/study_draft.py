@@ -16,6 +16,7 @@ from client.site.trust.pins import content_sum
 from client.studies import corners
 from partitions.common.errors import UserError
 from strategies.base.evaluation import EVALUATE
+from strategies.base.evaluation.own_model import asks_for_models
 from strategies.base.run_settings import RunSettings, parse_settings
 
 ALWAYS = (  # settings that every protocol says, though they be defaults
@@ -75,7 +76,9 @@ def draft(
 
 def _evaluations(run: RunSettings) -> int:
     """How many evaluations a run asks for: one a round where it evaluates given models, and one to spare."""
-    return run.common.rounds + 1 if run.common.strategy == EVALUATE else 2 + 2 * (run.common.evidence == "on")
+    if run.common.strategy == EVALUATE:
+        return run.common.rounds + 1
+    return 2 + 2 * (run.common.evidence == "on") + asks_for_models(run.strategy.info, run.common)
 
 
 def _limits(runs: int, rounds: int, bytes_: int, evaluations: int) -> list[str]:

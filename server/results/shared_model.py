@@ -105,7 +105,7 @@ def model_card(
 
 def reports_shared(method: type[PersonalizedStrategy]) -> bool:
     """Return whether the report shows the score of the shared model."""
-    return method.info.one_model and method.info.reports == "received"
+    return method.info.reports_shared
 
 
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:

@@ -14,9 +14,12 @@ from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, ans
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
 from server.run.registration import Registration
 from server.run.reporter import Reporter
+from strategies.base.evaluation.own_model import KIND as OWN_MODEL
+from strategies.base.evaluation.own_model import OWN
 from strategies.base.schema.reporting import SECONDS, reason_of
 from strategies.base.settings import Common
 from strategies.base.strategy import PersonalizedStrategy
+from strategies.base.transport.payload import BUFFERS
 
 
 class Collector:
@@ -154,6 +157,8 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
     silos = {info.node_id: name for name, info in strategy.silos.items()}
 
     def most(message: Message) -> int:
+        if message.metadata.message_type == OWN_MODEL:
+            return OTHER_BYTES + NUMBER_BYTES * (strategy.layout.size + strategy.layout.buffer_size)
         if message.metadata.message_type != MessageType.TRAIN:
             return OTHER_BYTES
         return OTHER_BYTES + NUMBER_BYTES * strategy.upload_numbers(silos[message.metadata.dst_node_id])
@@ -163,6 +168,8 @@ def size_limit(strategy: PersonalizedStrategy) -> Callable[[Message], int]:
 
 def expected_records(message: Message, strategy: PersonalizedStrategy) -> set[str]:
     """Return the records that the reply to a message may have."""
+    if message.metadata.message_type == OWN_MODEL:
+        return {"config", *(f"model.{name}" for name in (OWN, BUFFERS))}
     trains = message.metadata.message_type == MessageType.TRAIN
     return {"config", "metrics", *(f"model.{name}" for name in strategy.upload_names() if trains)}
 

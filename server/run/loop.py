@@ -18,11 +18,13 @@ from models.threads import use_threads
 from partitions.common.errors import UserError
 from server.results.evidence import collect_evidence, wants_evidence
 from server.results.history import History
+from server.results.own_models import any_kept
 from server.results.reported_round import shared_arrays
 from server.results.run_directory import RunDirectory
 from server.results.summary import FinishedRun
 from server.run.checkpoints import Checkpoints, RunState
 from server.run.collector import Collector
+from server.run.evaluation.kept import collect_models
 from server.run.newcomers.hold_out import HoldOut
 from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
@@ -31,6 +33,7 @@ from server.run.recovery import earlier_start, gone_back, lost, refusal
 from server.run.registration import Registration
 from server.run.reporter import Progress, Reporter
 from strategies.base.damaged import damages
+from strategies.base.evaluation.own_model import asks_for_models
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State
 from strategies.base.strategy import PersonalizedStrategy
@@ -97,6 +100,11 @@ class RoundLoop:
         self.recorder.rewind(strategy, self.registration.task, self.done)
         strategy.joined = self.recorder.joined()
         self._stop_early(strategy)
+        if self.done < self.last and any_kept(self.checkpoints.folder):
+            raise UserError(
+                f"{self.checkpoints.folder}: silos' own models have left at the end of this run (keep-models), which "
+                "trains no further: start a new one"
+            )
         if saved is not None:
             self.checkpoints.check_history(saved, self.done)
         return strategy
@@ -182,10 +190,13 @@ class RoundLoop:
             self.history.add(rows + self.recorder.totals(rounds + 1, seconds, strategy.bytes_down, 0))
             self.recorder.chosen.add(rows)
             self.reporter.closed(strategy, rows, self.registration.task)
+            strategy.shown = self.recorder.chosen.of(strategy.silos)
+            exchange = partial(self.collector.exchange, strategy=strategy, lost=self.state.lost)
             if wants_evidence(strategy, self.registration.simulated):
-                strategy.shown = self.recorder.chosen.of(strategy.silos)
-                exchange = partial(self.collector.exchange, strategy=strategy, lost=self.state.lost)
                 self.evidence = collect_evidence(strategy, exchange, self.reporter.note)
+            if asks_for_models(strategy.info, self.common) and (folder := self.checkpoints.folder):
+                kept = collect_models(strategy, exchange, folder, self.reporter.note)
+                self.reporter.event("models", silos=kept)
             self.evaluate_newcomers(strategy)
             self.state.seconds["total"] += time.perf_counter() - started
         self.done = rounds + 1
@@ -225,7 +236,8 @@ class RoundLoop:
         if not found:
             return False
         repairable = [d for d in found if d.silo not in self.repaired]
-        start = earlier_start(self.checkpoints.folder, repairable, self.common.checkpoint_every)
+        folder = None if any_kept(self.checkpoints.folder) else self.checkpoints.folder  # its silos train no more
+        start = earlier_start(folder, repairable, self.common.checkpoint_every)
         repaired = start.repaired if start is not None else ()
         if len(repaired) < len(found) and self.registration.simulated:
             raise UserError(refusal([damage for damage in found if damage not in repaired]))

@@ -23,6 +23,7 @@ from partitions.common.files import write_atomically
 from server.results.checkpoint import load_checkpoint
 from server.results.history import History
 from server.results.hold_out import FOLDER, SILOS, groups_of, write_groups
+from server.results.own_models import FOLDER as OWN_MODELS
 from server.results.run_directory import WORKERS, RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.summary import FinishedRun, compare, evidence_in, run_summary
@@ -70,10 +71,10 @@ def _withdraw(name: str, run: Path) -> list[str]:
     for checkpoint in sorted((run / "checkpoint").glob("*")):
         known = _names(checkpoint)
         count = sum(_clean_state(file, name, known) for file in _states(checkpoint, name))
-        own = checkpoint / "silos" / name
-        if own.is_dir():
-            shutil.rmtree(own)
-            count += 1
+        for own in (checkpoint / "silos" / name, checkpoint / OWN_MODELS / name):
+            if own.is_dir():
+                shutil.rmtree(own)
+                count += 1
         done += [f"{checkpoint.name} ({count} states)"] if count else []
     history = run / "history.csv"
     if history.is_file():

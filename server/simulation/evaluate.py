@@ -16,6 +16,7 @@ from client.export import card_file, export_model
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from server.deploy import submit
+from server.results.own_models import any_kept, export_kept
 from server.results.shared_model import export_shared, find_run, reports_shared
 from server.run.evaluation.loop import MATRIX, MODELS, Cell, EvaluationLoop, write_matrix
 from server.run.evaluation.models import read_models, run_values
@@ -33,7 +34,7 @@ def gather_models(
     """Put the models of a run, or a model's file, with their model cards into ``folder``, and return their files.
 
     ``which``: the ``shared`` model of a run; or ``all``: besides, where there is one, the model of each silo whose
-    score the report shows, if the silos' states lie on this machine. Raises UserError.
+    score the report shows, where the silos' states lie on this machine or the silo has sent it. Raises UserError.
     """
     folder.mkdir(parents=True)
     if source.is_file():
@@ -53,15 +54,25 @@ def gather_models(
     except UserError:
         if which == SHARED:
             raise
-    for silo in entry_of(source, run)["silos"] if which == ALL and has_states(source, run) else ():
-        export_model(source, silo, "reported", folder / f"{silo}.safetensors", *chosen)
-        made.append(folder / f"{silo}.safetensors")
+    entry = entry_of(source, run) if which == ALL else {}
+    for silo in entry.get("silos", ()):
+        file = folder / f"{silo}.safetensors"
+        if has_states(source, run):
+            export_model(source, silo, "reported", file, *chosen)
+        elif not export_kept(source, run, silo, entry, file):
+            continue
+        made.append(file)
     return made
 
 
 def has_states(source: Path, run: RunSettings) -> bool:
     """Return whether the states of a run's silos lie in its directory, as those of a simulation do."""
     return (source / "checkpoint" / run.run_key / "silos").is_dir()
+
+
+def has_models(source: Path, run: RunSettings) -> bool:
+    """Return whether models of a run's silos lie on this machine."""
+    return has_states(source, run) or any_kept(source / "checkpoint" / run.run_key)
 
 
 def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
@@ -87,7 +98,7 @@ def evaluate(
     if source.is_file() and data is None:
         raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
     check_new(out)
-    if which == ALL and source.is_dir() and not has_states(source, find_run(source, strategy, seed)):
+    if which == ALL and source.is_dir() and not has_models(source, find_run(source, strategy, seed)):
         raise UserError(
             f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
         )
@@ -136,8 +147,8 @@ def evaluate_deployed(
 ) -> Path:
     """Evaluate at the silos of a federation, and return the file of the matrix.
 
-    With ``all``, the matrix has what the run measured of each silo's model at that silo, where the model itself has
-    not left it. ``study``: the approved study that it belongs to. Raises UserError, RunFailedError.
+    With ``all``, the matrix has what the run measured of each silo's model at that silo, where the server has not got
+    the model itself. ``study``: the approved study that it belongs to. Raises UserError, RunFailedError.
     """
     check_new(out)
     with tempfile.TemporaryDirectory() as temporary:
@@ -166,7 +177,7 @@ def add_own(source: Path, out: Path, run: RunSettings, own: Sequence[Cell], eval
     out.mkdir(parents=True, exist_ok=True)
     add_cells(out / MATRIX, own, silos)
     if absent := [silo for silo in silos if silo not in evaluated]:
-        why = "their models never left these hospitals"
+        why = "the server has no model of theirs that the report shows (a run with keep-models = reported asks for it)"
         if reports_shared(run.strategy) and SHARED in evaluated:
             why = f"{run.common.strategy} has one model, {SHARED}"
         rest = "the matrix has what the run measured of each at its own hospital, and nothing of it elsewhere"

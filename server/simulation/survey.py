@@ -64,5 +64,5 @@ def survey_deployed(values: Mapping[str, object], out: Path | None, connection: 
     Raises UserError, RunFailedError.
     """
     plain = {"hold-out": "", "late-joiners": "", "patience": 0, "dp": False, "wire-dtype": "float32", "ala": False}
-    given = {**plain, **values, **RUN}  # whatever a federation's file says of its runs
+    given = {**plain, "keep-models": "none", **values, **RUN}  # whatever a federation's file says of its runs
     return submit.run({**given, **({"out": str(out)} if out else {})}, connection)

@@ -90,6 +90,11 @@ class MethodInfo:
         """Whether it is a method, and not the evaluation of given models or a survey of the data."""
         return self.asks == "training"
 
+    @property
+    def reports_shared(self) -> bool:
+        """Whether the report shows the score of the one model that all silos share."""
+        return self.one_model and self.reports == "received"
+
 
 def shares_buffers(info: MethodInfo, common: Common) -> bool:
     """Return whether BatchNorm statistics travel with the method's models."""

@@ -26,6 +26,7 @@ from partitions.simulated import Division
 from strategies.base.aggregation.bounded import check_robust
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import EVALUATE, EvaluateSettings
+from strategies.base.evaluation.own_model import check_keep
 from strategies.base.info import MethodInfo
 from strategies.base.newcomer.settings import check_newcomers
 from strategies.base.privacy.settings import Privacy
@@ -228,7 +229,10 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
 
 
 def check_evaluation(common: Common, own: Any) -> None:
-    """Raise UserError where a run that only evaluates has other rounds than models, or asks for anything besides."""
+    """Raise UserError where a run asks for models that it cannot have, or, where it only evaluates, for more than that:
+    other rounds than models, or anything besides.
+    """
+    check_keep(common)
     if not isinstance(own, EvaluateSettings):
         return
     if common.rounds != len(own.entries):

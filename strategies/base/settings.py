@@ -245,6 +245,12 @@ class Common:
     evidence_horizon: float = setting(
         0.0, "survival: the time at which calibration is measured, in the unit of the data; 0: none", minimum=0
     )
+    keep_models: str = setting(
+        "none",
+        "reported: at its end the run asks each silo once for the model of its own that the report shows, for "
+        "silofl evaluate --models all; hospitals' policies decide, and no such silo trains in the run again",
+        choices=("none", "reported"),
+    )
     study: str = setting("", "the study that the run belongs to, by the name under which hospitals approved it")
     checkpoint_every: int = setting(
         1, "save the state of server and silos every so many rounds", minimum=1, maximum=MOST_ROUNDS

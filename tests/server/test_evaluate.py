@@ -123,7 +123,7 @@ def test_models_that_all_stayed_at_their_hospitals(
     assert main([*command, "--out", str(out)]) == 0
     assert {key[:2] for key in read(out / "matrix.csv")} == {(f"hospital-0{i}", f"hospital-0{i}") for i in (1, 2, 3)}
     said = capsys.readouterr().err
-    assert "not evaluated: hospital-01, hospital-02, hospital-03: their models never left" in said
+    assert "not evaluated: hospital-01, hospital-02, hospital-03: the server has no model of theirs" in said
     assert main([*command, "--out", str(out)]) == 2
     assert main(["evaluate", str(run), "--models", "all", "--strategy", "ditto", "--out", str(tmp_path / "x")]) == 2
     assert "lie at the silos: --connection NAME evaluates there" in capsys.readouterr().err

@@ -76,6 +76,12 @@ def _of_settings(study: Study, policy: Policy) -> Iterator[str]:
             f"strategy may be survey: differencing. Counts and sums of your columns leave (your policy's min-cell is "
             f"{policy.min_cell}, max-surveys {policy.max_surveys}). Two answers about different data tell who changed"
         )
+    if "reported" in values(study, "keep-models"):
+        stays = "" if policy.own_model else " (your policy has own-model = false: it stays)"
+        yield (
+            f"keep-models may be reported: membership. Your own model leaves whole at the end of each of "
+            f"{study.limits.runs} runs{stays}. It shows who was among your patients, and two runs what a round added"
+        )
     for name in study.methods:
         if METHODS[name].get("peers"):
             yield f"{name} hands your model to the other hospitals by name: each of them can attack it"

@@ -8,6 +8,8 @@ from .methods import METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, number, of_method, owner, plain
 
+OWN_MODEL = "evaluate.own_model"  # asks for the silo's own model; strategies/base/evaluation/own_model.py has the same
+
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     """Return what a run's settings ask for beyond the policy, rule and setting each."""
@@ -131,3 +133,23 @@ def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
     models, this = str(run.get("evaluate.models", "")), number(sent.get("round")) or 0
     entries = models.split(",")
     return (entries[int(this) - 1] if 1 <= this <= len(entries) else models).partition("@")[2]
+
+
+def own_model_faults(policy: Policy, run: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
+    """Return why the silo's own model may not leave with this message: ``sent`` is its config.
+
+    It has all layers, so that ``whole-model`` holds for it. A run asks for it once, behind its last round, which may be
+    an earlier one than planned with ``patience``. Which rounds there were before, only the server knows.
+    """
+    asks = "and a message asks for this silo's own model"
+    rules = [name for name in ("own_model", "whole_model") if not getattr(policy, name)]
+    faults = [f"its policy has {policy.says(name)}, {asks}" for name in rules]
+    if run.get("keep-models") != "reported":
+        faults.append(f"the run has keep-models = {run.get('keep-models')}, {asks}")
+    if is_private(run):
+        faults.append(f"the run has dp = true, {asks}, which may be trained without noise")
+    rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
+    first = 2 if number(run.get("patience")) else rounds + 1
+    if this is None or not first <= this <= rounds + 1:
+        faults.append(f"the run has rounds = {rounds:g}, {asks} in round {sent.get('round')!r:.20}")
+    return faults

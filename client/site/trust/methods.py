@@ -176,6 +176,7 @@ DEFAULTS: dict[str, bool | int | float | str] = {
     "dp": False,
     "evidence": "auto",
     "evidence-horizon": 0.0,
+    "keep-models": "none",
     "study": "",
     "checkpoint-every": 1,
     "resume": False,

@@ -84,6 +84,11 @@ class Policy:
     peers: bool = rule(
         False, True, "whether silos' own models go round: this one's, by name, to other hospitals, and theirs here"
     )
+    own_model: bool = rule(
+        False,
+        True,
+        "whether this silo's own model may leave, once, at the end of a run that asks for it (keep-models = reported)",
+    )
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
     min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)

@@ -102,6 +102,7 @@ def run_values(models: Sequence[EvaluatedModel], *, owned: bool = True) -> dict[
         "strategy": EVALUATE,
         "wire-dtype": "float32",  # whatever a federation's file says of its runs
         "ala": False,
+        "keep-models": "none",
         "patience": 0,
         "rounds": len(models),
         "model": name,

@@ -15,7 +15,7 @@ from models.flat import is_finite, scatter
 from models.layout import Layout
 from partitions.common.errors import DataError
 from strategies.base.schema.reporting import read_metrics, reason_of
-from strategies.base.transport.payload import BUFFERS, Number, decode
+from strategies.base.transport.payload import BUFFERS, Number, Payload, decode
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,29 @@ class Expected:
     base: Callable[[str, str], Tensor | None] = lambda name, silo: None  # (vector, silo) -> what it may be told by
 
 
-def read_update(reply: Message, silo: str, expected: Expected) -> Update:
-    """A silo's train reply. Raises DataError where it is not what is expected."""
+def read_reply(
+    reply: Message, silo: str, base: Callable[[str], Tensor | None] = lambda name: None
+) -> tuple[Payload, dict[str, Number]]:
+    """A silo's reply as payload and config. Raises DataError, with the silo's reason, where it is an error or unusable.
+
+    ``base`` knows what vectors are told by, which do not travel as they are.
+    """
     if reply.has_error():
         raise DataError(reason_of(reply.error.reason))
     try:
-        payload, config = decode(
-            reply.content, base=lambda name: expected.base(name, silo) if name in expected.names else None
-        )
+        return decode(reply.content, base=base)
     except DataError:
         raise
     except Exception as error:  # the bytes are the silo's: whatever it sends, the others go on
         log(ERROR, "a reply of %s cannot be read", silo, exc_info=error)
         raise DataError(f"the reply cannot be read ({type(error).__name__}: {error})") from error
+
+
+def read_update(reply: Message, silo: str, expected: Expected) -> Update:
+    """A silo's train reply. Raises DataError where it is not what is expected."""
+    payload, config = read_reply(
+        reply, silo, lambda name: expected.base(name, silo) if name in expected.names else None
+    )
     named, number = config.get("silo"), config.get("round")
     if number != expected.round or named != silo or silo not in expected.samples:
         raise DataError(f"a reply of {named!r:.80} for round {number!r:.80}, not of {silo} for {expected.round}")

@@ -44,7 +44,7 @@ def test_the_default_file_says_the_defaults() -> None:
 def test_defaults_are_safe() -> None:
     """What a data officer who has written no file can rely on."""
     p = Policy()
-    assert not p.peers and not p.class_means and not p.public
+    assert not p.peers and not p.own_model and not p.class_means and not p.public
     assert (p.min_metric_samples, p.min_silos, p.floor, p.min_sum_samples) == (10, 3, 10, 50)
     assert (p.min_batch_size, p.max_local_epochs, p.runs_per_day) == (8, 20, 20)
     assert (p.max_mixing_epochs, p.max_inner_steps, p.max_decay, p.max_momentum) == (100, 20, 0.1, 0.95)

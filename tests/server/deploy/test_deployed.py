@@ -29,6 +29,7 @@ from server.deploy.control import Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.local import LocalFederation, parts, record, start
 from server.results.history import History
+from server.results.own_models import FILE, FOLDER
 from server.results.study import study_config, study_runs
 from server.run.evaluation.models import read_models, run_values
 from server.simulation.evaluate import evaluate, gather_models
@@ -49,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "augment": "flip,rotate:15,shift:1,perspective:0.2,brightness:0.1",
     "wire-dtype": "topk",
     "hold-out": "hospital-02",
+    "keep-models": "reported",
 }
 DATA: dict[str, Any] = {**{key: RUN[key] for key in ("dataset", "partition", "threads")}, "silos": 3}
 
@@ -65,6 +67,11 @@ def test_in_process_and_deployed_give_the_same_numbers(federation: LocalFederati
     submit.run({**SETTINGS, "out": str(tmp_path / "there")})
     assert rows(tmp_path / "there") == rows(here)
     assert any("zero_shot" in row for row in rows(here))
+    kept, there = (
+        {file.parent.name: file.read_bytes() for file in (run / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}")}
+        for run in (here, tmp_path / "there")
+    )
+    assert there == kept and set(there) == {"hospital-01", "hospital-03"}
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +103,14 @@ def test_ray_maps_columns_and_labels_by_name(ports: dict[str, str], tmp_path: Pa
 
 
 def test_a_matrix_deployed(federation: LocalFederation, here: Path, tmp_path: Path) -> None:
+    """Of models that the silos have sent, the whole of it; else what needs none."""
     matrix = evaluate(here, tmp_path / "a", "all")
     there = tmp_path / "b"
     given = ["--models", "all", "--connection", federation.connection.name, "--out", str(there)]
-    # The run in process has its silos' states on this machine.
-    assert main(["evaluate", str(here), *given]) == 0
+    near = shutil.copytree(here, tmp_path / "near", ignore=shutil.ignore_patterns("silos"))
+    assert main(["evaluate", str(near), *given]) == 0
     assert (there / "matrix.csv").read_text() == matrix.read_text()
-    far = shutil.copytree(here, tmp_path / "far", ignore=shutil.ignore_patterns("silos"))
+    far = shutil.copytree(near, tmp_path / "far", ignore=shutil.ignore_patterns(FOLDER))
     assert main(["evaluate", str(far), *given[:-1], str(tmp_path / "c")]) == 0
     cells = [line.split(",") for line in matrix.read_text().splitlines()]
     kept = [cell for cell in cells if cell[0] in ("model", "shared", cell[1])]  # what needs no silo's own model

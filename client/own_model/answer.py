@@ -1,0 +1,58 @@
+"""The silo's own model that the report shows, sent once, at the end of a run that says so beforehand.
+
+The message brings no model: the silo kept the reported one (``client/reported.py``), as for the evidence. What leaves
+is noted on the hospital's disk first. Then the run's next request is refused where it is for another model, or for
+training (``client/site/own_models.py``). A server says itself which round its report shows, and which rounds there
+were: it gets one model of a run, of the round that it likes.
+"""
+
+from __future__ import annotations
+
+from flwr.app import Message, RecordDict
+
+from client.egress import release_own_model
+from client.local_data import is_own_file
+from client.reported import load_reported
+from client.session import ClientSession
+from client.site.own_models import Names, claim, names_of
+from client.site.trust.message_rules import own_model_faults
+from client.site.trust.policy import PolicyRefusedError
+from models.privacy.noise import digest_of
+from partitions.common.errors import UserError
+from strategies.base.client import SiloClient
+from strategies.base.evaluation.own_model import asks_for_models
+
+
+def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
+    """Return the reply to a message that asks for the silo's own model. Raises UserError where there is none to send.
+
+    Raises PolicyRefusedError where the run's settings or the policy do not have it, or another one of the run has left.
+    """
+    context, sent = session.context, dict(message.content.config_records.get("config", {}))
+    for fault in own_model_faults(session.policy, context.run_config, sent):
+        raise PolicyRefusedError(f"{session.name} refuses: {fault}")
+    if not asks_for_models(session.info, session.settings.common):
+        raise UserError(f"{session.name} sends no model of its own: {session.info.name} has one for all silos")
+    client, config = session.open_client(message), session.config
+    client.round = int(config["round"])
+    if client.networks > 1:
+        raise UserError(
+            f"{session.name} sends no model of its own: that of {session.info.name} is {client.networks} networks here"
+        )
+    if session.name in config.get("own_statistics", ()):
+        raise UserError(
+            f"{session.name} sends no model of its own: it is used with this silo's statistics, which stay here"
+        )
+    if not load_reported(client, wanted := config.get("reported"), session.info.reports):
+        raise UserError(f"{session.name} kept no model of round {wanted!r:.20}, which is asked for")
+    if is_own_file(context) and not session.policy.public:
+        _claim(client, session, names_of(sent, int(context.run_id)))
+    return release_own_model(client)
+
+
+def _claim(client: SiloClient, session: ClientSession, run: Names) -> None:
+    """Note the model before it leaves. Raises PolicyRefusedError where another one of this run has left."""
+    model = digest_of([client.model.vector, client.model.buffers]).hex()
+    state, says = session.context.node_config.get("state-dir"), session.policy.says("own_model")
+    if fault := claim(state, run, session.name, model, says):
+        raise PolicyRefusedError(f"{session.name} refuses: {fault}")

@@ -1,0 +1,63 @@
+"""Which of this silo's own models have left, run by run: one in a run, and the run trains no further here.
+
+    STATE_DIR/own-models    a line for each: the model's SHA-256, two names of the run, the silo
+
+Both names count. Flower's number is of one submission: whatever the messages in it call the run, one model leaves. The
+run's own id is what a silo keeps its state by, and stays when the run is resumed under another number. So a server
+cannot take the model at several rounds of one training, nor those of many trainings in one run.
+
+Standard library only, as in trust/policy.py.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import SiteError
+from .trust.counters import noted
+
+FILE = "own-models"
+Names = tuple[str, str]
+
+
+def names_of(sent: Mapping[str, Any], run: int) -> Names:
+    """A run's names in the file, by the config of its message and Flower's number."""
+    number = f"{run:016x}"
+    own = str(sent.get("run_id") or number)  # as client/store.py has it
+    return hashlib.sha256(own.encode()).hexdigest(), number
+
+
+def claim(state: Any, run: Names, silo: str, model: str, says: str) -> str:
+    """Note that this model is about to leave; why it may not, or nothing. One that has left may leave again.
+
+    ``model``: its SHA-256; ``says``: the rule, for a directory in which nothing can be noted.
+    """
+
+    def entry(lines: list[list[str]]) -> tuple[str, str]:
+        if _models(lines, run, silo) - {model}:
+            return "", "its own model leaves once per run, and another one of this run has left"
+        words = [model, *run, *silo.split()]
+        return ("" if words in lines else " ".join(words)), ""
+
+    return noted(state, FILE, says, entry)
+
+
+def has_left(state: Any, run: Names, silo: str) -> bool:
+    """Return whether a model of this silo has left in this run. Raises SiteError where that cannot be read."""
+    file = Path(str(state)) / FILE
+    if not state or not file.exists():
+        return False
+    try:
+        lines = [line.split() for line in file.read_text("utf-8", "replace").splitlines()]
+    except OSError as error:
+        raise SiteError(
+            f"{file} says which of its own models have left, and cannot be read: {error.strerror}"
+        ) from None
+    return bool(_models(lines, run, silo))
+
+
+def _models(lines: list[list[str]], run: Names, silo: str) -> set[str]:
+    """The models of a silo that have left under one of the run's names."""
+    own = [words for words in lines if len(words) > 3 and words[3:] == silo.split()]
+    return {words[0] for words in own if words[1] == run[0] or words[2] == run[1]}

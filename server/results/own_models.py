@@ -1,0 +1,72 @@
+"""The silos' own models that a run has asked for at its end (``keep-models = reported``): kept beside its checkpoint.
+
+    checkpoint/RUN/own/SILO/model.safetensors
+
+They wait there for ``silofl evaluate --models all``, which makes each a file of its own with a model card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from client.export import when, write_model
+from models.layout import Layout
+from partitions.common.errors import DataError, UserError
+from server.results.checkpoint import load_checkpoint
+from server.results.shared_model import model_card
+from strategies.base.evaluation.own_model import OWN
+from strategies.base.run_settings import RunSettings
+from strategies.base.state import State
+from strategies.base.transport.payload import BUFFERS, Payload
+from strategies.base.transport.replies import check_statistics, check_vector
+
+FOLDER, FILE = "own", "model.safetensors"
+
+
+def any_kept(checkpoint: Path | None) -> bool:
+    """Return whether a silo's own model has come to this run."""
+    return checkpoint is not None and any(checkpoint.glob(f"{FOLDER}/*/{FILE}"))
+
+
+def keep_model(checkpoint: Path, silo: str, server_round: int, payload: Payload, layout: Layout) -> None:
+    """Keep a silo's own model of this round, whatever it calls it: it is that of the silo that sent it.
+
+    Raises DataError where it is no model of the run's network.
+    """
+    sizes = {OWN: layout.size, **({BUFFERS: layout.buffer_size} if layout.buffer_size else {})}
+    if set(payload.models) != set(sizes):
+        raise DataError(f"the reply holds {', '.join(sorted(payload.models)) or 'nothing'}, not {', '.join(sizes)}")
+    vectors = {name: payload.models[name].vector for name in sizes}
+    for name, vector in vectors.items():
+        check_vector(name, vector, sizes[name])
+    if BUFFERS in vectors:
+        check_statistics(vectors[BUFFERS], layout, [slice(0, layout.buffer_size)])
+    State(vectors, {"silo": silo, "round": server_round}).save(checkpoint / FOLDER / silo / FILE)
+
+
+def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, Any], out: Path) -> bool:
+    """Write the model that a silo has sent as a file with its card; whether there is that of the reported round.
+
+    ``entry``: the run's in ``summary.json``. Raises UserError for a file that cannot be used.
+    """
+    checkpoint = source / "checkpoint" / run.run_key
+    file, wanted = checkpoint / FOLDER / silo / FILE, entry["per_silo"].get(silo, {}).get("round")
+    if not file.is_file():
+        return False
+    try:
+        kept, (state, _) = State.load(file), load_checkpoint(checkpoint)
+    except DataError as error:
+        raise UserError(str(error)) from None
+    if state is None:
+        raise UserError(f"{checkpoint} has no checkpoint, which says what the models in it are")
+    if kept.numbers["round"] != wanted:  # the report changed since: the run was resumed
+        return False
+    card = model_card(run, state, wanted, {}, entry["rounds"])
+    told = state.numbers["cards"][silo]
+    card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
+    card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
+    card |= {"samples": {part: told[f"n_{part}"] for part in ("train", "val", "test")}}
+    write_model(out, card, kept.arrays[OWN], kept.arrays.get(BUFFERS))
+    return True
