@@ -171,7 +171,9 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
     missing = [name for name in dict.fromkeys((*taken, recipe.text, recipe.patient)) if name and name not in header]
     if strange := [name for name in header if name not in known and name not in roles]:
         instead = f" and lacks {few(missing)}" if missing else ""
-        raise DataError(f"{where} has columns that the recipe does not: {few(strange)}{instead}; rename or remove them")
+        raise DataError(
+            f"{where} has columns that the recipe does not have: {few(strange)}{instead}; rename or remove them"
+        )
     if missing:
         raise DataError(
             f"{where} has no column {few(missing)}, which the recipe takes; there are: {list_columns(header)}"

@@ -111,7 +111,8 @@ def reports_shared(method: type[PersonalizedStrategy]) -> bool:
 def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSettings:
     """Return the requested run of a directory. Raises UserError where there is none, or more than one."""
     if not (source / "config.toml").is_file():
-        raise UserError(f"{source} holds no run: the shared model lies in the server's run directory")
+        what = "holds no run" if source.is_dir() else "is no directory"
+        raise UserError(f"{source} {what}: the shared model lies in the server's run directory")
     runs = study_runs(read_toml(source / "config.toml"))
     found = [r for r in runs if strategy in (None, r.common.strategy) and seed in (None, r.common.seed)]
     names = ", ".join(run.run_key for run in (found or runs))

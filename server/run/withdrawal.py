@@ -89,8 +89,9 @@ def _withdraw(name: str, run: Path) -> list[str]:
         done.append("progress.jsonl")
     if done and _clean_config(run / "config.toml", name):
         done.append("config.toml")
-    if done:
-        (run / "report.html").unlink(missing_ok=True)
+    if done and (run / "report.html").is_file():
+        (run / "report.html").unlink()
+        done.append("report.html (`silofl report` writes it again)")
     return done
 
 

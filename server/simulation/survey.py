@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from client.app import app as client_app
-from client.site.trust.policy import PUBLIC, read_policy
+from client.site.trust.policy import PUBLIC, read_policy, rules
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
 from partitions.own_files import files_of
@@ -36,13 +37,16 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     files = [] if data is None else [data] if data.is_file() else files_of(data)
     if data is None and policy != PUBLIC:
         raise UserError("--policy goes with --data: a simulation's data are public")
-    read_policy(policy)
+    site = read_policy(policy)
     where = {"silos": len(files)} if files else values
     settings = parse_settings({**where, **RUN})
     with cleared(out), private(), tempfile.TemporaryDirectory() as temporary:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "config.toml", toml_text(settings.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
+        if site.studies == "required":  # no study is approved for a preview of what would leave
+            preview, policy = replace(site, studies="optional"), f"{temporary}/.policy.toml"
+            Path(policy).write_text("\n".join(preview.says(rule.name) for rule in rules().values()))
         for context, file in zip(grid.contexts.values(), files, strict=False):
             state = str(Path(temporary) / file.stem)
             own: dict[str, Value] = {

@@ -16,6 +16,7 @@ from server.watch.source import Source
 
 REFRESH_SECONDS = 0.5
 LOG_LINES = 5
+MOST_NAME = 30  # characters of a silo's name that a narrow terminal shows whole
 
 
 def show(source: Source, *, once: bool) -> None:
@@ -64,7 +65,9 @@ def silo_table(run: Mapping[str, Any], now: float) -> Table:
     """Return a row per silo."""
     score = escaped(run["score"]) or "score"
     table = Table(box=None, pad_edge=False)
-    for name in ("silo", "now", "last reply"):
+    longest = max((len(escaped(silo["name"])) for silo in run["silos"]), default=0)
+    table.add_column("silo", min_width=min(longest, MOST_NAME))  # hospital-… twelve times tells nothing
+    for name in ("now", "last reply"):
         table.add_column(name)
     for name in (f"validation {score}", f"test {score}", "gain", "missed"):
         table.add_column(name, justify="right")

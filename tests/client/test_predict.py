@@ -74,8 +74,8 @@ def test_the_whole_export_predicts_as_its_data_file(tmp_path, trained):
 @pytest.mark.parametrize(
     ("header", "row", "words"),
     [
-        ("dose;sex;age;Patient-ID;BMI", "3;w;81,5;X;9", "has columns that the recipe does not: BMI"),
-        ("dose;sex;Alter;Patient-ID", "3;w;81,5;X", "does not: Alter and lacks age"),
+        ("dose;sex;age;Patient-ID;BMI", "3;w;81,5;X;9", "has columns that the recipe does not have: BMI"),
+        ("dose;sex;Alter;Patient-ID", "3;w;81,5;X", "does not have: Alter and lacks age"),
         ("dose;sex;Patient-ID", "3;w;X", "has no column age, which the recipe takes"),
         ("dose;sex;age;Patient-ID", "3;x;81,5;X", "line 2: sex is 'x', none of m, w; correct"),
         ("dose;sex;age;Patient-ID", "3;w;81.5;X", "line 2: age is '81.5', no number"),

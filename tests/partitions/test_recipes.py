@@ -270,9 +270,12 @@ def test_what_does_not_fit_is_named_and_never_dropped(tmp_path):
     [
         (
             "Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz;Patient-ID;BMI",
-            "has columns that the recipe does not: BMI; rename",
+            "has columns that the recipe does not have: BMI; rename",
         ),
-        ("Aufnahme;Age;Ort;Geschlecht;Dosis;Notiz;Patient-ID", "does not: Age and lacks Alter; rename or remove them"),
+        (
+            "Aufnahme;Age;Ort;Geschlecht;Dosis;Notiz;Patient-ID",
+            "does not have: Age and lacks Alter; rename or remove them",
+        ),
         ("Aufnahme;Ort;Geschlecht;Dosis;Notiz;Patient-ID", "has no column Alter, which the recipe takes; there are"),
         ("Aufnahme;Alter;Ort;Geschlecht;Dosis;Notiz", "has no column Patient-ID, which the recipe takes; there are"),
     ],

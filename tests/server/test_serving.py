@@ -76,7 +76,7 @@ def test_it_says_what_it_takes(served: Any) -> None:
 @pytest.mark.parametrize(
     ("content", "status", "words"),
     [
-        ({"rows": [{**OLD, "BMI": 3}]}, 422, "row 1 has columns that the recipe does not: BMI"),
+        ({"rows": [{**OLD, "BMI": 3}]}, 422, "row 1 has columns that the recipe does not have: BMI"),
         ({"rows": [OLD, {k: v for k, v in OLD.items() if k != "age"}]}, 422, "row 2 has no column age"),
         ({"rows": [{**OLD, "sex": "x"}]}, 422, "row 1: sex is 'x', none of m, w"),
         ({"rows": [{**OLD, "age": "81.5"}]}, 422, "row 1: age is '81.5', no number"),

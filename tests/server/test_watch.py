@@ -533,6 +533,17 @@ def test_one_picture_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in shown and "\x07" not in shown
 
 
+def test_a_narrow_terminal_shows_whole_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    names = [f"hospital-{number:02}" for number in (1, 12)]
+    write(tmp_path, *round_done(1, dict.fromkeys(names, 0.5), rounds=3, rejected={"late": "no reply " * 9}))
+    assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names)
+
+
 def test_a_run_that_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.toml").write_text("")
     assert main(["watch", str(tmp_path), "--text", "--once"]) == 0

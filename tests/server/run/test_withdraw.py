@@ -99,6 +99,7 @@ def test_a_study_that_held_it_out(tmp_path: Path) -> None:
     evaluate(run, tmp_path / "matrix", "all", strategy="apple")
     lines = withdraw("hospital-02", [run, tmp_path / "matrix"])
     assert any("hold-out" in line for line in lines) and any("matrix.csv" in line for line in lines)
+    assert any("report.html (`silofl report`" in line for line in lines) and not (run / "report.html").exists()
     assert sorted(json.loads((run / "summary.json").read_text())["hold_out"]) == ["hospital-01", "hospital-03"]
     for other in ("hospital-01", "hospital-03"):
         part = run / "hold-out" / other
