@@ -205,36 +205,32 @@ def parse_policy(text: str, path: str) -> Policy:
 
 
 def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
-    if isinstance(f.default, bool):
-        if isinstance(value, bool):
-            return value
-        raise SiteError(f"{path}: {key} = {shown(value)}: true or false is wanted here")
-    if isinstance(f.default, tuple):
-        if key == "networks":
-            if isinstance(value, list) and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value):
-                return tuple(value)
-            raise SiteError(f'{path}: {key} = {shown(value)}: a list of modules, "app" or "all" is wanted here')
+    """The value of a rule, as the policy holds it. Raises SiteError, one line, for one that it cannot be."""
+    default: Any = f.default
+    kind, least, most = type(default), f.metadata["least"], f.metadata["most"]
+    listed, whole = isinstance(value, list), isinstance(value, int) and not isinstance(value, bool)
+    if kind is bool:
+        fits, wanted = isinstance(value, bool), "true or false is wanted here"
+    elif key == "networks":
+        fits = listed and all(isinstance(word, str) and MODULE.fullmatch(word) for word in value)
+        wanted = 'a list of modules, "app" or "all" is wanted here'
+    elif kind is tuple:
         allowed = (*METRICS, SCORE, *EVIDENCE) if key == "metrics" else ("all", *METHODS)
-        if not isinstance(value, list) or any(word not in allowed for word in value):
-            raise SiteError(f"{path}: {key} = {shown(value)}: a list of these is wanted here: {', '.join(allowed)}")
-        return tuple(value)
-    if isinstance(f.default, str):
-        if value in f.metadata["words"]:
-            return value
-        raise SiteError(
-            f"{path}: {key} = {shown(value)}: one of these is wanted here: {', '.join(f.metadata['words'])}"
-        )
-    least, most = f.metadata["least"], f.metadata["most"]
-    up_to = f" and at most {most:g}" if most < NO_LIMIT else ""
-    if isinstance(f.default, float):
-        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-            return float(value)
-        raise SiteError(f"{path}: {key} = {shown(value)}: a number of at least {least}{up_to} is wanted here")
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= NO_LIMIT:
-        raise SiteError(
-            f"{path}: {key} = {shown(value)}: a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"
-        )
-    return value
+        fits = listed and all(word in allowed for word in value)
+        wanted = f"a list of these is wanted here: {', '.join(allowed)}"
+    elif kind is str:
+        words = f.metadata["words"]
+        fits, wanted = value in words, f"one of these is wanted here: {', '.join(words)}"
+    elif kind is float:
+        up_to = f" and at most {most:g}" if most < NO_LIMIT else ""
+        fits = (whole or isinstance(value, float)) and least <= value <= most
+        wanted = f"a number of at least {least}{up_to} is wanted here"
+    else:
+        fits = whole and least <= value <= NO_LIMIT
+        wanted = f"a whole number of at least {least} is wanted here, and at most {NO_LIMIT}"
+    if not fits:
+        raise SiteError(f"{path}: {key} = {shown(value)}: {wanted}")
+    return kind(value)
 
 
 def shown(value: Any) -> str:
