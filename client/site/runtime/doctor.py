@@ -167,7 +167,7 @@ def policy_check(where: str) -> Check:
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
     told = ", ".join(policy.says(name) for name in ("whole_model", "peers", "sums", "min_metric_samples", "floor"))
-    return Check("policy", True, f"{policy.where}: {told}; `silofl policy` prints all")
+    return Check("policy", True, f"{policy.where}: {told}; `silofl policy{' FILE' if where else ''}` prints all")
 
 
 def study_checks(site: Site) -> list[Check]:
@@ -178,7 +178,7 @@ def study_checks(site: Site) -> list[Check]:
         names = [one.study.name for one in approved(site.state) if not one.revoked]
     except ValueError as error:
         return [Check("studies", False, str(error), "until then no run is answered")]
-    none = "none is approved yet, so no run is answered: silofl approve FILE"
+    none = "none is approved, so no run is answered: silofl approve FILE"
     return [Check("studies", True, f"approved: {', '.join(names)}" if names else none)]
 
 

@@ -90,6 +90,7 @@ def test_a_file_that_is_named_and_not_there_is_no_default(tmp_path: Path) -> Non
         read_policy(str(tmp_path / "policy.toml"))
     assert not policy_check(str(tmp_path / "policy.toml")).ok
     assert policy_check("").ok and "peers = false" in policy_check("").detail
+    assert policy_check("").detail.endswith("; `silofl policy` prints all")
 
 
 def test_the_silos_own_environment_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

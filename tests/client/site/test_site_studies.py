@@ -311,7 +311,7 @@ def test_another_version_is_no_silent_change(silo: Path) -> None:
 def test_the_doctor_says_which_are_approved(silo: Path) -> None:
     site = SimpleNamespace(policy=str(silo.parent / "policy.toml"), state=silo)
     assert [(c.ok, c.detail) for c in study_checks(site)] == [  # type: ignore[arg-type]
-        (True, "none is approved yet, so no run is answered: silofl approve FILE")
+        (True, "none is approved, so no run is answered: silofl approve FILE")
     ]
     approve(silo)
     assert study_checks(site)[0].detail == "approved: heart"  # type: ignore[arg-type]
