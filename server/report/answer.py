@@ -21,7 +21,7 @@ from markupsafe import Markup
 from scipy import special
 
 from server.report.events import read_json
-from server.report.evidence import over_silos
+from server.report.evidence import measurements_of, over_silos
 from server.report.html import between, markup, number, percent, points, silos_of, size_text, spoken
 from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import alone, spelled
@@ -50,7 +50,7 @@ def answer(study: Study) -> Answer | None:
     if base not in study.methods:
         return Answer(markup("Not shown: training alone (<code>{}</code>) was not run beside it.", base), "")
     if not any(study.counts(best, base)):
-        return Answer(markup("Not shown: no silo has sent a score of both."), condition(study))
+        return Answer(markup("Not shown: no silo has sent a score of both."), condition(study, best, base))
     found = verdict(study, best, base)
     parts = [
         gain_part(study, best, base, found),
@@ -59,7 +59,7 @@ def answer(study: Study) -> Answer | None:
         calibration_part(study, best, base),
         cost_part(study, best),
     ]
-    return Answer(Markup("; ").join(parts) + ".", condition(study))
+    return Answer(Markup("; ").join(parts) + ".", condition(study, best, base))
 
 
 def harmed(study: Study, best: str, base: str) -> dict[str, Gain]:
@@ -116,13 +116,15 @@ def unseen_part(study: Study, best: str) -> Markup:
         if is_number(values.get(best, {}).get("zero_shot")) and is_number(values.get(best, {}).get("local"))
     ]
     if not pairs:
-        return Markup("an unseen silo: not shown, none was held out")
+        why = f"{silos_of(len(held))} held out, none with both scores" if held else "none was held out"
+        return markup("an unseen silo: not shown, {}", why)
     mine, other = (statistics.fmean(side) for side in zip(*pairs, strict=True))
     what = markup("{}&#8239;% as it comes, {}&#8239;% alone", percent(mine), percent(other))
     sign = compared([a - b for a, b in pairs])
     word = {1: "a gain is shown", -1: "a loss is shown", 0: "no difference is shown"}[sign]
+    missing = f", in {len(pairs)} of {silos_of(len(held))} held out" if len(pairs) < len(held) else ""
     few = f", {silos_of(len(pairs))} held out, at least {HOSPITALS_NEEDED} needed" if few_of(pairs) else ""
-    return markup("an unseen silo: {} ({}{})", word, what, few)
+    return markup("an unseen silo: {} ({}{})", word, what, missing or few)
 
 
 def calibration_part(study: Study, best: str, base: str) -> Markup:
@@ -133,7 +135,9 @@ def calibration_part(study: Study, best: str, base: str) -> Markup:
     mine, other = ({s: abs(v) for s, v in over_silos(study, m, key).items()} for m in (best, base))
     both = sorted(mine.keys() & other.keys())
     if not both:
-        return Markup("calibration: not shown, it was not measured")
+        each = measurements_of(study)[0]
+        why = "each measurement has its own (evidence per silo)" if each else "it was not measured"
+        return markup("calibration: not shown, {}", why)
     means = [number(statistics.fmean(found[s] for s in both), 3) for found in (mine, other)]
     sign = compared([other[s] - mine[s] for s in both])
     word = {1: "better", -1: "worse", 0: "no difference is shown"}[sign]
@@ -151,23 +155,28 @@ def cost_part(study: Study, best: str) -> Markup:
     known = [float(e) for e in spent if is_number(e)]
     if len(known) < len(spent):
         return price + ", with differential privacy, whose epsilon not every silo has sent"
-    return price + markup(", with epsilon at most {:.3g}", max(known))
+    far = " so far" if any((best, r["seed"]) not in study.finished for r in study.of(best)) else ""
+    runs = len(study.runs) - len(study.of(alone()))  # training alone sends nothing
+    more = ", as the silos' last replies say; runs on the same data add up" if runs > 1 else ""
+    return price + markup(", with epsilon at most {:.3g}{}{}", max(known), f"{far} in one run" if more else far, more)
 
 
-def condition(study: Study) -> str:
-    """Return on what the answer rests."""
-    c, seeds = study.config, len(study.seeds)
+def condition(study: Study, best: str, base: str) -> str:
+    """Return on what the answer rests: the silos, seeds and rounds of the two methods that it compares."""
+    c, seeds, scored = study.config, len(study.paired_seeds(best, base)), sum(study.counts(best, base))
+    of = f"{scored} of " if scored < len(study.silos) else ""
     data = "the silos' own data"
     if study.manifest or study.simulated:
         about = study.manifest or c
         data = f"{Path(str(about.get('dataset', ''))).name}, split by {about.get('partition', '')}"
     count = sum(1 for m in study.methods if m != alone())
     chosen = f"chosen among {count} on {'validation' if study.chosen_on == 'val' else 'the same test'} data"
-    rounds = max(r["rounds"] for r in study.runs)
+    ran = sorted({r["rounds"] for m in (best, base) for r in study.of(m)})
+    rounds = f"{ran[0]} to {ran[-1]}" if len(ran) > 1 else f"{ran[0]}"
     late = f"; {', '.join(study.joined)} joined late" if study.joined else ""
     late += "; tuned on the split of other seeds, whose test samples these may be" if unsearched(study) else ""
     return (
-        f"Drawn from {silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds{late}; "
+        f"Drawn from {of}{silos_of(len(study.silos))}, each tested on its own samples; {data}; {rounds} rounds{late}; "
         f"{'1 seed' if seeds == 1 else f'{seeds} seeds'}" + (f"; the method was {chosen}." if count > 1 else ".")
     )
 

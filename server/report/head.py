@@ -103,9 +103,10 @@ def claim(study: Study, found: Verdict, best: str, over: str) -> Markup:
 def caution(study: Study, best: str, base: str, found: Verdict) -> Markup:
     """Return how far the headline can be trusted."""
     tested = [s for s in study.silos if not math.isnan(study.gain(best, base, s).mean)]
-    text = [*single_gains(study, best, base, tested), average(len(tested), found)]
-    if len(study.seeds) < SEEDS_NEEDED:
-        seeds = "One seed was run" if len(study.seeds) == 1 else f"{len(study.seeds)} seeds were run"
+    text = [*single_gains(study, best, base, tested), average(len(tested), len(study.silos), found)]
+    if (paired := len(study.paired_seeds(best, base))) < SEEDS_NEEDED:
+        seeds = "One seed was run" if paired == 1 else f"{paired} seeds were run"
+        seeds += " with both methods" if paired < len(study.seeds) else ""
         text.append(f"{seeds}: how much others would change this is not counted.")
     rare = seldom(study, [best, base])
     if found.without is not None:
@@ -142,19 +143,19 @@ def single_gains(study: Study, best: str, base: str, tested: Sequence[str]) -> l
     return [markup("{}{} above zero. {}", text, Markup(word), chance)]
 
 
-def average(tested: int, found: Verdict) -> str:
-    """Return whether the mean gain is clear of zero."""
-    interval = between(found.gain)
+def average(tested: int, silos: int, found: Verdict) -> str:
+    """Return whether the mean gain is clear of zero. ``tested``: of how many ``silos`` it is."""
+    interval, of = between(found.gain), "all" if tested == silos else f"{tested} of {silos}"
     if not interval:
         few = f"{silos_of(tested)} {'is' if tested == 1 else 'are'} too few, it takes {HOSPITALS_NEEDED}"
         return f"The average has no interval: {few if tested < HOSPITALS_NEEDED else found.why}."
     if found.shown or not excludes_zero(found.gain):
         sure = "clear of zero" if found.shown else "not clear of zero"
-        return markup("The average over all silos is {}{}.", sure, in_brackets(interval))
+        return markup("The average over {} silos is {}{}.", of, sure, in_brackets(interval))
     ends = in_brackets(interval)
     if found.without is None:
-        return markup("The average over all silos{} is not clear of zero: {}.", ends, found.why)
-    return markup("The average over all silos{} rests on silos that took part in few rounds.", ends)
+        return markup("The average over {} silos{} is not clear of zero: {}.", of, ends, found.why)
+    return markup("The average over {} silos{} rests on silos that took part in few rounds.", of, ends)
 
 
 def in_brackets(interval: str) -> Markup:

@@ -48,10 +48,9 @@ class Study:
     def _all_runs(self) -> list[dict[str, Any]]:
         """Return the summary's entries, and one for each run that began and did not end."""
         runs = list(self.summarised)
-        done = {(r["strategy"], r["seed"]) for r in runs}
         for key in dict.fromkeys((r.strategy, r.seed) for r in self.history.rows):
             evaluated = any(r.silo and r.metric == self.task.score for r in self.history.of(*key))
-            if key not in done and key[0] in strategies() and evaluated:
+            if key not in self.finished and key[0] in strategies() and evaluated:
                 runs.append(self._unfinished(*key))
         order = [n.strip() for n in str(self.config.get("strategy", "")).split(",")]
         first = baselines()
@@ -81,6 +80,11 @@ class Study:
         """The summary's entries: those of runs that came to their end."""
         runs: list[dict[str, Any]] = (read_json(self.path / "summary.json") or {"runs": []})["runs"]
         return runs
+
+    @cached_property
+    def finished(self) -> set[tuple[str, int]]:
+        """Strategy and seed of the runs that came to their end."""
+        return {(r["strategy"], r["seed"]) for r in self.summarised}
 
     @cached_property
     def task(self) -> Task:
@@ -227,6 +231,10 @@ class Study:
             return Gain(NAN, UNKNOWN)
         means = [statistics.fmean(d.value for d in seeds.values()) for seeds in each.values()]
         return Gain(statistics.fmean(means), mean_interval(list(each.values())))
+
+    def paired_seeds(self, method: str, base: str) -> list[int]:
+        """Return the seeds with which any silo has a score of both methods."""
+        return sorted({seed for seeds in self.differences(method, base).values() for seed in seeds})
 
     def counts(self, method: str, base: str) -> tuple[int, int, int]:
         """Return the numbers of silos that gain, are level, lose."""

@@ -36,8 +36,9 @@ def privacy_rows(study: Study, methods: list[str]) -> Iterator[tuple[str, list[s
     """Yield a row for each silo and run."""
     for method in methods:
         for run in study.of(method):
+            end = "" if (method, run["seed"]) in study.finished else ", not finished"
             for silo, cost in spent(study.history.of(method, run["seed"])).items():
                 score = run["per_silo"].get(silo, {}).get(study.task.score)
                 values = [f"{cost.epsilon:.2f}", f"{cost.delta:.1g}", f"{cost.steps:,}"]
                 reached = "withheld" if score is None else percent(score)
-                yield silo, [f"{spelled(method)}, {run['seed']}", *values, reached]
+                yield silo, [f"{spelled(method)}, {run['seed']}{end}", *values, reached]

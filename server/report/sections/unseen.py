@@ -64,17 +64,18 @@ def mean_row(silos: Sequence[Scores]) -> list[Markup]:
     for kind in ("zero_shot", "personalised"):
         pairs = [scores[kind] - scores["local"] for scores in silos]
         known = [value for value in pairs if not math.isnan(value)]
-        cells.append(difference(known))
+        cells.append(difference(known, len(silos)))
     scores = [scores["zero_shot"] for scores in silos]
     return [*cells, Markup(percent(math.nan if any(map(math.isnan, scores)) else min(scores)))]
 
 
-def difference(values: Sequence[float]) -> Markup:
-    """Return the mean with its interval; without one where there are too few silos for it."""
+def difference(values: Sequence[float], silos: int) -> Markup:
+    """Return the mean with its interval, or without one where there are too few; of how many ``silos``, if not all."""
     if not values:
         return Markup("–")
     low, high = t_interval(values)
     interval = "not shown" if math.isnan(low) else f"{points(low)} to {points(high)}"
+    interval += f", {len(values)} of {silos} silos" if len(values) < silos else ""
     return Markup("{}<small>{}</small>").format(points(statistics.fmean(values)), interval)
 
 

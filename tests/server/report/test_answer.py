@@ -141,9 +141,9 @@ def test_the_worst_silo_is_named_with_its_size(tmp_path: Path) -> None:
 
 def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", (SIX, SIX), (BETTER, BETTER), seeds=(1, 2))
-    assert "tuned on the split" not in condition(study)
+    assert "tuned on the split" not in condition(study, "apple", "local")
     (study.path / TUNING).write_text(json.dumps({"searches": [{"seed": 1}]}))
-    assert unsearched(study) == [2] and "tuned on the split of other seeds" in condition(study)
+    assert unsearched(study) == [2] and "tuned on the split of other seeds" in condition(study, "apple", "local")
 
 
 @pytest.mark.parametrize(("silos", "n"), [(6, 8), (3, 200)], ids=["patients", "hospitals"])
@@ -200,7 +200,7 @@ def test_an_unseen_hospital(tmp_path: Path) -> None:
     few = said(changed(study, hold_out([0.1, 0.1])))
     assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 silos held out, at least 6 needed)" in few
     missing = changed(study, lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}))
-    assert "none was held out" in said(missing)
+    assert "not shown, 1 silo held out, none with both scores" in said(missing)
 
 
 def test_calibration(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_epsilon(tmp_path: Path) -> None:
 
 def test_the_condition(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
-    assert condition(study) == (
+    assert condition(study, "apple", "local") == (
         "Drawn from 6 silos, each tested on its own samples; the silos' own data; 2 rounds; 1 seed."
     )
 

@@ -70,7 +70,7 @@ def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
     """One silo's score is not known: neither the mean nor the worst is made of the others."""
     study = with_held_out(tmp_path / "run", scores(None), scores(0.9))
     row = [re.sub("<[^>]+>", " ", str(cell)) for cell in mean_row([of["apple"] for of in held_out(study).values()])]
-    assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown "
+    assert row[0] == "–" and row[6] == "–" and row[4] == "+30.0 not shown, 1 of 2 silos "
 
 
 def test_a_run_without_any_has_no_section(tmp_path: Path) -> None:
@@ -86,4 +86,4 @@ def test_a_late_joiner_is_named_beside_the_gains(tmp_path: Path, late: dict[str,
     study = changed(planted(tmp_path / "run", SIX, BETTER), change)
     text = checked(study.path).text
     assert ("h2 joined late: it took part from round 4 on (Local, APPLE)" in text) is bool(late)
-    assert ("h2 joined late" in condition(study)) is bool(late)
+    assert ("h2 joined late" in condition(study, "apple", "local")) is bool(late)

@@ -1,0 +1,125 @@
+"""Studies of which a part is missing: the report says of how many silos, seeds and rounds its numbers are."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from studies import make_run
+
+from server.report.answer import answer, condition
+from server.report.head import headline
+from server.report.sections.privacy import privacy_rows
+from server.report.study import Study
+from server.results.history import History, Row
+
+SIX = (0.60, 0.62, 0.58, 0.61, 0.59, 0.60)
+BETTER = tuple(v + 0.2 for v in SIX)
+NONE = math.nan
+
+
+def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> Study:
+    counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
+    chosen = {"local": 0.5, "apple": 0.8}
+    return Study(make_run(path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options))
+
+
+def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
+    file = study.path / "summary.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return Study(study.path)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"<[^>]+>", "", html.unescape(str(text))).replace("\u202f", " ")
+
+
+def said(study: Study) -> str:
+    found = answer(study)
+    assert found is not None
+    return plain(found.sentence)
+
+
+def test_silos_without_a_score_are_in_no_count(tmp_path: Path) -> None:
+    """Two of eight withhold theirs with APPLE: "all silos" and "drawn from 8 silos" would count them."""
+    study = planted(tmp_path / "run", (*SIX, 0.9, 0.9), (*BETTER, NONE, NONE), 8)
+    assert said(study).startswith("Yes:") and "in 6 silos" in said(study)
+    assert condition(study, "apple", "local").startswith("Drawn from 6 of 8 silos, each tested")
+    below = plain(headline(study)[1])
+    assert "The average over 6 of 8 silos is clear of zero" in below and "all silos" not in below
+    whole = planted(tmp_path / "whole", SIX, BETTER, 6)
+    assert "The average over all silos is clear of zero" in plain(headline(whole)[1])
+
+
+def test_seeds_of_one_method_alone_are_in_no_count(tmp_path: Path) -> None:
+    """Local was run with three seeds, APPLE has results with one: the comparison is of that one."""
+    study = planted(tmp_path / "run", (SIX,) * 3, (BETTER,) * 3, 6, seeds=(1, 2, 3))
+    assert condition(study, "apple", "local").endswith("2 rounds; 3 seeds.") and "run:" not in headline(study)[1]
+
+    def without(content: dict[str, Any]) -> None:
+        for run in content["runs"]:
+            if run["strategy"] == "apple" and run["seed"] > 1:
+                run["per_silo"] = {silo: values | {"accuracy": None} for silo, values in run["per_silo"].items()}
+
+    one = changed(study, without)
+    assert condition(one, "apple", "local").endswith("2 rounds; 1 seed.")
+    assert "One seed was run with both methods: how much others would change this is not counted." in headline(one)[1]
+
+
+def test_a_run_that_was_cut_off_has_its_own_rounds(tmp_path: Path) -> None:
+    """Local went to its end; APPLE has 3 of its 9 rounds, and its epsilon is what these have cost."""
+    study = planted(tmp_path / "run", SIX, BETTER, 6, rounds=9, config={"dp": True})
+    rows = [r for r in study.history.rows if r.strategy == "local" or r.round <= 3]
+    cost = {"epsilon": 2.5, "delta": 1e-5, "dp_steps": 40.0}
+    rows += [Row("apple", 42, 3, silo, "", "", metric, v, None) for silo in study.silos for metric, v in cost.items()]
+    (study.path / "history.csv").unlink()
+    History(study.path / "history.csv").add(rows)
+    cut = changed(study, lambda content: content.update(runs=[r for r in content["runs"] if r["strategy"] == "local"]))
+    assert "3 to 9 rounds" in condition(cut, "apple", "local")
+    assert "with epsilon at most 2.5 so far." in said(cut)
+    assert {row[0] for _, row in privacy_rows(cut, ["apple"])} == {"APPLE, 42, not finished"}
+
+
+def test_epsilon_of_one_run_is_not_that_of_the_study(tmp_path: Path) -> None:
+    study = planted(tmp_path / "run", (SIX,) * 2, (BETTER,) * 2, 6, seeds=(1, 2), config={"dp": True})
+
+    def spent(content: dict[str, Any]) -> None:
+        for run in content["runs"]:
+            for values in run["per_silo"].values():
+                values["epsilon"] = 3.5
+
+    text = said(changed(study, spent))
+    assert "epsilon at most 3.5 in one run, as the silos' last replies say; runs on the same data add up." in text
+
+
+@pytest.mark.parametrize(
+    ("zero_shot", "expected"),
+    [
+        ([0.7] * 6 + [None, None], "a gain is shown (70.0 % as it comes, 60.0 % alone, in 6 of 8 silos held out)"),
+        ([None, None], "not shown, 2 silos held out, none with both scores"),
+        ([], "not shown, none was held out"),
+    ],
+)
+def test_held_out_silos_without_a_score_are_named(tmp_path: Path, zero_shot: list[Any], expected: str) -> None:
+    """A model that diverges at a hospital has no score there: the mean is of those where it did not."""
+    each = {f"h{k}": {"apple": {"zero_shot": v, "local": 0.6}} for k, v in enumerate(zero_shot)}
+    study = changed(planted(tmp_path / "run", SIX, BETTER, 6), lambda content: content.update(hold_out=each))
+    assert f"an unseen silo: {expected}" in said(study)
+
+
+def test_calibration_of_several_measurements_was_measured(tmp_path: Path) -> None:
+    def measured(content: dict[str, Any]) -> None:
+        for run in content["runs"]:
+            for values in run["per_silo"].values():
+                values["evidence"] = {"measurement.a.b.calibration_slope": 1.0}
+
+    study = changed(planted(tmp_path / "run", SIX, BETTER, 6), measured)
+    assert "calibration: not shown, each measurement has its own (evidence per silo)" in said(study)
