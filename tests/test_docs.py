@@ -297,3 +297,11 @@ def test_a_long_sentence_is_found() -> None:
     long = f"Short. {words.capitalize()}\n{words}."
     text = f"# {words} {words}\n\n{long}\n\n| {words} {words} |\n\n* {words}.\n* `a b c`.\n"
     assert [line.split(":")[0] for line in too_long(text)] == ["line 3"]
+
+
+def test_images_are_named_by_the_version_that_is_built() -> None:
+    """A page's command names an image by its tag: with an old one it finds none."""
+    (version,) = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for page in PAGES:
+        tags = re.findall(r"silofl-(?:silo|server):(\d[\d.]*\d)", page.read_text())
+        assert set(tags) <= {version}, f"{relative(page)} names images of {set(tags)}"
