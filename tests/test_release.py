@@ -55,16 +55,22 @@ def run(environment: Path, command: Sequence[str], folder: Path) -> str:
     return subprocess.run(program, cwd=folder, env=clean, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.fixture(scope="module")
+def directory(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory that the installed command prints."""
+    folder = tmp_path_factory.mktemp("runs")
+    command = ["silofl", "simulate", "--strategy", "fedavg", "--rounds", "1", "--silos", "2"]
+    return folder / run(environment, command, folder).splitlines()[-1]
+
+
 def test_the_wheel_is_this_version_and_holds_the_code(environment: Path, tmp_path: Path) -> None:
     code = "import server, importlib.metadata as m; print(server.__file__, m.version('silofl'))"
     place, version = run(environment, ["python", "-c", code], tmp_path).split()
     assert Path(place).is_relative_to(environment) and version == VERSION
 
 
-def test_the_wheel_simulates_and_reports(environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_simulates_and_reports(environment: Path, directory: Path, tmp_path: Path) -> None:
     """`silofl simulate`, with the report and every method's file."""
-    command = ["silofl", "simulate", "--strategy", "fedavg", "--rounds", "1", "--silos", "2"]
-    directory = tmp_path / run(environment, command, tmp_path).splitlines()[-1]
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["runs"][0]["final"]["accuracy_mean"] > 0.1 and (directory / "report.html").exists()
     methods = json.loads(run(environment, ["silofl", "strategies", "--json"], tmp_path))
@@ -79,11 +85,10 @@ print(silofl.__file__, run.runs.loc[0, "strategy"], len(run.silos), run.model("h
 """
 
 
-def test_the_wheel_reads_a_run_in_a_script(environment: Path, tmp_path: Path) -> None:
+def test_the_wheel_reads_a_run_in_a_script(environment: Path, directory: Path, tmp_path: Path) -> None:
     """`import silofl` is the installed module, and reads the run that the installed command has made."""
-    made = run(environment, ["silofl", "simulate", "--strategy", "local", "--rounds", "1", "--silos", "2"], tmp_path)
-    place, *found = run(environment, ["python", "-c", NOTEBOOK, made.splitlines()[-1]], tmp_path).split()
-    assert Path(place).is_relative_to(environment) and found == ["local", "2", "hospital-01"]
+    place, *found = run(environment, ["python", "-c", NOTEBOOK, str(directory)], tmp_path).split()
+    assert Path(place).is_relative_to(environment) and found == ["fedavg", "2", "hospital-01"]
 
 
 def test_the_changelog_and_the_images_have_this_version() -> None:
