@@ -128,7 +128,7 @@ def _values(path: Path) -> tuple[Array, tuple[float, float]]:
     stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
     turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))
     _, (across, along, _) = _canonical(image)
-    return np.nan_to_num(turned), (along, across)
+    return finite(turned), (along, across)
 
 
 @lru_cache(maxsize=1)  # all slices of a volume come one after the other
@@ -150,10 +150,22 @@ def _labels(path: Path, changed: int) -> tuple[Array, tuple[float, float]]:
     return classes_of(values), spacing
 
 
+@lru_cache(maxsize=1)  # the scans of one patient, which come one after the other, often have one mask
+def stored_classes(path: Path, changed: int) -> Array:
+    """The classes of a mask along the file's own axes, uint8 (i, j, k)."""
+    return classes_of(np.asarray(load(path).dataobj, np.float32))
+
+
+def finite(values: Array) -> Array:
+    """Values without infinities and NaN, as ``nan_to_num`` makes them; where there are none, the array itself."""
+    return values if np.isfinite(values).all() else np.nan_to_num(values)
+
+
 def classes_of(values: Array) -> Array:
     """The classes in a mask, uint8. Raises ScanError where its values are none."""
-    classes = np.rint(np.nan_to_num(values))
-    if classes.min() < 0 or classes.max() > 255 or np.abs(np.nan_to_num(values) - classes).max() > 1e-3:
+    values = finite(values)
+    classes = np.rint(values)
+    if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
         raise ScanError("its mask has values that are no classes 0, 1, 2, ... 254; 255 does not count")
     made: Array = classes.astype(np.uint8)
     return made

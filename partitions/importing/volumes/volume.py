@@ -77,21 +77,26 @@ def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
             grid, (values, padding) = series.grid, values_of(series)
             inverted = series.acquired.photometric == "MONOCHROME1"
         shown = windowed(values, padding, reading.window)
-        shown = np.where(padding, np.float32(0), 1 - shown if inverted else shown)
+        if inverted:
+            np.subtract(1, shown, out=shown)
+        shown[padding] = 0
         shape, step = steps(grid, reading)
         return resampled(grid.turned(shown), shape, step).astype(np.float32)[..., np.newaxis]
 
 
 def windowed(values: Array, padding: Array, window: tuple[float, float] | None) -> Array:
-    """Values onto 0..1, float32."""
+    """Values onto 0..1, float32, in their own memory: a volume may be a large share of what is free."""
     if window:
         low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
     else:
         seen = values[~padding]
-        low, high = np.percentile(seen, PERCENTILES) if seen.size else (0.0, 0.0)
+        low, high = np.percentile(seen, PERCENTILES, overwrite_input=True) if seen.size else (0.0, 0.0)
+        del seen
     scale = high - low if high > low else 1.0
-    shown: Array = np.clip((np.nan_to_num(values) - np.float32(low)) / np.float32(scale), 0, 1)
-    return shown
+    shown = nifti.finite(values)
+    shown -= np.float32(low)
+    shown /= np.float32(scale)
+    return np.clip(shown, 0, 1, out=shown)
 
 
 def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions) -> Array:
@@ -102,7 +107,7 @@ def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading:
             own = nifti_grid(masks[0])
             if not same_place(own, grid):
                 raise ScanError("its mask does not lie on its volume: another shape or another affine")
-            turned = own.turned(nifti.classes_of(np.asarray(nifti.load(masks[0]).dataobj, np.float32)))
+            turned = own.turned(nifti.stored_classes(masks[0], masks[0].stat().st_mtime_ns))
         elif is_nifti(files):
             raise ScanError("its mask is DICOM, and its volume NIfTI; convert one of them")
         elif not reading.outlines:
