@@ -37,6 +37,7 @@ from collections.abc import Sequence
 
 from client import cli as site
 from client import study_cli
+from client.site.trust.methods import DEFAULTS
 from server.cli import budget, deploy, federation, models, research, study, survey, tune, watch
 
 
@@ -54,6 +55,9 @@ class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with a command line; argparse would print the usage before it."""
 
     def error(self, message: str) -> NoReturn:
+        first = message.removeprefix("unrecognized arguments: ").partition(" ")[0].partition("=")[0]
+        if (key := first.removeprefix("--")) != first and key in DEFAULTS:
+            message += f": {key} is a setting of a run, write --set {key}=VALUE"
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 

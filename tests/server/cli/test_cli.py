@@ -141,6 +141,11 @@ SIMULATE: list[tuple[str, str]] = [
     ("--out {place}/good.npz", "{place}/good.npz is a file: give --out a directory"),
     ("--set resume=true", "out holds no run to resume"),
     ("--nonsense", "unrecognized arguments: --nonsense; see silofl --help"),
+    (
+        "--evidence-horizon=365",
+        "unrecognized arguments: --evidence-horizon=365: evidence-horizon is a setting of a run, write --set "
+        "evidence-horizon=VALUE; see silofl --help",
+    ),
     ("--set", "argument --set: expected at least one argument; see silofl simulate --help"),
     ("--dataset digits", "argument --dataset: not allowed with argument --data"),
     ("--config {place}/nowhere.toml", "there is no configuration file {place}/nowhere.toml"),
