@@ -26,6 +26,7 @@ from server.deploy.federation import read_federation
 from server.deploy.local import record
 from server.deploy.study_draft import app_sums, draft
 from server.results.history import History
+from server.results.own_models import FILE, FOLDER
 from server.run import checkpoints
 from server.run.loop import RoundLoop
 from server.simulation.engine import flower_identity
@@ -134,6 +135,26 @@ def through_a_budget(tmp_path: Path, directory: Path) -> None:
     assert len(Ledger(state).lines()) == 2
 
 
+def through_own_models(tmp_path: Path, directory: Path) -> None:
+    """Hospital-03's own model stays by its own process; then it leaves once, and the resumed run trains no further."""
+    state, log = directory / "silos" / "hospital-03", directory / "logs" / "hospital-03.log"
+    run = {"strategy": "fedper", "rounds": 1, "threads": 1, "model": "mlp", "batch-size": 32, "keep-models": "reported"}
+    before = len(log.read_text())
+    for rules, silos in (("", 2), ("own-model = true\n", 3)):
+        (tmp_path / "policy.toml").write_text(f"{rules}min-silos = 1\n")
+        submit.run({**run, "out": str(tmp_path / f"own-{silos}")})
+        kept = list((tmp_path / f"own-{silos}" / "checkpoint" / "fedper-42" / FOLDER).glob(f"*/{FILE}"))
+        assert len(kept) == silos
+    asks = "and a message asks for this silo's own model"
+    assert f"ERROR: hospital-03 refuses: its policy has own-model = false, {asks}" in log.read_text()[before:]
+    assert audit.verify(state / "audit").entries[-1]["asked"] == "evaluate.own_model"
+    assert [len(words.split()) for words in (state / "own-models").read_text().splitlines()] == [4]
+    assert sum(cohort["own_models"] for cohort in released(state)) == 1
+    shutil.rmtree(tmp_path / "own-3" / "checkpoint" / "fedper-42" / FOLDER)  # a server that hides it
+    submit.run({**run, "rounds": 2, "resume": True, "out": str(tmp_path / "own-3")})
+    assert "ERROR: hospital-03 refuses: its own model has left in this run (keep-models)" in log.read_text()[before:]
+
+
 def assert_same_in_process(tmp_path: Path, directory: Path, run: dict[str, Any], run_id: str) -> None:
     """With the keys of the three sites' noise, the same data and the run's id, a simulation sends the same bits."""
     names = [f"hospital-{number:02}" for number in (1, 2, 3)]
@@ -178,6 +199,7 @@ def test_a_server_that_weakens_every_setting(
         logs = {silo.name: (up.directory / "logs" / f"{silo.name}.log").read_text() for silo in up.silos}
         logs_of_study = through_a_study(tmp_path, up.directory)
         through_a_budget(tmp_path, up.directory)
+        through_own_models(tmp_path, up.directory)
     finally:
         processes.end(processes.find(record.state_root() / "strict"), grace=1.0)
     assert logs_of_study[1:] == ["ERROR: hospital-03 refuses: the study trial has learning-rate = 0.05, the run 0.01"]
