@@ -214,7 +214,10 @@ def submit_and_follow(control: Control, app: bytes, settings: Mapping[str, Any],
     except KeyboardInterrupt:
         print("stopping the run; press Ctrl-C again to leave it to itself", file=sys.stderr)
         stop_run(control, run_id)
-        raise
+        if settings.get("strategy") in ("evaluate", "survey"):  # which have no rounds to go on with
+            raise
+        again = f"silofl run --config {out / 'config.toml'} --out {out} --set resume=true"
+        raise KeyboardInterrupt(f"continue with {again}") from None
 
 
 def submit(control: Control, app: bytes, settings: Mapping[str, Any]) -> tuple[int, bool]:

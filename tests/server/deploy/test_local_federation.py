@@ -268,7 +268,9 @@ def test_ctrl_c_while_a_run_is_submitted_stops_it(
         return begin(control, fab, settings)
 
     monkeypatch.setattr(Control, "start", start)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(
+        KeyboardInterrupt, match=f"silofl run --config .*config.toml --out {tmp_path / 'out'} --set res"
+    ):
         run(federation, app, tmp_path / "out", "waits")
     assert local.status(federation)["runs"][0]["status"] == "finished:stopped"
 
