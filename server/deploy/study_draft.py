@@ -44,6 +44,8 @@ def draft(
     ``texts``: purpose, contact, results, retention; one that is missing stays empty, and the protocol is not complete.
     Raises UserError for settings that make no run.
     """
+    if values.get("strategy") == EVALUATE:
+        values = _undivided(values)
     given = {key: str(value) for key, value in values.items()}
     methods, seeds = (given.get(key, str(DEFAULTS[key])).split(",") for key in ("strategy", "seed"))
     runs = [parse_settings({**values, "strategy": method, "seed": seed}) for method in methods for seed in seeds]
@@ -72,6 +74,12 @@ def draft(
         *_limits(len(runs), runs[0].common.rounds, bytes_, _evaluations(runs[0])),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _undivided(values: Mapping[str, object]) -> dict[str, object]:
+    """Settings without those that divide simulated data: hospitals evaluate given models on parts of their own."""
+    division = f"{values.get('partition')}."
+    return {key: v for key, v in values.items() if key not in ("seed", "validation") and not key.startswith(division)}
 
 
 def _evaluations(run: RunSettings) -> int:

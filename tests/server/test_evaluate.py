@@ -355,13 +355,20 @@ def test_a_study_can_approve_given_models(tmp_path: Path, monkeypatch: pytest.Mo
     assert {key[1] for key in read(sites.run())} == set("abc")
 
 
+@pytest.mark.parametrize("own_data", [True, False])
 def test_a_study_is_drafted_from_an_evaluation_at_ones_own_data(
-    study: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_data: bool, study: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a federation is asked under ``--study`` is what the draft says: owners, and an evaluation for each model."""
+    """What a federation is asked under ``--study`` is what the draft says: owners, and an evaluation for each model.
+
+    At simulated silos, too, whose seed, validation share and partition divide no hospital's data.
+    """
     out, sent = tmp_path / "here", list[dict[str, Any]]()
     models = ["evaluate", str(study), "--models", "all", "--strategy", "ditto"]
-    assert main([*models, "--data", str(table), "--out", str(out)]) == 0
+    assert main([*models, *(["--data", str(table)] if own_data else []), "--out", str(out)]) == 0
+    settings = out / "config.toml"
+    assert ("validation = 0.2\n" in settings.read_text()) is not own_data
+    settings.write_text(settings.read_text().replace("seed = 42\n", "seed = 42\n" if own_data else "seed = 7\n"))
     given = ["study", "new", str(tmp_path / "s.toml"), "--name", "look", "--sum", "0" * 64]
     assert main([*given, "--config", str(out / "config.toml"), *(f"--{key}=x" for key in TEXTS)]) == 0
     approved = parse_study((tmp_path / "s.toml").read_text(), "s.toml")
