@@ -174,7 +174,7 @@ def test_columns_and_labels_are_those_that_the_shared_model_was_trained_on(tmp_p
         ("study", {"strategy": "fedper"}, "fedper has no model that all silos share"),
         ("study", {"strategy": "apple"}, "holds no such run"),
         ("study", {}, "holds several"),
-        ("nowhere", {}, "holds no run"),
+        ("nowhere", {}, "is no directory"),
         ("model", {}, "says where to evaluate it"),
         ("model", {"which": "all", "data": "file"}, "is one model"),
         ("damaged", {"data": "file"}, "damaged"),
