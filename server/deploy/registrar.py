@@ -13,14 +13,18 @@ new SuperLink starts.
 import json
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from partitions.common.errors import RunFailedError, UserError
 from partitions.common.files import write_atomically
 from server.deploy.control import Connection, Control, Node
+from server.deploy.credentials import Credentials
 
 LOOK_SECONDS = 3.0
 START_SECONDS = 120.0
+T = TypeVar("T")
 
 
 def keep_registrations(connection: Connection, record: Path, ready: Path) -> None:
@@ -56,14 +60,38 @@ def register(control: Control, wanted: dict[str, str]) -> dict[str, str]:
     Waits for a SuperLink that is starting. `setup` and the registrar may both be at it: a key that is refused because
     the other one was faster is registered, and that is all that is wanted.
     """
+
+    def once() -> dict[str, str]:
+        known = keys(control.nodes())
+        for key, name in wanted.items():
+            if key not in known:
+                control.register(name, key.encode())
+        return known
+
+    return answered(once)
+
+
+def renew_shut_out(control: Control, credentials: Credentials, silos: Iterable[str]) -> list[str]:
+    """Give a new key to each of these silos whose key was unregistered, and return their names.
+
+    A SuperLink does not take an unregistered key again.
+    """
+    shut_out = control.shut_out()
+    renewed = [name for name in silos if credentials.node_public_pem(name).strip() in shut_out]
+    for name in renewed:
+        credentials.renew(name)
+    return renewed
+
+
+def answered(call: Callable[[], T]) -> T:
+    """Return what a call of the Control API gives, once the SuperLink answers.
+
+    Raises RunFailedError where it does not in two minutes.
+    """
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
-            known = keys(control.nodes())
-            for key, name in wanted.items():
-                if key not in known:
-                    control.register(name, key.encode())
-            return known
+            return call()
         except ConnectionError as error:
             if time.monotonic() > deadline:
                 raise RunFailedError(f"the silos cannot be registered: {error}") from None

@@ -6,7 +6,8 @@
     /volumes/site/NAME      ca.crt node.key: what silo NAME gets
     /volumes/data/NAME      data.npz
 
-Runs at every `docker compose up`. Existing files stay, so every silo keeps its access.
+Runs at every `docker compose up`. Existing files stay, so every silo keeps its access. One that was removed
+(`silofl remove-silo`) and is in the federation file gets a new key, because the SuperLink does not take the old one.
 """
 
 import shutil
@@ -20,7 +21,7 @@ from server.deploy.control import Connection, Control
 from server.deploy.credentials import Credentials, ensure_credentials
 from server.deploy.federation import Federation, read_federation
 from server.deploy.local.demo_data import split_demo
-from server.deploy.registrar import register
+from server.deploy.registrar import answered, register, renew_shut_out
 
 
 def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
@@ -50,6 +51,10 @@ def set_up(environment: Mapping[str, str], root: Path = Path("/")) -> None:
         copy(parts[silo.name], root / "volumes/data" / silo.name / "data.npz")
     connection = Connection("setup", f"{CONTROL}:{CONTROL_PORT}", str(credentials.ca_certificate))
     with Control(connection) as control:
+        names = [silo.name for silo in federation.silos]
+        for name in answered(lambda: renew_shut_out(control, credentials, names)):
+            copy(credentials.node_key(name), root / "volumes/site" / name / "node.key")
+            print(f"{name} was removed and is in the federation file: it has a new key", flush=True)
         register_silos(federation, credentials, control)
     print(f"{federation.name}: {len(federation.silos)} silos are registered", flush=True)
 

@@ -44,6 +44,7 @@ from server.deploy.local.record import (
 )
 from server.deploy.local.stop import forget, sweep
 from server.deploy.processes import Process
+from server.deploy.registrar import renew_shut_out
 
 START_SECONDS = 300.0  # 12 silos need about 25 s on 2 cores; a silo killed a moment ago has to wait a minute
 
@@ -197,10 +198,7 @@ def register_keys(local: LocalFederation, control: Control, credentials: Credent
     Silos that joined with a bundle (`silofl add-silo`) are in no file: they stay. A silo of the file that was shut out
     before gets a new key, because the SuperLink does not take the old one again.
     """
-    shut_out = control.shut_out()
-    for silo in local.silos:
-        if credentials.node_public_pem(silo.name).strip() in shut_out:
-            credentials.renew(silo.name)
+    renew_shut_out(control, credentials, [silo.name for silo in local.silos])
     registered = {node.public_key.strip(): node for node in control.nodes()}
     keys = {silo.name: credentials.node_public_pem(silo.name) for silo in local.silos}
     remote = {path.stem: path.read_bytes() for path in remote_keys(local.directory).glob("*.pem")}

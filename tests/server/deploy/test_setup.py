@@ -24,10 +24,13 @@ ROOT = Path(__file__).parents[3]
 
 
 class FakeControl:
-    """A SuperLink's Control API as Flower answers it: a key can be registered once, and names need not differ."""
+    """A SuperLink's Control API as Flower answers it: a key can be registered once, and never again once it was
+    unregistered; names need not differ.
+    """
 
     def __init__(self, *_: object) -> None:
         self.registered: dict[int, tuple[str, bytes]] = {}
+        self.unregistered: set[bytes] = set()
         self.silent_calls = 0  # how many calls fail before it answers, as while it starts
 
     def __enter__(self) -> "FakeControl":
@@ -42,13 +45,18 @@ class FakeControl:
         return [Node(number, name, "registered", key, 0.0) for number, (name, key) in self.registered.items()]
 
     def register(self, name: str, public_key: bytes) -> int:
-        if public_key in [key for _, key in self.registered.values()]:
+        if public_key in {*self.unregistered, *(key for _, key in self.registered.values())}:
             raise ConnectionError("refused: public key already in use")
-        self.registered[len(self.registered) + 1] = (name, public_key)
-        return len(self.registered)
+        number = len(self.registered) + len(self.unregistered) + 1
+        self.registered[number] = (name, public_key)
+        return number
 
     def unregister(self, node_id: int) -> None:
-        del self.registered[node_id]
+        self.unregistered.add(self.registered.pop(node_id)[1])
+
+    def shut_out(self) -> set[bytes]:
+        self.nodes()
+        return {key.strip() for key in self.unregistered}
 
     @property
     def names(self) -> list[str]:
@@ -124,6 +132,23 @@ def test_a_silo_more_and_a_silo_less(tmp_path: Path, control: FakeControl) -> No
     assert (tmp_path / "server/ca.crt").read_bytes() == ca
     assert (tmp_path / "volumes/site/north/node.key").read_bytes() == key
     assert not (tmp_path / "setup/credentials/nodes/south").exists()
+
+
+def test_a_removed_silo_that_is_still_in_the_file_gets_a_new_key(tmp_path: Path, control: FakeControl) -> None:
+    """As with `silofl up`; the SuperLink is busy at first. `south` keeps its key, and a third time nothing changes."""
+    environment = prepare(tmp_path, "north", "south")
+    set_up(environment, tmp_path)
+    keys = {name: tmp_path / "volumes/site" / name / "node.key" for name in ("north", "south")}
+    before = {name: key.read_bytes() for name, key in keys.items()}
+    control.unregister(next(number for number, (name, _) in control.registered.items() if name == "north"))
+    control.silent_calls = 2
+    set_up(environment, tmp_path)
+    assert control.names == ["north", "south"]
+    after = {name: key.read_bytes() for name, key in keys.items()}
+    assert after["south"] == before["south"] and after["north"] != before["north"]
+    assert after["north"] == (tmp_path / "setup/credentials/nodes/north").read_bytes()
+    set_up(environment, tmp_path)
+    assert {name: key.read_bytes() for name, key in keys.items()} == after and control.names == ["north", "south"]
 
 
 def test_a_new_address_gets_a_new_certificate_under_the_same_ca(tmp_path: Path, control: FakeControl) -> None:
