@@ -22,8 +22,9 @@ import numpy as np
 from models.evidence.subgroups import released
 from models.standardisation import rounded_sums
 from partitions.labels import ONE_CLASS
+from partitions.recipes.places import TableColumn, columns_of
 from partitions.recipes.recipe import Recipe
-from partitions.schema import Feature, Schema
+from partitions.schema import Schema
 from partitions.splits import Array, Split, inputs_of
 
 BINS = 10  # cells of a range
@@ -44,33 +45,6 @@ class Limits:
     sums: int = 50
     classes: bool = False
     exact: bool = False
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the schema, or several that one category became: their places in the table, and their cells."""
-
-    name: str
-    kind: str  # number, date, category
-    places: tuple[int, ...]
-    unit: str = ""
-    range: tuple[float, float] | None = None
-    levels: tuple[str, ...] = ()
-
-
-def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[Column]:
-    """The columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
-    features = schema.features or tuple(Feature(f"column {i + 1}") for i in range(count))
-    if recipe is None or not recipe.used:
-        return [Column(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)]
-    found, at = [], 0
-    for own in recipe.used:
-        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # behind them the column that marks gaps
-        at += len(own.features)
-        feature = features[places[0]]
-        range_ = None if own.kind == "category" else feature.range
-        found.append(Column(own.name, own.kind, places, feature.unit, range_, own.levels))
-    return found
 
 
 def survey(
@@ -99,7 +73,7 @@ def table_of(split: Split) -> Array:
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
-def of_column(column: Column, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
+def of_column(column: TableColumn, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
     """Return what leaves of a column. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
     item: Item = {"kind": column.kind}
     item |= {"unit": column.unit} if column.unit else {}

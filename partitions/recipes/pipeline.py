@@ -17,8 +17,10 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
+from partitions.recipes.combat import harmonised
+from partitions.recipes.places import columns_of, terms_of
 from partitions.recipes.recipe import Column, Recipe
-from partitions.schema import few
+from partitions.schema import NO_SCHEMA, few
 from partitions.splits import Array
 
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
@@ -177,7 +179,10 @@ def gaps_of(made: Array, recipe: Recipe) -> Array:
 
 
 def transform(made: Array, recipe: Recipe) -> Array:
-    """The inputs, float32 (n, columns of the data file), of a recipe whose gaps have values."""
+    """The inputs, float32 (n, columns of the data file), of a recipe whose gaps have values.
+
+    The section ``[combat]`` harmonises them last, filled values too.
+    """
     if not recipe.used:
         return np.empty((len(made), 0), np.float32)
     from sklearn.compose import ColumnTransformer
@@ -188,7 +193,12 @@ def transform(made: Array, recipe: Recipe) -> Array:
         for chosen in [members] if plain else [[own] for own in members]:
             places, columns = [j for j, _ in chosen], [column for _, column in chosen]
             steps.append((str(places[0]), pipeline(columns), places))
-    return np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
+    x = np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
+    if recipe.combat is None:
+        return x
+    own = columns_of(NO_SCHEMA, recipe, x.shape[1])
+    numbers = {column.name: column.places[0] for column in own if column.kind == "number"}
+    return harmonised(x, recipe.combat, numbers, terms_of(own))
 
 
 def is_plain(column: Column) -> bool:

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 from partitions.common.errors import DataError
 from partitions.recipes.cells import DAYS, EPOCH, GROUPS
+from partitions.recipes.combat import Combat, parse_combat
 from partitions.recipes.values import cells_of, number, pair, refuse_unknown, table_of, texts, typed
 from partitions.schema import Feature, check_name, check_range, tidy
 
@@ -133,11 +134,14 @@ class Recipe:
     text: str = ""
     vocabulary: str = ""
     length: int = 0
+    combat: Combat | None = None
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The columns of the data file."""
-        return tuple(feature for column in self.columns for feature in column.features)
+        """The columns of the data file; a harmonised one may be outside of its range, and has none there."""
+        found = tuple(feature for column in self.columns for feature in column.features)
+        moved = self.combat.names if self.combat else ()
+        return tuple(replace(own, range=None) if own.name in moved else own for own in found)
 
     @property
     def used(self) -> tuple[Column, ...]:
@@ -156,6 +160,7 @@ class Recipe:
         top["file"]["gaps"] = list(self.gaps)
         if self.text:
             top["text"] = {"column": self.text, "vocabulary": self.vocabulary, "length": self.length}
+        top |= {"combat": self.combat.content} if self.combat else {}
         return top | {"columns": [column.content for column in self.columns]}
 
     @property
@@ -166,7 +171,8 @@ class Recipe:
     def toml(self, about: str = "") -> str:
         """The recipe as a file for people, each column with its comment."""
         content = self.content
-        columns, tables = content.pop("columns"), {key: content.pop(key) for key in ("file", "text") if key in content}
+        columns, sections = content.pop("columns"), ("file", "text", "combat")
+        tables = {key: content.pop(key) for key in sections if key in content}
         lines = [f"# {line}" for line in about.splitlines()]
         lines += [f"{key} = {written(value)}" for key, value in content.items()]
         for name, table in tables.items():
@@ -234,6 +240,7 @@ def parse_recipe(content: object) -> Recipe:
         "split",
         "file",
         "text",
+        "combat",
         "columns",
     )
     refuse_unknown(top, known, "a recipe")
@@ -259,6 +266,7 @@ def parse_recipe(content: object) -> Recipe:
         text=typed(text, "column", ""),
         vocabulary=typed(text, "vocabulary", ""),
         length=typed(text, "length", 0),
+        combat=parse_combat(top["combat"]) if "combat" in top else None,
     )
     check_recipe(recipe)
     return recipe
@@ -275,6 +283,9 @@ def check_recipe(recipe: Recipe) -> None:
             raise DataError(f"two {what} are called {twice[:80]!r}")
     if not recipe.used and not recipe.text:
         raise DataError("every column is skipped; a recipe takes at least one")
+    numbers = {column.name for column in recipe.used if column.kind == "number"}
+    if recipe.combat and (strange := [name for name in recipe.combat.names if name not in numbers]):
+        raise DataError(f"[combat] harmonises {strange[0][:80]!r}, which is no column of numbers")
     if recipe.decimal not in (".", ","):
         raise DataError(f"decimal is {recipe.decimal[:10]!r}; it is a point or a comma")
     dates = {column.source or column.name for column in recipe.columns if column.format}
@@ -352,7 +363,12 @@ def check_column(column: Column) -> None:
 
 
 def unfitted(recipe: Recipe, without: str) -> Recipe:
-    """The recipe without the values that a training part gave, and without the csv's column ``without``."""
+    """The recipe without the values that a training part gave, and without the csv's column ``without``.
+
+    Raises DataError where it is harmonised, as one hospital's rows are.
+    """
+    if recipe.combat:
+        raise DataError(f"the recipe is harmonised for {recipe.combat.silo!r} alone: take it without [combat]")
     columns = []
     for column in recipe.columns:
         if (column.source or column.name) == without:

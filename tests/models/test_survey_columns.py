@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 from surveyed import RECIPE
 
-from models.survey.columns import BINS, DIGITS, MISSING, STEP, Column, Limits, columns_of, of_column, survey
+from models.survey.columns import BINS, DIGITS, MISSING, STEP, Limits, of_column, survey
+from partitions.recipes.places import TableColumn, columns_of
 from partitions.recipes.recipe import parse_recipe
 from partitions.schema import Feature, Schema
 from partitions.splits import Split
 
 LIMITS = Limits(cell=10, sums=50, classes=True)
-AGE = Column("age", "number", (0,), "years", (0.0, 100.0))
+AGE = TableColumn("age", "number", (0,), "years", (0.0, 100.0))
 
 
-def told(values: list[float], gone: list[bool] | None = None, limits: Limits = LIMITS, column: Column = AGE) -> dict:
+def told(
+    values: list[float], gone: list[bool] | None = None, limits: Limits = LIMITS, column: TableColumn = AGE
+) -> dict:
     n = len(values)
     none = np.zeros(n, bool) if gone is None else np.array(gone)
     return of_column(column, np.array(values, np.float32)[:, None], none, np.arange(n), limits)
@@ -112,7 +115,7 @@ def test_one_patient_more_moves_a_mean_by_one_step_at_most() -> None:
 
 
 def test_without_a_declared_range_only_the_missing_are_told() -> None:
-    column = Column("crp", "number", (0,))
+    column = TableColumn("crp", "number", (0,))
     assert told([1.0] * 60, column=column) == {"kind": "number", MISSING: 0}
 
 
