@@ -126,6 +126,14 @@ def add_recipe_options(p: argparse.ArgumentParser) -> None:
         "--recipe", metavar="FILE", type=Path, help="read the source as this recipe says, in place of other options"
     )
     p.add_argument(
+        "--harmonize",
+        metavar="COMBAT.toml",
+        type=Path,
+        help="--recipe: harmonise columns as silofl survey --harmonize found, and write that into the recipe beside "
+        "FILE.npz, which import and predict repeat",
+    )
+    p.add_argument("--silo", metavar="NAME", default="", help="--harmonize: this hospital's name in it")
+    p.add_argument(
         "--propose",
         action="store_true",
         help="print what the source holds and a first draft of its recipe, explained, with questions; write nothing",

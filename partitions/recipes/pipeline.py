@@ -17,7 +17,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
-from partitions.recipes.combat import harmonised
+from partitions.recipes.combat import Combat, harmonised
 from partitions.recipes.places import columns_of, terms_of
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import NO_SCHEMA, few
@@ -194,11 +194,14 @@ def transform(made: Array, recipe: Recipe) -> Array:
             places, columns = [j for j, _ in chosen], [column for _, column in chosen]
             steps.append((str(places[0]), pipeline(columns), places))
     x = np.asarray(ColumnTransformer(steps, sparse_threshold=0).fit_transform(made), np.float32)
-    if recipe.combat is None:
-        return x
+    return x if recipe.combat is None else harmonise(x, recipe, recipe.combat)
+
+
+def harmonise(x: Array, recipe: Recipe, combat: Combat) -> Array:
+    """The inputs (n, columns of the data file) by a section of the recipe. Raises DataError where it does not fit."""
     own = columns_of(NO_SCHEMA, recipe, x.shape[1])
     numbers = {column.name: column.places[0] for column in own if column.kind == "number"}
-    return harmonised(x, recipe.combat, numbers, terms_of(own))
+    return harmonised(x, combat, numbers, terms_of(own))
 
 
 def is_plain(column: Column) -> bool:
