@@ -258,6 +258,7 @@ def released_page(found: list[dict[str, Any]]) -> str:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
         names = ", ".join(f"{count} in {name or 'no study'}" for name, count in sorted(one["studies"].items()) if count)
         asked = f" and {one['surveys']:,} to surveys" if one["surveys"] else ""
+        asked += f" ({one['exact']:,} with exact sums)" if one["exact"] else ""
         asked += f" and {one['own_models']:,} own models" if one["own_models"] else ""
         span = f"{one['from'][:10]} to {one['to'][:10]}, {len(one['runs'])} runs"
         lines.append(

@@ -32,12 +32,22 @@ def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclas
 
     Raises DataError where it has too few different samples to be divided.
     """
+    parts = parts_of(splits)
+    made = {name: splits[own] if rows is None else rows_of(splits[own], rows) for name, (own, rows) in parts.items()}
+    return SiloData(made["train"], made["val"], made["test"], classes, task, vocabulary)
+
+
+def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]:
+    """For ``train``, ``val`` and ``test`` the split of the file that it is of, and its rows there; None: all of them.
+
+    Raises DataError where there are too few different samples to be divided.
+    """
     if "val" in splits:
-        return SiloData(splits["train"], splits["val"], splits["test"], classes, task, vocabulary)
+        return {name: (name, None) for name in ("train", "val", "test")}
     if "all" not in splits:
         whole = splits["train"]
         train, val = lowest(digests_of(whole), np.arange(len(whole)), VAL_SHARE_OF_TRAIN)
-        return SiloData(rows_of(whole, train), rows_of(whole, val), splits["test"], classes, task, vocabulary)
+        return {"train": ("train", train), "val": ("train", val), "test": ("test", None)}
     whole = splits["all"]
     digests = digests_of(whole)
     different = len(np.unique(digests))
@@ -46,7 +56,7 @@ def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclas
         raise DataError(f"has only {different} {what}, too few to divide")
     rest, test = lowest(digests, np.arange(len(whole)), TEST_SHARE)
     train, val = lowest(digests, rest, VAL_SHARE)
-    return SiloData(rows_of(whole, train), rows_of(whole, val), rows_of(whole, test), classes, task, vocabulary)
+    return {"train": ("all", train), "val": ("all", val), "test": ("all", test)}
 
 
 def lowest(digests: Array, rows: Array, share: float) -> Parts:

@@ -1,10 +1,11 @@
 """What left of each version of this silo's data file, ever: beside the audit log, whose old files may be moved away.
 
-    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, bytes, runs,
+    STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, exact, bytes, runs,
                                                            own_models, studies: {NAME: models}}}
 
-A training reply, the answer to a survey, and a model of the silo's own, counts before it leaves. A record that is
-missing is made from the log that is here; a damaged one stops what leaves, until somebody has looked at it.
+A training reply, the answer to a survey, and a model of the silo's own, counts before it leaves; `exact`: answers with
+exact sums for ComBat. A record that is missing is made from the log that is here; a damaged one stops what leaves,
+until somebody has looked at it.
 
 Standard library only, as in trust/policy.py.
 """
@@ -45,6 +46,13 @@ def counts(entry: Mapping[str, Any]) -> bool:
     return is_model(entry) or is_survey(entry) or is_own_model(entry)
 
 
+def is_exact(entry: Mapping[str, Any]) -> bool:
+    """Return whether a line of the log is of an answer with exact sums of columns, for ComBat."""
+    return is_survey(entry) and any(
+        str(key).startswith("combat.") for record in entry["sent"] for key in record.get("keys", ())
+    )
+
+
 def _failed(entry: Mapping[str, Any]) -> bool:
     return any(record["name"] == "error" for record in entry["sent"])
 
@@ -79,6 +87,7 @@ def read_released(state: Path) -> Record:
             fields |= {
                 "surveys": int(one.get("surveys", 0)),
                 "own_models": int(one.get("own_models", 0)),
+                "exact": int(one.get("exact", 0)),
                 "bytes": int(one["bytes"]),
                 "runs": [*map(str, one["runs"])],
             }
@@ -93,11 +102,12 @@ def read_released(state: Path) -> Record:
 def add(found: Record, entry: Mapping[str, Any]) -> None:
     """Add a reply to the record of its data file."""
     time, name = entry["time"], entry.get("study", {}).get("name", "")
-    none = {"models": 0, "surveys": 0, "own_models": 0, "bytes": 0}
+    none = {"models": 0, "surveys": 0, "exact": 0, "own_models": 0, "bytes": 0}
     empty: dict[str, Any] = {"from": time, "to": time, **none, "runs": [], "studies": {}}
     one = found.setdefault(str(entry.get("cohort", "")), empty)
     model = is_model(entry)
     one["to"], one["bytes"] = time, one["bytes"] + entry["bytes"]
     one["models" if model else "own_models" if is_own_model(entry) else "surveys"] += 1
+    one["exact"] += is_exact(entry)
     one["runs"] = sorted({*one["runs"], str(entry["run-id"])})
     one["studies"][name] = one["studies"].get(name, 0) + model

@@ -128,7 +128,7 @@ def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Comba
         rows = [left[name][silo].n for name in names]
         made = shrunk(found, rows) if shrink else found
         for name, place in zip(names, made, strict=True):
-            if place.delta > 0:
+            if place.delta > 0 and np.isfinite([place.gamma, place.delta]).all():
                 used.setdefault(silo, {})[name] = place
             else:
                 cells[silo, name] = "it is constant there, and cannot be given another spread"

@@ -29,6 +29,25 @@ def add_commands(commands: Any) -> None:
         metavar="FILE",
         help="--data: answer as a hospital with this policy.toml would (default: nothing is held back)",
     )
+    p.add_argument(
+        "--harmonize",
+        metavar="COLUMN[,COLUMN...]|all",
+        default="",
+        help="ComBat: also ask for exact sums of these columns of numbers, and write combat.toml for silofl import "
+        "--harmonize; a hospital's policy must have combat = true",
+    )
+    p.add_argument(
+        "--covariates",
+        metavar="COLUMN[,COLUMN...]",
+        default="",
+        help="--harmonize: columns whose effects are kept, such as age,sex; other differences between hospitals go, "
+        "also those of their patients",
+    )
+    p.add_argument(
+        "--no-shrink",
+        action="store_true",
+        help="--harmonize: each hospital's own shift and spread, as one column needs, without empirical Bayes",
+    )
     add_set(p, "--dataset: partition, silos, seed ...; --connection: study=NAME, where hospitals want a study")
     p.add_argument("--out", metavar="DIR", type=Path, help="a new directory (default: runs/TIME-survey)")
     p.set_defaults(run=run)
@@ -47,10 +66,15 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--set goes with --dataset or --connection")
     if args.data and not args.data.exists():
         raise UserError(f"there is no {args.data}: name an .npz file of silofl import, or a folder of such")
+    if not args.harmonize and (args.covariates or args.no_shrink):
+        raise UserError("--covariates and --no-shrink go with --harmonize")
+    asked = {"survey.harmonize": args.harmonize, "survey.covariates": args.covariates}
+    asked = {**asked, "survey.shrink": not args.no_shrink} if args.harmonize else {}
+    values = {**assignments(args.set), **asked}
     if args.connection:
-        out = survey_deployed(assignments(args.set), args.out, args.connection)
+        out = survey_deployed(values, args.out, args.connection)
     else:
-        values = {**assignments(args.set), **({"dataset": args.dataset} if args.dataset else {})}
+        values |= {"dataset": args.dataset} if args.dataset else {}
         out = survey(values, args.out or default_out("survey"), args.data, args.policy or PUBLIC)
     print("\n".join(survey_text(read_survey(out))), file=sys.stderr)
     print(out)

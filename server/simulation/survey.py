@@ -29,8 +29,8 @@ RUN: Mapping[str, object] = {"strategy": SURVEY, "rounds": 1}
 def survey(values: Mapping[str, object], out: Path, data: Path | None = None, policy: str = PUBLIC) -> Path:
     """Survey in this process, and return the directory.
 
-    ``values``: how a simulation's data are divided. ``data``: a hospital's file, or a folder with one of each, in place
-    of a simulation; ``policy``: the policy by which they answer. Raises UserError.
+    ``values``: how a simulation's data are divided, and what to harmonise. ``data``: a hospital's file, or a folder
+    with one of each, in place of a simulation; ``policy``: the policy by which they answer. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
     check_new(out)
@@ -38,8 +38,7 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
     if data is None and policy != PUBLIC:
         raise UserError("--policy goes with --data: a simulation's data are public")
     site = read_policy(policy)
-    where = {"silos": len(files)} if files else values
-    settings = parse_settings({**where, **RUN})
+    settings = parse_settings({**values, **({"silos": len(files)} if files else {}), **RUN})
     with cleared(out), private(), tempfile.TemporaryDirectory() as temporary:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "config.toml", toml_text(settings.flat()))

@@ -12,7 +12,8 @@ from partitions.common.errors import DataError
 from partitions.importing.new_rows import read_new_rows
 from partitions.recipes.combat import Harmonised
 from partitions.recipes.harmonisation import Harmonisation, load_harmonisation, parse_harmonisation, with_combat
-from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, read_recipe, unfitted
+from partitions.recipes.pictures import read_any
+from partitions.recipes.recipe import Recipe, load_recipe, parse_recipe, unfitted
 from partitions.recipes.shared import schema_of
 from partitions.silo_file import read_contents
 from server.cli.main import main
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``north.npz`` as imported, its recipe, ``combat.toml``, and ``ours.npz``, the same rows harmonised."""
     made = tmp_path_factory.mktemp("harmonised")
     hospital(made, "north", 90, 1)
-    (made / "north.recipe.toml").write_text(read_recipe(read_contents(made / "north.npz").recipe).toml())
+    (made / "north.recipe.toml").write_text(read_any(read_contents(made / "north.npz").recipe).toml())
     (made / "combat.toml").write_text(FOUND.toml(["by hand"]))
     assert main([*map(str, arguments(made)), "--out", str(made / "ours.npz")]) == 0
     return made

@@ -94,6 +94,9 @@ class Policy:
     min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)
     min_cell: int = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others", 1)
     max_surveys: int = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
+    combat: bool = rule(
+        False, True, "whether a survey may ask for exact sums of columns for ComBat, of one choice of them, once"
+    )
     metrics: tuple[str, ...] = rule(
         ("loss", SCORE), (*METRICS, *EVIDENCE), "metrics that may leave; score: the task's own, with its interval"
     )

@@ -13,6 +13,7 @@ from models.survey.columns import MISSING
 from partitions.common.files import write_atomically
 from server.report.css import CSS
 from server.report.templates import environment
+from server.results.survey.combat import combat_text
 from server.results.survey.files import PAGE, Surveyed, cell_names, read_survey
 from server.results.survey.findings import OTHERS, Finding
 from strategies.base.schema.survey import PARTS
@@ -28,6 +29,7 @@ table.reasons thead th { text-align: left; } .bars { display: flex; align-items:
 {% if found %}<div class="scroll" tabindex="0"><table class="reasons"><thead><tr><th>Hospital</th><th>Column</th><th>What</th><th>Why</th><th>Look at</th></tr></thead><tbody>
 {% for f in found %}<tr><th scope="row">{{ f.silo }}</th><td class="text">{{ f.column }}</td><td class="text">{{ f.kind }}</td><td class="text">{{ f.what }}</td><td class="text">{{ f.look }}</td></tr>{% endfor %}</tbody></table></div>
 {% else %}<p>{{ nothing }}</p>{% endif %}</section>
+{% if combat %}<section><h2>Harmonisation (ComBat)</h2><ul>{% for line in combat %}<li>{{ line }}</li>{% endfor %}</ul></section>{% endif %}
 {% for part, name, rows in tables %}<section><h2>{{ name }}</h2><p class="note">{{ part }}</p>
 <div class="scroll" tabindex="0"><table><thead><tr><th>Hospital</th><th>Patients</th><th>Missing</th><th>Mean</th><th>Deviation</th><th>Counts</th></tr></thead><tbody>
 {% for silo, cells, bars in rows %}<tr><th scope="row">{{ silo }}</th>{% for cell in cells %}<td>{{ cell }}</td>{% endfor %}<td>{% if bars %}<div class="bars">{% for title, height, held in bars %}<i title="{{ title }}"{% if held %} class="held"{% else %} style="height:{{ height }}%"{% endif %}></i>{% endfor %}</div>{% endif %}</td></tr>{% endfor %}</tbody></table></div></section>
@@ -48,10 +50,11 @@ def page(found: Surveyed) -> str:
         for part, key in PARTS.items()
         for name in found.names(key)
     ]
+    told = list(combat_text(found.combat)) if found.combat else []
     template = environment().from_string(PAGE_TEXT)
     nothing = nothing_found(found)
     return template.render(
-        css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables, nothing=nothing
+        css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables, nothing=nothing, combat=told
     )
 
 
@@ -100,6 +103,7 @@ def survey_text(found: Surveyed) -> list[str]:
                 ]
                 counts = f"  {', '.join(levels)}" if levels else ""
                 lines.append(f"  {silo}: {n} patients, missing {missing}{moments}{counts}")
+    lines += ["", *combat_text(found.combat)] if found.combat else []
     lines += ["", f"{len(found.findings)} findings" if found.findings else nothing_found(found)]
     return lines + [line_of(finding) for finding in found.findings]
 

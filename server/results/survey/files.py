@@ -1,4 +1,4 @@
-"""``survey.json`` and ``survey.csv``: what the silos answered, and what is odd in one of them."""
+"""``survey.json`` and ``survey.csv``: what the silos answered, and what is odd in one of them; and ``combat.toml``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any
 from models.survey.columns import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
+from partitions.recipes.harmonisation import FILE as COMBAT
+from partitions.recipes.harmonisation import Harmonisation
 from server.results.history import guarded
+from server.results.survey.combat import ABOUT, Report
 from server.results.survey.findings import Finding, findings
 from strategies.base.schema.survey import PARTS, Answer
 
@@ -24,10 +27,15 @@ HEADER = ("silo", "part", "column", "statistic", "value")
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The silos' answers by name, and in words why others gave none or do not fit the others."""
+    """The silos' answers by name, and in words why others gave none or do not fit the others.
+
+    ``combat``: what was harmonised, empty where the survey did not ask for it; ``harmonisation``: the file of it.
+    """
 
     answers: dict[str, Answer] = field(default_factory=dict)
     without: dict[str, str] = field(default_factory=dict)
+    combat: Report = field(default_factory=dict)
+    harmonisation: Harmonisation | None = None
 
     @property
     def findings(self) -> list[Finding]:
@@ -39,12 +47,17 @@ class Surveyed:
 
 
 def write_survey(folder: Path, found: Surveyed) -> None:
-    """Write both files."""
+    """Write the files; a ``combat.toml`` of before goes."""
     content = {
         "silos": found.answers,
         "without": found.without,
         "findings": [finding.content for finding in found.findings],
+        **({"combat": found.combat} if found.combat else {}),
     }
+    if found.harmonisation:
+        write_atomically(folder / COMBAT, found.harmonisation.toml(ABOUT))
+    else:
+        (folder / COMBAT).unlink(missing_ok=True)
     write_atomically(folder / JSON, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -57,7 +70,7 @@ def read_survey(folder: Path) -> Surveyed:
     """What a survey found. Raises DataError where the file cannot be read."""
     try:
         content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-        return Surveyed(dict(content["silos"]), dict(content["without"]))
+        return Surveyed(dict(content["silos"]), dict(content["without"]), dict(content.get("combat", {})))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / JSON} cannot be read ({type(error).__name__}): run the survey again") from None
 
@@ -92,6 +105,6 @@ def _cell(count: int | None) -> object:
 
 
 def without_silo(found: Surveyed, name: str) -> Surveyed:
-    """The survey of the others."""
+    """The survey of the others, without what was harmonised, which is of all."""
     answers = {silo: answer for silo, answer in found.answers.items() if silo != name}
     return Surveyed(answers, {silo: why for silo, why in found.without.items() if silo != name})

@@ -1,7 +1,7 @@
 """A silo's answer to a survey, as a message has it, and how the server reads it (``models/survey/columns.py``).
 
 A record with a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
-``label.state``; the values are JSON.
+``label.state``; the values are JSON. What ``--harmonize`` adds is in ``schema/combat.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from flwr.app import ConfigRecord
 from models.survey.columns import BINS, MISSING
 from partitions.common.errors import DataError
 from partitions.schema import LONGEST_NAME
+from strategies.base.schema.combat import KEY as COMBAT
+from strategies.base.schema.combat import read_combat, written_combat
 from strategies.base.schema.reporting import LARGEST, MOST, is_whole
 
 RECORD = "survey"
@@ -30,6 +32,7 @@ def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
     values: dict[str, Any] = {"n": answer["n"], "day": answer["day"]}
     for key, part in PARTS.items():
         values |= {f"{key}.{name}": json.dumps(item) for name, item in answer[part].items()}
+    values |= written_combat(answer[COMBAT]) if COMBAT in answer else {}
     return ConfigRecord(values)
 
 
@@ -37,11 +40,13 @@ def read_answer(record: object) -> Answer:
     """The answer of a reply. Raises DataError, one line, for anything it cannot be."""
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no survey")
-    answer: Answer = {"columns": {}, "labels": {}}
+    answer, sums = Answer(columns={}, labels={}), dict[str, Any]()
     for key, value in record.items():
         part, dot, name = key.partition(".")
         if part in PARTS and dot:
             answer[PARTS[part]][_name(name)] = _item(name, value)
+        elif part == COMBAT:
+            sums[name] = value
         elif key in ("n", "day"):
             answer[key] = value
         else:
@@ -49,7 +54,7 @@ def read_answer(record: object) -> Answer:
     day = answer.get("day")
     if not is_whole(answer.get("n"), 0, MOST) or not isinstance(day, str) or len(day) > 10 or not day.isprintable():
         raise DataError(f"the survey says n = {answer.get('n')!r:.40}, day = {day!r:.40}")
-    return answer
+    return answer | ({COMBAT: read_combat(sums)} if sums else {})
 
 
 def _name(name: object) -> str:

@@ -2,7 +2,7 @@
 
 It is no method, and no comparison lists it. A silo answers one message with what its policy lets out of its columns and
 labels (``models/survey/columns.py``); the message brings nothing that the answer depends on. A policy that lists
-``survey`` by name allows it; ``all`` does not mean it.
+``survey`` by name allows it; ``all`` does not mean it. Exact sums for ComBat have a rule of their own, ``combat``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 
 from partitions.common.errors import UserError
 from strategies.base.info import MethodInfo
+from strategies.base.settings import setting
 from strategies.base.strategy import PersonalizedStrategy
 
 SURVEY = "survey"
@@ -23,7 +24,16 @@ ACTION = "survey"  # of the message that asks for it: "query.survey"
 
 @dataclass(frozen=True)
 class SurveySettings:
-    """A survey has no settings: whatever it could ask for, a server could bisect with."""
+    """The survey itself has no settings: whatever it could ask for, a server could bisect with.
+
+    ComBat's sums have: a study declares them, and a hospital answers one choice (``client/survey/combat.py``).
+    """
+
+    harmonize: str = setting("", "ask for exact sums of these columns, with commas, or of all numbers, for ComBat")
+    covariates: str = setting("", "columns, with commas, whose effects ComBat keeps: what differs between patients")
+    shrink: bool = setting(
+        True, "draw each hospital's shift and spread to their means over its columns (empirical Bayes)"
+    )
 
 
 class Survey(PersonalizedStrategy):
@@ -36,7 +46,7 @@ class Survey(PersonalizedStrategy):
         uploads=(),
         whole=False,
         own_model="kept",
-        note="nothing leaves but counts, shares and rounded sums",
+        note="nothing leaves but counts, shares and rounded sums, and exact ones where `combat` allows them",
         receives="nothing",
         not_dp="a survey has no mechanism, and no share of the budget",
         asks="survey",
