@@ -135,6 +135,15 @@ def test_a_survey_deployed(federation: LocalFederation, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_ray_harmonises_with_the_same_numbers(ports: dict[str, str], tmp_path: Path) -> None:
+    """A table's exact sums, in messages of real processes: the same file as in this one."""
+    values = {**DATA, "dataset": "breast-cancer", "survey.harmonize": "all"}
+    here = survey(values, tmp_path / "here")
+    run_under_ray({**RUN, **values, "strategy": "survey", "rounds": 1}, tmp_path / "there", ports, made="combat.toml")
+    assert (tmp_path / "there" / "combat.toml").read_text() == (here / "combat.toml").read_text()
+
+
+@pytest.mark.exhaustive
 def test_a_matrix_under_ray(ports: dict[str, str], here: Path, tmp_path: Path) -> None:
     matrix, out = evaluate(here, tmp_path / "a"), tmp_path / "b"
     files = gather_models(here, tmp_path / "models", "shared")
