@@ -17,7 +17,21 @@ from torch import Tensor
 from strategies.base.client import SiloClient
 from strategies.base.state import State
 
+TERMS = "own_model_terms"  # in the numbers: the digest of the study of all trainings so far, or "" for no study
 REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
+
+
+def note_terms(state: State, study: str, *, may_leave: bool) -> None:
+    """Write into a state, as it comes from the disk, the study (digest) of what is about to happen with it.
+
+    ``may_leave``: whether the run asks for silos' own models. Without that, or under another study, the mark goes, and
+    a state that was trained without it never gets it: a server chooses the run's id, by which a silo finds its state,
+    and the settings of each submission.
+    """
+    if may_leave and (not state.numbers or state.numbers.get(TERMS) == study):
+        state.numbers[TERMS] = study
+    else:
+        state.numbers.pop(TERMS, None)
 
 
 def array_of(entry: str, snapshot: str) -> str:

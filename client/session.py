@@ -39,6 +39,7 @@ from client.privacy.checks import check_floor, check_records, privacy_card
 from client.privacy.noise_key import noise_key
 from client.privacy.private_round import private_round, units_of
 from client.privacy.statistics import check_statistics, claim_statistics
+from client.reported import note_terms
 from client.site.audit_gate import folder_of
 from client.site.budget.told import add_cost
 from client.site.study.protocol import Study, narrowed
@@ -56,6 +57,7 @@ from partitions.common.errors import UserError
 from partitions.splits import SiloData, dtype_of
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import input_digest
+from strategies.base.evaluation.own_model import asks_for_models
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.newcomer.settings import ANY
 from strategies.base.run_settings import RunSettings
@@ -105,8 +107,14 @@ class ClientSession:
         return open_data(self.settings, self.context)
 
     def check_floor(self) -> None:
-        """Raise PolicyRefusedError where there are too few samples to train with, or behind what a method sends."""
-        check_floor(self.name, len(self.data.train), self.info, self.policy)
+        """Raise PolicyRefusedError where there are too few samples to train with, or behind what a run sends."""
+        sends = bool(self.info.uploads) or not self.info.trains or self.sends_own_model
+        check_floor(self.name, len(self.data.train), self.policy, sends=sends)
+
+    @property
+    def sends_own_model(self) -> bool:
+        """Whether the run asks for the silo's own model at its end."""
+        return asks_for_models(self.info, self.settings.common)
 
     def check_trains(self) -> None:
         """Raise UserError where the run only evaluates, or holds this silo out, and a message asks it to train."""
@@ -297,6 +305,7 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
+            note_terms(state, self.study.digest if self.study else "", may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
             common = replace(common, local_epochs=common.hold_out_epochs)

@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 
 from client.egress import release_own_model
 from client.local_data import is_own_file
-from client.reported import load_reported
+from client.reported import TERMS, load_reported
 from client.session import ClientSession
 from client.site.own_models import Names, claim, names_of
 from client.site.trust.message_rules import own_model_faults
@@ -20,7 +20,6 @@ from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import digest_of
 from partitions.common.errors import UserError
 from strategies.base.client import SiloClient
-from strategies.base.evaluation.own_model import asks_for_models
 
 
 def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
@@ -31,7 +30,7 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     context, sent = session.context, dict(message.content.config_records.get("config", {}))
     for fault in own_model_faults(session.policy, context.run_config, sent):
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")
-    if not asks_for_models(session.info, session.settings.common):
+    if not session.sends_own_model:
         raise UserError(f"{session.name} sends no model of its own: {session.info.name} has one for all silos")
     client, config = session.open_client(message), session.config
     client.round = int(config["round"])
@@ -42,6 +41,10 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     if session.name in config.get("own_statistics", ()):
         raise UserError(
             f"{session.name} sends no model of its own: it is used with this silo's statistics, which stay here"
+        )
+    if TERMS not in client.state.numbers:
+        raise PolicyRefusedError(
+            f"{session.name} refuses: its model was also trained without keep-models = reported, or under another study"
         )
     if not load_reported(client, wanted := config.get("reported"), session.info.reports):
         raise UserError(f"{session.name} kept no model of round {wanted!r:.20}, which is asked for")

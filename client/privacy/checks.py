@@ -10,13 +10,12 @@ from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.errors import UserError
 from partitions.splits import SiloData
 from strategies.base.client import SiloClient
-from strategies.base.info import MethodInfo
 from strategies.base.run_settings import RunSettings
 
 
-def check_floor(name: str, samples: int, info: MethodInfo, policy: Policy) -> None:
-    """Raise PolicyRefusedError where there are too few samples to train with, or behind what a method sends."""
-    for rule, holds in (("floor", bool(info.uploads) or not info.trains), ("min_batch_size", True)):
+def check_floor(name: str, samples: int, policy: Policy, *, sends: bool) -> None:
+    """Raise PolicyRefusedError where there are too few samples to train with, or behind what a run ``sends``."""
+    for rule, holds in (("floor", sends), ("min_batch_size", True)):
         if holds and samples < getattr(policy, rule):
             raise PolicyRefusedError(
                 f"{name} refuses: its policy has {policy.says(rule)}, it has {samples} training samples"

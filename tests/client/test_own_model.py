@@ -16,6 +16,7 @@ from tiny import Files, Run, TinyGrid, federate, initial, notes, random_silos, r
 
 from client.app import app
 from client.policies import policy_page
+from client.reported import TERMS, note_terms
 from client.site import audit_gate
 from client.site.released import read_released
 from client.site.study.dangers import dangers
@@ -25,7 +26,7 @@ from client.site.trust.audit_page import page
 from client.site.trust.message_rules import OWN_MODEL
 from client.site.trust.policy import Policy
 from client.studies import released_page, study_page
-from partitions.common.errors import UserError
+from partitions.common.errors import RunFailedError, UserError
 from server.deploy.study_draft import draft
 from server.results.history import History
 from server.results.own_models import FILE, FOLDER
@@ -239,8 +240,9 @@ def test_settings_that_cannot_be(changes: dict[str, Any], line: str) -> None:
 
 def test_a_server_gets_one_model_of_one_run(tmp_path: Path) -> None:
     """Red team, the whole attack: a model in mid-run, then of further rounds, under every name of the run."""
-    sites = Sites(tmp_path, strategy="fedper", rounds=3)
-    run = sites.run(keep_models="none")  # nothing has left
+    sites = Sites(tmp_path, "own-model = false\n", strategy="fedper", rounds=3)
+    run = sites.run()
+    sites.policies["a"].write_text(ALLOWED)  # only now, so nothing has left
     closing, _ = asked(run, "evaluate")
     steps = [m for m, _ in run.grid.traffic if m.metadata.message_type == "train" and config_of(m)["round"]][::3]
     best = config_of(closing)["reported"]
@@ -526,3 +528,38 @@ def test_a_study_has_to_name_it() -> None:
         study_page(named, "").split()
     )
     assert "own model, whole" not in study_page(plain, "")
+
+
+@pytest.mark.parametrize(
+    "before", [{"keep_models": "none"}, {"keep_models": "none", "dp": True, "normalization": "none"}]
+)
+def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(tmp_path: Path, before: dict[str, Any]) -> None:
+    """The server chooses the run's id, and so which state is loaded: what the state was trained under counts."""
+    run = Sites(tmp_path, strategy="fedper", **before).run()
+    closing, _ = asked(run, "evaluate")
+    for best in (1, 2, 3):
+        reply = ask(run, closing, kind=KIND, number=5, reported=best, run__keep_models="reported", run__dp=False)
+        assert re.search("was also trained without keep-models = reported", reason(reply))
+
+
+def test_what_a_state_was_trained_under() -> None:
+    state = State()
+    note_terms(state, "A", may_leave=True)
+    assert state.numbers == {TERMS: "A"}
+    for study, may_leave in (("B", True), ("A", False)):
+        other = state.copy()
+        note_terms(other, study, may_leave=may_leave)
+        other.numbers["round"] = 1
+        note_terms(other, "A", may_leave=True)  # too late
+        assert TERMS not in other.numbers
+    note_terms(state, "A", may_leave=True)
+    assert state.numbers == {TERMS: "A"}
+
+
+@pytest.mark.parametrize("rule", ["floor = 1000", "min-silos = 50"])
+def test_what_holds_for_models_that_leave_holds_for_ones_own(tmp_path: Path, rule: str) -> None:
+    """Local sends nothing but its own model at the end, so a rule for uploads holds for it then, and only then."""
+    assert Sites(tmp_path / "none", f"{rule}\n", strategy="local", keep_models="none").run().federation.done
+    sites = Sites(tmp_path / "kept", f"{ALLOWED}{rule}\n", strategy="local")
+    with pytest.raises((UserError, RunFailedError), match=rule.partition(" ")[0]):
+        sites.run()

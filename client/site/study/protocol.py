@@ -25,6 +25,7 @@ from datetime import date
 from typing import Any
 
 from ..errors import SiteError
+from ..trust.message_rules import uploads
 from ..trust.methods import DEFAULTS, METHODS
 from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
 from ..trust.run_config import number, of_method, owner, plain
@@ -315,7 +316,7 @@ def message_faults(
     if kind == "train" and silo in study.held_out:
         faults.append(f"the study {study.name} has held-out = {silo}, and this would train there")
     present = number(sent.get("participants")) or 0
-    if kind == "train" and METHODS.get(str(run.get("strategy")), {}).get("uploads") and present < study.participants:
+    if kind == "train" and uploads(run) and present < study.participants:
         faults.append(f"the study {study.name} has participants = {study.participants}, the round {present:g}")
     return faults
 

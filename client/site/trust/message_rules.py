@@ -117,13 +117,18 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
 
 def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
     """Return what a round asks for beyond the policy: ``sent`` is the config of its message."""
-    declared = METHODS.get(str(run.get("strategy")), {"uploads": True})
     given = number(sent.get("participants")) or 0
-    if kind == "train" and declared.get("uploads") and given < policy.min_silos:
+    if kind == "train" and uploads(run) and given < policy.min_silos:
         return [f"its policy has {policy.says('min_silos')}, the round {given:g} that train"]
     if kind == "evaluate" and not policy.peers and owner_of_model(run, sent):
         return [f"its policy has {policy.says('peers')}, and the model to evaluate is one silo's own (evaluate.models)"]
     return []
+
+
+def uploads(run: Mapping[str, Any]) -> bool:
+    """Return whether anything of a silo's model may leave in a run: by its method, or at its end (keep-models)."""
+    declared = METHODS.get(str(run.get("strategy")), {"uploads": True})
+    return bool(declared.get("uploads")) or run.get("keep-models") == "reported"
 
 
 def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
