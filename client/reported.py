@@ -17,19 +17,20 @@ from torch import Tensor
 from strategies.base.client import SiloClient
 from strategies.base.state import State
 
-TERMS = "own_model_terms"  # in the numbers: the digest of the study of all trainings so far, or "" for no study
+TERMS = "own_model_terms"  # in the numbers: the study of all trainings ("": none), and Flower's numbers of their runs
 REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
 
 
-def note_terms(state: State, study: str, *, may_leave: bool) -> None:
-    """Write into a state, as it comes from the disk, the study (digest) of what is about to happen with it.
+def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
+    """Write into a state, as it comes from the disk, what is about to happen with it: study (digest), Flower's number.
 
     ``may_leave``: whether the run asks for silos' own models. Without that, or under another study, the mark goes, and
     a state that was trained without it never gets it: a server chooses the run's id, by which a silo finds its state,
     and the settings of each submission.
     """
-    if may_leave and (not state.numbers or state.numbers.get(TERMS) == study):
-        state.numbers[TERMS] = study
+    before = state.numbers.get(TERMS, {} if state.numbers else {"study": study, "runs": []})
+    if may_leave and before.get("study") == study:
+        state.numbers[TERMS] = {"study": study, "runs": sorted({*before["runs"], run})}
     else:
         state.numbers.pop(TERMS, None)
 

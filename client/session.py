@@ -305,7 +305,8 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
-            note_terms(state, self.study.digest if self.study else "", may_leave=self.sends_own_model)
+            study, number = self.study.digest if self.study else "", f"{int(self.context.run_id):016x}"
+            note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:
             common = replace(common, local_epochs=common.hold_out_epochs)

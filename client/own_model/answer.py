@@ -14,7 +14,7 @@ from client.egress import release_own_model
 from client.local_data import is_own_file
 from client.reported import TERMS, load_reported
 from client.session import ClientSession
-from client.site.own_models import Names, claim, names_of
+from client.site.own_models import claim, names_of
 from client.site.trust.message_rules import own_model_faults
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import digest_of
@@ -49,13 +49,17 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     if not load_reported(client, wanted := config.get("reported"), session.info.reports):
         raise UserError(f"{session.name} kept no model of round {wanted!r:.20}, which is asked for")
     if is_own_file(context) and not session.policy.public:
-        _claim(client, session, names_of(sent, int(context.run_id)))
+        _claim(client, session, names_of(sent, int(context.run_id))[0])
     return release_own_model(client)
 
 
-def _claim(client: SiloClient, session: ClientSession, run: Names) -> None:
-    """Note the model before it leaves. Raises PolicyRefusedError where another one of this run has left."""
+def _claim(client: SiloClient, session: ClientSession, own_id: str) -> None:
+    """Note the model before it leaves, under each of Flower's numbers by which it was trained or is asked for.
+
+    Raises PolicyRefusedError where another one has left under one of them, or under the run's own id.
+    """
     model = digest_of([client.model.vector, client.model.buffers]).hex()
     state, says = session.context.node_config.get("state-dir"), session.policy.says("own_model")
-    if fault := claim(state, run, session.name, model, says):
-        raise PolicyRefusedError(f"{session.name} refuses: {fault}")
+    for number in client.state.numbers[TERMS]["runs"]:
+        if fault := claim(state, (own_id, number), session.name, model, says):
+            raise PolicyRefusedError(f"{session.name} refuses: {fault}")

@@ -10,6 +10,8 @@ from typing import Any
 from models.evidence.measure import CALIBRATION, MEASUREMENT, PREFIX
 from server.report.scores import NAN, known
 from server.report.study import Study
+from strategies import strategies
+from strategies.base.evaluation.own_model import sends_own_model
 from strategies.base.schema.evidence import split_name
 
 
@@ -44,6 +46,14 @@ def evidence_that_left(study: Study) -> list[str]:
     names = {key for r in study.runs for v in r["per_silo"].values() for key in v.get("evidence", {})}
     names |= {key for key in CALIBRATION for m in study.methods if over_silos(study, m, key)}
     return sorted({"subgroups" if name.startswith(PREFIX) else split_name(name)[1] for name in names})
+
+
+def own_models_that_left(study: Study) -> dict[str, list[str]]:
+    """Return for each method whose runs ask for silos' own models (keep-models) the silos that have sent theirs."""
+    known, asks = strategies(), study.config.get("keep-models") == "reported"
+    methods = [m for m in study.methods if asks and m in known and sends_own_model(known[m].info)]
+    sent = [event for event in study.events if event.get("event") == "models"]
+    return {m: sorted({silo for e in sent if e["strategy"] == m for silo in e["silos"]}) for m in methods}
 
 
 def has_evidence(study: Study) -> bool:

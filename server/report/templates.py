@@ -137,7 +137,8 @@ TEMPLATES = {
 <li><b>Every round, model vectors</b> and the method's own numbers, as below (and BatchNorm averages where the model has them and <code>buffers = "shared"</code>).</li>
 <li><b>Every evaluated round, metrics</b>: {{ metrics }} (allowed: {{ allowed }}), over at least the set number of patients; seconds; sample counts.</li>
 {% if evidence %}<li><b>Once, at the end, evidence</b>: {{ evidence }}, over at least the set number of patients. Of two classes it tells how many test samples are of each.</li>
-{% endif %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below.</li></ul>
+{% endif %}{% for method, silos in own %}<li><b>Once, at the end, a silo's own model</b> with all its layers (<code>keep-models = "reported"</code>; {{ method }}): {{ silos or "of none so far" }}.</li>
+{% endfor %}<li><b>Never</b>: samples, labels, {% if evidence %}other {% endif %}label counts, predictions, {% for method, what in kept %}{{ method }}: {{ what }}, {% endfor %}personal layers and personal models that a method does not name below{% if own %}, but for the models above{% endif %}.</li></ul>
 {% call table(head, "wordy") %}<tbody>{% for row in rows %}<tr><th scope="row">{{ row.name }}</th><td class="text"><code>{{ row.vectors }}</code></td><td>{{ row.size }}</td><td class="text"><code>{{ row.numbers }}</code></td></tr>{% endfor %}</tbody>{% endcall %}
 <h3>Per silo</h3>
 {% call table(silo_head, "dense") %}<tbody>{% for silo, values in silos %}<tr><th scope="row">{{ silo }}</th>{{ cells(values) }}</tr>{% endfor %}</tbody>{% endcall %}""",

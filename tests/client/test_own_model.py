@@ -544,16 +544,29 @@ def test_a_run_that_did_not_say_so_gives_no_model_to_a_later_submission(tmp_path
 
 def test_what_a_state_was_trained_under() -> None:
     state = State()
-    note_terms(state, "A", may_leave=True)
-    assert state.numbers == {TERMS: "A"}
+    note_terms(state, "A", "1", may_leave=True)
+    note_terms(state, "A", "2", may_leave=True)  # resumed
+    assert state.numbers == {TERMS: {"study": "A", "runs": ["1", "2"]}}
     for study, may_leave in (("B", True), ("A", False)):
         other = state.copy()
-        note_terms(other, study, may_leave=may_leave)
+        note_terms(other, study, "2", may_leave=may_leave)
         other.numbers["round"] = 1
-        note_terms(other, "A", may_leave=True)  # too late
+        note_terms(other, "A", "2", may_leave=True)  # too late
         assert TERMS not in other.numbers
-    note_terms(state, "A", may_leave=True)
-    assert state.numbers == {TERMS: "A"}
+
+
+def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) -> None:
+    """Red team: trainings under five ids in one run of Flower's, and a model of each in a run of its own."""
+    run = Sites(tmp_path, "own-model = false\n").run()
+    train, _ = asked(run, "train")
+    asks, _ = asked(run)
+    (tmp_path / "a.toml").write_text(ALLOWED)
+    names = ["1" * 16, "2" * 16, "3" * 16]
+    for name in names:
+        assert not ask(run, train, round=1, run_id=name).has_error()
+    taken = [reason(ask(run, asks, number=100 + k, run_id=name, reported=1)) for k, name in enumerate(names)]
+    once = "a refuses: its own model leaves once per run, and another one of this run has left"
+    assert taken == ["", once, once]
 
 
 @pytest.mark.parametrize("rule", ["floor = 1000", "min-silos = 50"])

@@ -138,3 +138,11 @@ def test_what_is_kept_is_one_vector(runs: Path) -> None:
     files = sorted((runs / "kept" / "checkpoint").glob(f"*/{FOLDER}/*/{FILE}"))
     assert len(files) == 36 and all(set(State.load(file).arrays) == {OWN} for file in files)
     assert not list((runs / "plain").rglob(FOLDER))
+
+
+def test_the_report_says_whose_models_left(runs: Path) -> None:
+    """And not that personal models never leave."""
+    kept, plain = ((runs / name / "report.html").read_text() for name in ("kept", "plain"))
+    for method in ("Ditto", "FedPer", "APFL"):
+        assert f'(<code>keep-models = "reported"</code>; {method}): {", ".join(SILOS)}.' in kept
+    assert "but for the models above" in kept and "but for the models above" not in plain

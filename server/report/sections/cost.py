@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from server.report.charts.counts import bytes_per_round
 from server.report.charts.rounds import seconds_per_round
-from server.report.evidence import evidence_that_left
+from server.report.evidence import evidence_that_left, own_models_that_left
 from server.report.html import duration, lines, markup, size_text, typical
 from server.report.methods import keeps, sends_numbers, spelled, uploads
 from server.report.study import Study
@@ -64,7 +64,7 @@ def left_section(study: Study) -> Markup:
     """Render what left the silos, by method and by silo; empty without results."""
     if not study.runs:
         return Markup()
-    rows = []
+    rows, own = [], own_models_that_left(study)
     for m in study.methods:
         size = bytes_up_per_silo(study, m)
         text = markup("{}<small>{} numbers</small>", size_text(size), f"{size / 4:,.0f}") if size else "–"
@@ -80,7 +80,8 @@ def left_section(study: Study) -> Markup:
         metrics=", ".join(study.metrics_that_left) or "none",
         allowed=", ".join(study.task.metrics),
         evidence=", ".join(evidence_that_left(study)),
-        kept=[(spelled(m), what) for m in study.methods for what in keeps(m)],
+        kept=[(spelled(m), what) for m in study.methods if m not in own for what in keeps(m)],
+        own=[(spelled(m), ", ".join(silos)) for m, silos in own.items()],
         head=["Method", "Vectors", lines("per silo|and round"), "Other numbers"],
         rows=rows,
         silo_head=["Silo", lines("Replies with|metrics"), lines("Model|vectors"), lines("Single metric|values")],

@@ -17,9 +17,14 @@ KIND = f"{MessageType.EVALUATE}.{ACTION}"
 OWN = "own"  # the model's name in the reply; its running statistics go by theirs
 
 
+def sends_own_model(info: MethodInfo) -> bool:
+    """Return whether silos have models to send: not where the report shows the one that the server has anyway."""
+    return info.trains and not info.pooled and not info.reports_shared
+
+
 def asks_for_models(info: MethodInfo, common: Common) -> bool:
-    """Return whether a run asks for them: not where the report shows the one model that the server has anyway."""
-    return common.keep_models == "reported" and info.trains and not info.pooled and not info.reports_shared
+    """Return whether a run asks for silos' own models."""
+    return common.keep_models == "reported" and sends_own_model(info)
 
 
 def check_keep(common: Common) -> None:
