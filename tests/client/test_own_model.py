@@ -562,8 +562,8 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) 
     asks, _ = asked(run)
     (tmp_path / "a.toml").write_text(ALLOWED)
     names = ["1" * 16, "2" * 16, "3" * 16]
-    for name in names:
-        assert not ask(run, train, round=1, run_id=name).has_error()
+    for k, name in enumerate(names):
+        assert not ask(run, train, round=1, run_id=name, run__learning_rate=0.1 * (k + 1)).has_error()
     taken = [reason(ask(run, asks, number=100 + k, run_id=name, reported=1)) for k, name in enumerate(names)]
     once = "a refuses: its own model leaves once per run, and another one of this run has left"
     assert taken == ["", once, once]
