@@ -3,8 +3,8 @@
 The run's settings name columns and covariates, since all hospitals must take the same. That makes each choice a set of
 equations about the patients, so a hospital answers one choice, once: ``released-combat.json`` in the state directory
 has it, and the answer. The same choice gets the same answer, also where a few patients changed. Another choice, or
-other data, is refused until the hospital itself removes that file (docs/privacy.md). What exact sums would tell of few
-patients stays (``models/survey/exact.py``).
+other data, is refused until the hospital itself removes that file (docs/privacy.md). Sums that few patients make up
+stay, by the rules of ``models/survey/exact.py``; so do all where covariates are many for the patients.
 
 Without covariates a column's rows are those with a value. With covariates all columns have the same rows, those with
 all values: two sums of one covariate over rows that differ by a patient would be that patient's.
@@ -42,6 +42,7 @@ from strategies.base.schema.combat import KEY, Part
 from strategies.base.survey import SurveySettings
 
 FILE, ALL = "released-combat.json", "all"
+PATIENTS_PER_TERM = 10  # p covariates give p (p + 1) / 2 equations about n p values, so few of them for n patients
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,8 @@ def sums_for(choice: Choice, rows: Rows, policy: Policy) -> tuple[Part, dict[str
         kept = common if choice.covariates else kept_rows(rows.gone[:, own.places[0]], rows.units, order, gap)
         y, units = rows.table[kept, own.places[0]], rows.units[kept]
         cells = [cell for cells in groups for cell in cells]
-        why = "" if policy.public else tells_of_few(y, units, cells, least) if len(y) else "no value"
+        others = [*measured(choice, rows, kept).values()]
+        why = "" if policy.public else tells_of_few(y, units, cells, least, others) if len(y) else "no value"
         if patients(units) < least or why:
             withheld[own.name] = held if not policy.public else "no value"
             note.setdefault("combat", []).append(f"{own.name}: {why or rule}")
@@ -233,15 +235,23 @@ def covariate_fault(choice: Choice, rows: Rows, kept: Array, least: int, held: s
             return f"the covariate {own.name!r} gives the label away, which a future patient does not have"
     if public:
         return ""
+    if patients(units) < (needed := PATIENTS_PER_TERM * len(choice.terms)):
+        return f"{len(choice.terms)} covariates, categories counted singly, need {needed} patients: name fewer"
     groups = cells_of(choice, rows, kept)
     if has_small_cells(groups, units, least):
         return f"{held} in a category of {few([own.name for own in choice.covariates])}"
     cells = [cell for group in groups for cell in group]
-    for own in choice.covariates:
-        values = code_of(own, rows.table[kept])
-        if own.kind != "category" and not is_discrete(values) and tells_of_few(values, units, cells, least):
-            return f"{held} ({own.name})"
+    found = measured(choice, rows, kept)
+    for i, (name, values) in enumerate(found.items()):
+        if tells_of_few(values, units, cells, least, [*found.values()][:i]):
+            return f"{held} ({name})"
     return ""
+
+
+def measured(choice: Choice, rows: Rows, kept: Array) -> dict[str, Array]:
+    """The covariates (n,) that have no categories, by name."""
+    found = {own.name: code_of(own, rows.table[kept]) for own in choice.covariates if own.kind != "category"}
+    return {name: values for name, values in found.items() if not is_discrete(values)}
 
 
 def cells_of(choice: Choice, rows: Rows, kept: Array) -> list[list[Array]]:

@@ -2,8 +2,9 @@
 
 A sum that is not rounded tells a patient's value where all others have the same, where one outweighs them, and where
 two sums differ by one patient. So a column's sums leave only where at least ``least`` patients differ from its most
-frequent value, in all rows and in each category of the covariates, where it has many values, and where no patient has
-most of its sum of squares. Where few patients lack a value others are left out with them: their number is a count.
+frequent value and none has most of its sum of squares, in all rows and in each category of the covariates, and where
+it has many values. The same holds of products with a covariate that has no categories, over all rows. Where few
+patients lack a value others are left out with them: their number is a count.
 
 Source: Hundepool et al., Statistical Disclosure Control (2012), sections 4.2 and 5.3: dominance, threshold rules and
 differencing.
@@ -40,20 +41,41 @@ def is_discrete(values: Array) -> bool:
     return len(np.unique(values)) <= FEW_VALUES
 
 
-def tells_of_few(values: Array, units: Array, cells: Sequence[Array], least: int) -> str:
+def tells_of_few(values: Array, units: Array, cells: Sequence[Array], least: int, others: Sequence[Array] = ()) -> str:
     """Return why exact sums of ``values`` (n,) would tell of fewer than ``least`` patients; empty: they would not.
 
-    ``cells``: of each category of the covariates its rows, bool (n,).
+    ``cells``: of each category of the covariates its rows, bool (n,). ``others``: covariates without categories (n,),
+    with which there are sums of products.
     """
-    found, counts = np.unique(values, return_counts=True)
-    if len(found) <= FEW_VALUES:
-        return f"it has {len(found)} different values, as a category has"
-    unusual = values != found[counts.argmax()]
-    if any(patients(units[unusual & cell]) < least for cell in (np.ones(len(values), bool), *cells)):
+    found = len(np.unique(values))
+    if found <= FEW_VALUES:
+        return f"it has {found} different values, as a category has"
+    pairs = [(values[cell], values[cell], units[cell]) for cell in (np.ones(len(values), bool), *cells)]
+    pairs += [(values, other, units) for other in others]
+    if any(patients(who[unusual(a) & unusual(b)]) < least for a, b, who in pairs):
         return f"fewer than {least} patients have another value than its most frequent one"
-    distance = values.astype(np.float64) - values.mean(dtype=np.float64)
-    shares = np.bincount(np.unique(units, return_inverse=True)[1], distance * distance)
-    return "one patient outweighs the others" if shares.max() > LARGEST_SHARE * shares.sum() else ""
+    if any(outweighed(np.abs(distance(a) * distance(b)), who) for a, b, who in pairs):
+        return "one patient outweighs the others"
+    return ""
+
+
+def unusual(values: Array) -> Array:
+    """Which differ from the most frequent one, bool (n,)."""
+    found, counts = np.unique(values, return_counts=True)
+    different: Array = values != found[counts.argmax()]
+    return different
+
+
+def distance(values: Array) -> Array:
+    """From their mean, float64 (n,)."""
+    far: Array = values.astype(np.float64) - values.mean(dtype=np.float64)
+    return far
+
+
+def outweighed(parts: Array, units: Array) -> bool:
+    """Return whether one patient has most of the sum of ``parts`` (n,), which are 0 or more."""
+    shares = np.bincount(np.unique(units, return_inverse=True)[1], parts)
+    return bool(shares.max() > LARGEST_SHARE * shares.sum())
 
 
 def has_small_cells(covariates: Sequence[Sequence[Array]], units: Array, least: int) -> bool:

@@ -12,7 +12,7 @@
     gamma = {glucose = 0.4}
     delta = {glucose = 1.3}
 
-A hospital needs the part of all and its own.
+A hospital needs the part of all and its own. That part, with its own rows, tells of the others (docs/privacy.md).
 """
 
 from __future__ import annotations

@@ -20,9 +20,10 @@ from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy, parse_policy
 from client.studies import released_page
-from client.survey.combat import FILE
+from client.survey.combat import FILE, Choice, Rows, sums_for
 from models.survey.exact import has_small_cells, kept_rows, tells_label, tells_of_few
 from partitions.common.errors import DataError, UserError
+from partitions.recipes.places import TableColumn
 from partitions.silo_file import read_contents
 from server.deploy.study_draft import draft
 from server.run.survey.loop import SurveyLoop
@@ -262,6 +263,47 @@ def test_a_column_of_few_or_with_one_who_outweighs_stays() -> None:
     heavy[7] = 1e4
     assert tells_of_few(heavy, units, [], 10) == "one patient outweighs the others"
     assert tells_of_few(heavy, np.repeat(np.arange(50), 2), [], 10)  # nor with another record of the patient
+
+
+def test_one_patient_may_outweigh_in_no_category_and_in_no_product() -> None:
+    """Red team: X'y holds a category's sum, and where the others are alike that is one patient's value."""
+    rng, units = np.random.default_rng(0), np.arange(200)
+    half = units % 2 == 0
+    y = np.where(half, 5 + 1e-3 * rng.normal(size=200), 3 * rng.normal(size=200))
+    y[0] = 40
+    assert tells_of_few(y, units, [], 50) == ""
+    assert tells_of_few(y, units, [half, ~half], 50) == "one patient outweighs the others"
+    alike = np.where(half & (units > 20), 5.0, rng.normal(size=200))  # most of one category, few of all
+    assert tells_of_few(alike, units, [], 50) == "" and "fewer than 50" in tells_of_few(alike, units, [half], 50)
+    x, y = rng.normal(size=(2, 200))
+    x[3] = y[3] = 12
+    assert tells_of_few(x, units, [], 50) == tells_of_few(y, units, [], 50) == ""
+    assert tells_of_few(y, units, [], 50, [x]) == "one patient outweighs the others"
+    x, y = np.where(units < 110, x, 0), np.where(units >= 90, y, 0)  # a product of twenty patients
+    assert tells_of_few(y, units, [], 50) == "" and "fewer than 50" in tells_of_few(y, units, [], 50, [x])
+
+
+def test_as_many_covariates_as_patients_would_be_the_table() -> None:
+    """Red team: p (p + 1) / 2 exact equations determine whole numbers of a known range."""
+    rng, policy = np.random.default_rng(0), parse_policy('methods = ["survey"]\ncombat = true\n', "policy.toml")
+    table = rng.integers(18, 95, (60, 8)).astype(np.float32)
+    columns = tuple(TableColumn(f"c{i}", "number", (i,)) for i in range(8))
+    rows = Rows(table, np.zeros(table.shape, bool), rng.integers(0, 2, 60), np.arange(60))
+    refused = sums_for(Choice(columns[:1], columns[1:]), rows, policy)[0]
+    assert refused["refused"] == "7 covariates, categories counted singly, need 70 patients: name fewer"
+    assert "xx" not in refused and "columns" not in refused
+    assert len(sums_for(Choice(columns[:1], columns[1:7]), rows, policy)[0]["xx"]) == 6
+
+
+def test_a_product_that_one_patient_outweighs_stays() -> None:
+    rng, policy = np.random.default_rng(0), parse_policy('methods = ["survey"]\ncombat = true\n', "policy.toml")
+    table = rng.normal(size=(200, 3))
+    table[3, :2] = 12
+    a, b, c = (TableColumn(name, "number", (i,)) for i, name in enumerate("abc"))
+    rows = Rows(table, np.zeros(table.shape, bool), rng.integers(0, 2, 200), np.arange(200))
+    found = sums_for(Choice((a, c), (b,)), rows, policy)[0]
+    assert set(found["columns"]) == {"c"} and set(found["withheld"]) == {"a"}
+    assert sums_for(Choice((c,), (b, a)), rows, policy)[0]["refused"].endswith("(a)")
 
 
 def test_a_covariate_of_a_single_patient_stays() -> None:

@@ -93,7 +93,8 @@ def _of_queries(study: Study, policy: Policy) -> Iterator[str]:
     if columns := [text for text in values(study, "survey.harmonize") if text]:
         yield (
             f"survey.harmonize may be {' or '.join(map(str, columns))}: exact sums. They leave for ComBat where "
-            "your policy has combat = true, once; they are not rounded, so an unusual patient weighs in them"
+            "your policy has combat = true, once; they are not rounded, so an unusual patient weighs in them. "
+            "Of two hospitals, each can work out the other's exact mean and deviation"
         )
     if study.step > NEAR:
         yield (

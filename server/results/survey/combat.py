@@ -1,6 +1,7 @@
 """ComBat of a survey: ``combat.toml``, and in ``survey.json`` which hospitals and columns it is of, and why not others.
 
-The sums themselves are written nowhere.
+No file has the sums as they came. But ``combat.toml`` has all digits of what is used, from which a hospital's mean and
+deviation follow (docs/privacy.md). The means in ``survey.json`` have four.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ ABOUT = (
     "How the columns of each hospital are harmonised (ComBat), from silofl survey --harmonize. A hospital needs the",
     "columns and its own [[silos]]: silofl import FILE.csv --recipe R.toml --harmonize THIS --silo NAME --out NEW.npz",
     "It removes what differs between hospitals in mean and spread, also where the patients differ, but for covariates.",
+    "It tells each hospital's mean and deviation, less what covariates explain. Of two hospitals each can work out the",
+    "other's exactly; of more, those of the others together. Leaving out other [[silos]] does not change that.",
 )
 Report = dict[str, Any]
 
@@ -29,8 +32,8 @@ Report = dict[str, Any]
 def harmonise(answers: Mapping[str, Answer], shrink: bool) -> tuple[Harmonisation | None, Report]:
     """The file's content, None where there is none, and what ``survey.json`` tells.
 
-    The report has, by column and silo, the ``means`` before and after; ``without``: who takes no part; ``columns`` and
-    ``cells``: which are left out; each with its reason.
+    The report has, by column and silo, the ``means`` before and after, rounded; ``without``: who takes no part;
+    ``columns`` and ``cells``: which are left out; each with its reason.
     """
     parts = {silo: answer[KEY] for silo, answer in answers.items() if KEY in answer}
     without = {silo: part["refused"] for silo, part in parts.items() if part["refused"]}
@@ -60,7 +63,7 @@ def harmonise(answers: Mapping[str, Answer], shrink: bool) -> tuple[Harmonisatio
         for column in columns:
             before = sums[column.name][silo]
             after = mean_after(column, made.fits[column.name], before, silo)
-            report["means"].setdefault(column.name, {})[silo] = [before.mean, after]
+            report["means"].setdefault(column.name, {})[silo] = [rounded(before.mean), rounded(after)]
     return Harmonisation(tuple(covariates), silos), report
 
 
@@ -95,6 +98,11 @@ def mean_after(own: Harmonised, fit: Fit, sums: Sums, silo: str) -> float:
     """The mean of a hospital's column once it is harmonised."""
     left = (fit.places[silo].gamma - own.gamma) / own.delta**0.5
     return float(own.alpha + sums.x @ fit.beta + left * own.sigma)
+
+
+def rounded(mean: float) -> float:
+    """To four digits: a hospital's exact mean, times its number of rows, would be its sum."""
+    return float(f"{mean:.4g}")
 
 
 def combat_text(report: Report) -> Iterator[str]:

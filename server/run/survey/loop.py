@@ -58,7 +58,7 @@ class SurveyLoop:
         answers = dict(sorted(found.answers.items()))
         harmonisation, report = harmonise(answers, self.method.shrink) if self.method.harmonize else (None, {})
         for answer in answers.values():
-            answer.pop(COMBAT, None)  # exact sums are kept nowhere
+            answer.pop(COMBAT, None)  # exact sums are written to no file
         return Surveyed(answers, dict(sorted(found.without.items())), report, harmonisation)
 
     def _message(self, node: int) -> Message:
