@@ -563,7 +563,8 @@ def test_many_trainings_in_one_run_give_one_model_to_later_ones(tmp_path: Path) 
     (tmp_path / "a.toml").write_text(ALLOWED)
     names = ["1" * 16, "2" * 16, "3" * 16]
     for k, name in enumerate(names):
-        assert not ask(run, train, round=1, run_id=name, run__learning_rate=0.1 * (k + 1)).has_error()
+        step: dict[str, Any] = {"round": 1, "reported": 0, "run__learning_rate": 0.1 * (k + 1)}
+        assert not ask(run, train, run_id=name, **step).has_error()
     taken = [reason(ask(run, asks, number=100 + k, run_id=name, reported=1)) for k, name in enumerate(names)]
     once = "a refuses: its own model leaves once per run, and another one of this run has left"
     assert taken == ["", once, once]

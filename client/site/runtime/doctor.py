@@ -166,7 +166,8 @@ def policy_check(where: str) -> Check:
         return Check("policy", False, detail, fix or "mend that line; until then nothing leaves this silo")
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
-    told = ", ".join(policy.says(name) for name in ("whole_model", "peers", "sums", "min_metric_samples", "floor"))
+    names = ("whole_model", "own_model", "peers", "sums", "combat", "min_metric_samples", "floor")
+    told = ", ".join(map(policy.says, names))
     return Check("policy", True, f"{policy.where}: {told}; `silofl policy{' FILE' if where else ''}` prints all")
 
 
