@@ -116,6 +116,8 @@ def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) 
     """The columns that a run names. Raises UserError, one line, for what cannot be harmonised, or be a covariate."""
     if recipe and recipe.combat:
         raise UserError("its data file is harmonised already: survey the file without [combat]")
+    if contents.recipe and not recipe:
+        raise UserError("its data file's recipe is none of columns alone, and may have [combat]: nothing is harmonised")
     train = contents.splits[parts_of(contents.splits)["train"][0]]
     count = table_of(train).shape[1]
     known = {own.name: own for own in columns_of(contents.schema, recipe, count)} if count else {}

@@ -91,6 +91,8 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     """The rows of a csv as a recipe reads them. Raises UserError, one line."""
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
+    if used.combat:
+        print(f"note: the recipe harmonises the rows as those of {used.combat.silo!r} ([combat])", file=sys.stderr)
     try:
         rows = read_new_rows(data, used, as_gaps)
         schema = make_schema(used.features, (), dtype_of(rows.x))
@@ -130,9 +132,10 @@ def disclosed(recipe: AnyRecipe) -> str:
         )
     values = sum(column.fill_value is not None for column in recipe.used)
     levels = sum(len(column.categories) for column in recipe.used)
+    combat = "[combat], from which your means and deviations follow; " if recipe.combat else ""
     return (
         f"the card holds the recipe of your table: names of {len(recipe.columns)} columns and {levels} categories, and "
-        f"{values} medians, means or most frequent values of your training part; --no-recipe leaves it out"
+        f"{values} medians, means or most frequent values of your training part; {combat}--no-recipe leaves it out"
     )
 
 

@@ -318,9 +318,9 @@ def site_doctor(what: Path | None, data: Path | None, policy: Path | None = None
         return site.name, site_checks(site)
     files = read_bundle(what)
     check_key(files, site_of(files, Path()))
+    check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     if data is None and not (named := site_of(files, Path()).data).is_file():
         raise UserError(f"there is no {named}, as the bundle's .env has it: name your data file with --data FILE")
-    check_signature(what, files, site_of(files, Path()).name, echo=print, remember=False)
     with tempfile.TemporaryDirectory(prefix="silofl-") as folder:  # mode 0700; the key is gone afterwards
         unpack(files, Path(folder))
         site = site_of(files, Path(folder), data, policy=policy)

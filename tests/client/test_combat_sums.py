@@ -20,7 +20,7 @@ from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy, parse_policy
 from client.studies import released_page
-from client.survey.combat import FILE, Choice, Rows, sums_for
+from client.survey.combat import FILE, Choice, Rows, chosen, sums_for
 from models.survey.exact import has_small_cells, kept_rows, tells_label, tells_of_few
 from partitions.common.errors import DataError, UserError
 from partitions.recipes.places import TableColumn
@@ -169,6 +169,13 @@ def test_with_covariates_all_columns_have_the_same_rows(site: Site) -> None:
     """Red team: the sums of a covariate over the rows of two columns, less each other, are of those with a gap."""
     found = site.sums(**{"survey.covariates": "age,sex"})
     assert len({own["n"] for own in found["columns"].values()}) == 1 and len(found["x"]) == 2
+
+
+def test_a_recipe_that_is_none_of_columns_alone_may_be_harmonised(site: Site) -> None:
+    """One with a column of text is none for a survey, so whether it has [combat] is not known."""
+    asked: Any = parse_settings({**RUN, **ASKED}).method
+    with pytest.raises(UserError, match=r"may have \[combat\]: nothing is harmonised"):
+        chosen(asked, read_contents(site.file), None)
 
 
 def test_a_damaged_memory_tells_nothing(site: Site) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from surveyed import HEADER, RECIPE, hospital, rows
 
+from client.tables.new_samples import asked_rows, disclosed
 from partitions.common.errors import DataError
 from partitions.importing.new_rows import read_new_rows
 from partitions.recipes.combat import Harmonised
@@ -83,6 +84,16 @@ def test_import_and_predict_repeat_it_bit_for_bit(folder: Path, tmp_path: Path) 
     for i in (0, 17):
         (tmp_path / "one.csv").write_text(f"{HEADER}\n{some[i]}\n")
         assert (read_new_rows(tmp_path / "one.csv", recipe).x[0] == whole[i]).all()
+
+
+def test_whose_numbers_a_recipe_has_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where predict reads a csv by it, maybe at another hospital, and where it leaves in a card."""
+    made, raw = load_recipe(folder / "ours.recipe.toml"), load_recipe(folder / "north.recipe.toml")
+    asked_rows(folder / "north.csv", made, False)
+    assert "note: the recipe harmonises the rows as those of 'north' ([combat])" in capfd.readouterr().err
+    asked_rows(folder / "north.csv", raw, False)
+    assert "[combat]" not in capfd.readouterr().err + disclosed(raw)
+    assert "[combat], from which your means and deviations follow" in disclosed(made)
 
 
 def test_ranges_are_of_the_raw_values(folder: Path, tmp_path: Path) -> None:
