@@ -42,6 +42,7 @@ from client.privacy.statistics import check_statistics, claim_statistics
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
 from client.site.budget.told import add_cost
+from client.site.own_models import number_of
 from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
 from client.store import StateStore
@@ -305,7 +306,7 @@ class ClientSession:
         state, first = State(), self.first_round()
         if not newcomer and self.info.trains:
             state = self.store.load(self.config["round"], self.config["state_lost"], first)
-            study, number = self.study.digest if self.study else "", f"{int(self.context.run_id):016x}"
+            study, number = self.study.digest if self.study else "", number_of(int(self.context.run_id))
             note_terms(state, study, number, may_leave=self.sends_own_model)
         silo, settings, common = self.silo, self.settings, self.settings.common
         if newcomer:

@@ -19,13 +19,13 @@ from client.site.trust.message_rules import own_model_faults
 from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import digest_of
 from partitions.common.errors import UserError
-from strategies.base.client import SiloClient
 
 
 def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     """Return the reply to a message that asks for the silo's own model. Raises UserError where there is none to send.
 
-    Raises PolicyRefusedError where the run's settings or the policy do not have it, or another one of the run has left.
+    Raises PolicyRefusedError where the run's settings or the policy do not have it, where it was also trained under
+    others, or where another one of the run has left.
     """
     context, sent = session.context, dict(message.content.config_records.get("config", {}))
     for fault in own_model_faults(session.policy, context.run_config, sent):
@@ -49,17 +49,9 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     if not load_reported(client, wanted := config.get("reported"), session.info.reports):
         raise UserError(f"{session.name} kept no model of round {wanted!r:.20}, which is asked for")
     if is_own_file(context) and not session.policy.public:
-        _claim(client, session, names_of(sent, int(context.run_id))[0])
-    return release_own_model(client)
-
-
-def _claim(client: SiloClient, session: ClientSession, own_id: str) -> None:
-    """Note the model before it leaves, under each of Flower's numbers by which it was trained or is asked for.
-
-    Raises PolicyRefusedError where another one has left under one of them, or under the run's own id.
-    """
-    model = digest_of([client.model.vector, client.model.buffers]).hex()
-    state, says = session.context.node_config.get("state-dir"), session.policy.says("own_model")
-    for number in client.state.numbers[TERMS]["runs"]:
-        if fault := claim(state, (own_id, number), session.name, model, says):
+        names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
+        model = digest_of([client.model.vector, client.model.buffers]).hex()
+        state, says = context.node_config.get("state-dir"), session.policy.says("own_model")
+        if fault := claim(state, names, session.name, model, says):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")
+    return release_own_model(client)

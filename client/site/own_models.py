@@ -1,16 +1,17 @@
 """Which of this silo's own models have left, run by run: one in a run, and the run trains no further here.
 
-    STATE_DIR/own-models    a line for each: the model's SHA-256, two names of the run, the silo
+    STATE_DIR/own-models    a line for each: the model's SHA-256, the run's own id (SHA-256), its numbers, the silo
 
-Both names count. Flower's number is of one submission: whatever the messages in it call the run, one model leaves. The
-run's own id is what a silo keeps its state by, and stays when the run is resumed under another number. So a server
-cannot take the model at several rounds of one training, nor those of many trainings in one run.
+Each name counts. A number of Flower's is of one submission: whatever the messages in it call the run, one model leaves.
+A model is noted under all numbers of its training, with commas, and under that of the message. The run's own id is what
+a silo keeps its state by, and stays when the run is resumed under another number. So a server cannot take the model at
+several rounds of one training, nor those of many trainings in one run.
 
 Standard library only, as in trust/policy.py.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,19 @@ from .errors import SiteError
 from .trust.counters import noted
 
 FILE = "own-models"
-Names = tuple[str, str]
+Names = tuple[str, frozenset[str]]  # the run's own id, and Flower's numbers
 
 
-def names_of(sent: Mapping[str, Any], run: int) -> Names:
-    """A run's names in the file, by the config of its message and Flower's number."""
-    number = f"{run:016x}"
+def number_of(run: int) -> str:
+    """Flower's number of a run as it is written here."""
+    return f"{run:016x}"
+
+
+def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> Names:
+    """A run's names in the file, by the config of its message and Flower's number; ``trained``: earlier numbers."""
+    number = number_of(run)
     own = str(sent.get("run_id") or number)  # as client/store.py has it
-    return hashlib.sha256(own.encode()).hexdigest(), number
+    return hashlib.sha256(own.encode()).hexdigest(), frozenset({number, *trained})
 
 
 def claim(state: Any, run: Names, silo: str, model: str, says: str) -> str:
@@ -37,7 +43,7 @@ def claim(state: Any, run: Names, silo: str, model: str, says: str) -> str:
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         if _models(lines, run, silo) - {model}:
             return "", "its own model leaves once per run, and another one of this run has left"
-        words = [model, *run, *silo.split()]
+        words = [model, run[0], ",".join(sorted(run[1])), *silo.split()]
         return ("" if words in lines else " ".join(words)), ""
 
     return noted(state, FILE, says, entry)
@@ -60,4 +66,4 @@ def has_left(state: Any, run: Names, silo: str) -> bool:
 def _models(lines: list[list[str]], run: Names, silo: str) -> set[str]:
     """The models of a silo that have left under one of the run's names."""
     own = [words for words in lines if len(words) > 3 and words[3:] == silo.split()]
-    return {words[0] for words in own if words[1] == run[0] or words[2] == run[1]}
+    return {words[0] for words in own if words[1] == run[0] or run[1] & {*words[2].split(",")}}
