@@ -94,7 +94,9 @@ def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Comba
     Raises DataError, one line, where none is left.
     """
     left: dict[str, dict[str, Sums]] = {name: dict(silos) for name, silos in sums.items()}
-    cells = {(s, c): f"{k.n} rows have no variance" for c, own in left.items() for s, k in own.items() if few(k)}
+    cells = {
+        (s, c): f"{k.n} rows have no variance" for c, own in left.items() for s, k in own.items() if k.n < FEWEST_ROWS
+    }
     columns, silos = dict[str, str](), dict[str, str]()
     for silo, column in cells:
         del left[column][silo]
@@ -133,10 +135,6 @@ def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Comba
             else:
                 cells[silo, name] = "it is constant there, and cannot be given another spread"
     return Combat(fits, used, columns, silos, cells)
-
-
-def few(sums: Sums) -> bool:
-    return sums.n < FEWEST_ROWS
 
 
 def fitted(silos: Mapping[str, Sums]) -> Fit:
