@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message
-from surveyed import hospital
-from tiny import TinyGrid
+from surveyed import hospital, rewritten
+from tiny import TinyGrid, audited
 
 from client.policies import policy_page
 from client.site import audit_gate
@@ -68,10 +68,7 @@ class Site:
         return str(answer[KEY]["refused"])
 
     def rewrite(self, change: Callable[[dict[str, np.ndarray]], object]) -> None:
-        with np.load(self.file) as found:
-            arrays = dict(found)
-        change(arrays)
-        np.savez(self.file, **arrays)
+        rewritten(self.file, change)
 
 
 @pytest.fixture
@@ -200,17 +197,8 @@ def test_what_a_server_writes_into_the_message_changes_nothing(site: Site) -> No
 
 def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
-    infos: dict[str, audit_gate.MessageInfo] = {}
-
-    def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
-            infos[silo] = audit_gate.describe_message(message, context, "ab" * 32)
-
-        grid.before = before
-        grid.after = lambda silo, message, reply: audit_gate.release_reply(reply, infos[silo], message)
-
-    site.reply(prepare)
-    site.reply(prepare, **{"survey.harmonize": "glucose"})
+    site.reply(audited)
+    site.reply(audited, **{"survey.harmonize": "glucose"})
     (file,) = (site.folder / "state" / "audit").rglob("*.jsonl")
     first, second = (json.loads(line) for line in file.read_text().splitlines() if "query.survey" in line)
     assert {"combat.glucose", "combat.crp"} <= set(first["sent"][0]["keys"])

@@ -12,12 +12,24 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
-from tiny import Files, Run, TinyGrid, federate, initial, notes, random_silos, rows_of, same, settings_of, write_silo
+from tiny import (
+    Files,
+    Run,
+    TinyGrid,
+    audited,
+    federate,
+    initial,
+    notes,
+    random_silos,
+    rows_of,
+    same,
+    settings_of,
+    write_silo,
+)
 
 from client.app import app
 from client.policies import policy_page
 from client.reported import TERMS, note_terms
-from client.site import audit_gate
 from client.site.released import read_released
 from client.site.study.dangers import dangers
 from client.site.study.protocol import message_faults, parse_study
@@ -470,17 +482,8 @@ def test_a_withdrawn_hospital_takes_its_model_along(tmp_path: Path) -> None:
 def test_the_audit_log_and_what_left_ever(tmp_path: Path) -> None:
     """A line of its own with the array's shape and SHA-256; counted in released.json as an own model."""
     sites = Sites(tmp_path)
-    infos: dict[str, audit_gate.MessageInfo] = {}
-
-    def site(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
-            infos[silo] = audit_gate.describe_message(message, context, "ab" * 32)
-
-        grid.before = before
-        grid.after = lambda silo, message, reply: audit_gate.release_reply(reply, infos[silo], message)
-
     sites.policies["b"].write_text("")
-    sites.run(site)
+    sites.run(audited)
     entries = {silo: audit.verify(tmp_path / "states" / silo / "audit").entries for silo in "ab"}
     last = entries["a"][-1]
     assert (last["asked"], last["round"], last["method"]) == (OWN_MODEL, 3, "ditto")

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from surveyed import HEADER, RECIPE, hospital, rows, times
-from tiny import TinyGrid
+from surveyed import HEADER, RECIPE, hospital, rewritten, rows, times
+from tiny import TinyGrid, audited
 
 from client.site import audit_gate
 from client.site.budget.page import is_of_records
@@ -69,10 +69,7 @@ class Site:
         return self.ask().answers["north"]
 
     def rewrite(self, change: Callable[[dict[str, np.ndarray]], object]) -> None:
-        with np.load(self.file) as found:
-            arrays = dict(found)
-        change(arrays)
-        np.savez(self.file, **arrays)
+        rewritten(self.file, change)
 
 
 @pytest.fixture
@@ -247,18 +244,17 @@ def test_audit_log_and_record_of_what_left(site: Site, monkeypatch: pytest.Monke
     """The log names the columns; what stayed, by rule, is in it alone. The answer counts in released.json."""
     entries: list[dict[str, Any]] = []
     monkeypatch.setenv(audit_gate.BY_SITE, audit_gate.BY_SITE_VALUE)
-    infos: dict[str, audit_gate.MessageInfo] = {}
 
     def prepare(grid: TinyGrid) -> None:
-        def before(silo: str, message: Message, context: Any) -> None:
-            infos[silo] = audit_gate.describe_message(message, context, "ab" * 32)
+        audited(grid)
+        written = grid.after
 
         def after(silo: str, message: Message, reply: Message) -> Message:
-            sent = audit_gate.release_reply(reply, infos[silo], message)
+            sent = written(silo, message, reply)
             entries.append({"kind": message.metadata.message_type, "keys": list(sent.content)})
             return sent
 
-        grid.before, grid.after = before, after
+        grid.after = after
 
     site.ask(prepare)
     assert [entry["kind"] for entry in entries] == ["query", "query.survey"] and entries[1]["keys"] == [RECORD]

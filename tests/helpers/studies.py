@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, cast
 
 from server.report.charts.canvas import VARIABLES
+from server.report.study import Study
 from server.report.write import write_report
 from server.results.history import History, Row
 from server.results.run_directory import RunDirectory
@@ -116,6 +118,15 @@ class Document(HTMLParser):
     def handle_data(self, data: str) -> None:
         if "style" not in self.open:
             self.text += data
+
+
+def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
+    """The study with its summary changed."""
+    file = study.path / "summary.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+    return Study(study.path)
 
 
 def checked(path: Path) -> Document:

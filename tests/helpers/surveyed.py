@@ -64,3 +64,11 @@ def times(column: str, factor: float, plus: float = 0.0) -> Callable[[Row], Row]
 
 def recoded(column: str, codes: Mapping[str, str]) -> Callable[[Row], Row]:
     return lambda row: {**row, column: codes.get(row[column], row[column])}
+
+
+def rewritten(file: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Change the arrays of a data file."""
+    with np.load(file) as found:
+        arrays = dict(found)
+    change(arrays)
+    np.savez(file, **arrays)

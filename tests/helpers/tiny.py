@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from torch import Tensor
 
 from client.app import app as client_app
+from client.site import audit_gate
 from models.initialisation import flat_model, initial_model
 from server.results.history import Row
 from server.results.run_directory import RunDirectory
@@ -148,6 +149,21 @@ class TinyGrid(InProcessGrid):
         record = next(c.state for c in self.contexts.values() if c.node_config["name"] == silo)["arrays"]
         assert isinstance(record, ArrayRecord)
         return State({name: tensor_of(array) for name, array in record.items()})
+
+
+def audited(grid: TinyGrid, *, takes_receipts: bool = False) -> None:
+    """For ``prepare``: around each silo's app what the site's own process does, which writes down what leaves."""
+    infos: dict[str, audit_gate.MessageInfo] = {}
+
+    def before(silo: str, message: Message, context: Context) -> None:
+        info = audit_gate.describe_message(message, context, "ab" * 32)
+        infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context)) if takes_receipts else info
+
+    def after(silo: str, message: Message, reply: Message) -> Message:
+        released: Message = audit_gate.release_reply(reply, infos[silo], message)
+        return released
+
+    grid.before, grid.after = before, after
 
 
 class Witness:

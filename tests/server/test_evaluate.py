@@ -17,11 +17,10 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from schemas import DECLARED, PERMUTED, save
-from tiny import TinyGrid, federate, random_silos, round_of, same, settings_of
+from tiny import TinyGrid, audited, federate, random_silos, round_of, same, settings_of
 
 from client.exchange import answer
 from client.export import export_model, read_model
-from client.site import audit_gate
 from client.site.study.protocol import FREE, TEXTS, message_faults, parse_study
 from client.site.trust import receipts
 from client.site.trust.message_rules import round_faults
@@ -321,17 +320,9 @@ def test_a_site_that_wants_receipts_gets_them(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(KEY, str(tmp_path / "receipt.key"))
 
     def site(grid: TinyGrid) -> None:
-        infos: dict[str, audit_gate.MessageInfo] = {}
-
-        def before(silo: str, message: Any, context: Context) -> None:
-            context.node_config["state-dir"] = str(tmp_path / "site" / silo)
-            info = audit_gate.describe_message(message, context, "ab" * 32)
-            infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context))
-
-        def after(silo: str, message: Any, reply: Any) -> Any:
-            return audit_gate.release_reply(reply, infos[silo], message)
-
-        grid.before, grid.after = before, after
+        for context in grid.contexts.values():
+            context.node_config["state-dir"] = str(tmp_path / "site" / str(context.node_config["name"]))
+        audited(grid, takes_receipts=True)
 
     assert Sites(tmp_path, f'{ONLY}receipts = "required"\n').run(site).exists()
     kept = [receipts.read(text) for text in receipts.kept(tmp_path / "out" / receipts.FILE)]

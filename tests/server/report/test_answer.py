@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from studies import checked, make_run
+from studies import changed, checked, make_run
 
 from server.report.answer import answer, compared, condition, harmed, t_interval, unsearched
 from server.report.head import headline
@@ -35,15 +35,6 @@ def said(study: Study) -> str:
     found = answer(study)
     assert found is not None
     return re.sub(r"<[^>]+>", "", found.sentence).replace("\u202f", " ").replace("&#8239;", " ")
-
-
-def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
-    """The study with its summary changed."""
-    file = study.path / "summary.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    return Study(study.path)
 
 
 def test_a_real_gain(tmp_path: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import make_run
+from studies import changed, make_run
 
 from server.report.answer import answer, condition
 from server.report.head import headline
@@ -28,14 +26,6 @@ def planted(path: Path, local: Any, apple: Any, silos: int, **options: Any) -> S
     counts = {f"h{k}": 200 for k in range(1, 1 + silos)}
     chosen = {"local": 0.5, "apple": 0.8}
     return Study(make_run(path, {"local": local, "apple": apple}, counts=counts, validation=chosen, **options))
-
-
-def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
-    file = study.path / "summary.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    return Study(study.path)
 
 
 def plain(text: str) -> str:

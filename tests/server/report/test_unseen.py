@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import html
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import checked, make_run
+from studies import changed, checked, make_run
 
 from server.report.answer import condition
 from server.report.sections.unseen import held_out, mean_row, unseen_section
@@ -24,15 +23,6 @@ def planted(path: Path, local: Sequence[float], apple: Sequence[float]) -> Study
     counts = {f"h{k}": 200 for k in range(1, 1 + len(local))}
     test: dict[str, Any] = {"local": local, "apple": apple}
     return Study(make_run(path, test, counts=counts, validation={"local": 0.5, "apple": 0.8}))
-
-
-def changed(study: Study, change: Callable[[dict[str, Any]], object]) -> Study:
-    """The study with its summary changed."""
-    file = study.path / "summary.json"
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-    return Study(study.path)
 
 
 def scores(zero_shot: float | None, personalised: float | None = 0.8) -> dict[str, Any]:

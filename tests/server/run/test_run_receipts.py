@@ -6,15 +6,13 @@ import json
 import multiprocessing
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from tiny import Run, TinyGrid, federate, notes, random_silos, round_of
+from tiny import Run, TinyGrid, audited, federate, notes, random_silos, round_of
 
-from client.site import audit_gate
 from client.site.trust import audit, receipts
 from client.site.trust.signing import make_signing_key
 from server.cli.main import main
@@ -26,18 +24,10 @@ SILOS = {"a": 6, "b": 11, "c": 8}
 
 def site(grid: TinyGrid) -> None:
     """Around each silo's app what the site's own process does: it takes the receipt, and writes down what leaves."""
-    infos: dict[str, audit_gate.MessageInfo] = {}
-
-    def before(silo: str, message: Message, context: Context) -> None:
-        context.node_config["state-dir"] = str(Path(str(context.node_config["data"])).parent / "site" / silo)
-        info = audit_gate.describe_message(message, context, "ab" * 32)
-        infos[silo] = replace(info, receipt=audit_gate.take_receipt(message, context))
-
-    def after(silo: str, message: Message, reply: Message) -> Message:
-        released: Message = audit_gate.release_reply(reply, infos[silo], message)
-        return released
-
-    grid.before, grid.after = before, after
+    for context in grid.contexts.values():
+        node = context.node_config
+        node["state-dir"] = str(Path(str(node["data"])).parent / "site" / str(node["name"]))
+    audited(grid, takes_receipts=True)
 
 
 def run(folder: Path, rounds: int, prepare: Any = site, **more: Any) -> Run:
