@@ -84,8 +84,8 @@ def licences(name: str, version: str) -> Iterator[dict[str, Any]]:
     if stated["Version"].partition("+")[0] != version.partition("+")[0]:
         return
     classifiers = [line for line in stated.get_all("Classifier") or () if line.startswith("License :: ")]
-    short = (stated["License"] or "").strip()
-    if stated["License-Expression"]:
+    short = stated["License"].strip() if "License" in stated else ""
+    if "License-Expression" in stated:
         yield {"expression": stated["License-Expression"]}
     elif short and len(short) <= LONGEST and "\n" not in short and short != "UNKNOWN":
         yield {"license": {"name": short}}

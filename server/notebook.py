@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import tempfile
+import weakref
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,9 @@ class Model:
     """An exported model. ``card`` says what it is, ``module`` is the network (in evaluation mode) with its weights."""
 
     def __init__(self, file: Path, folder: tempfile.TemporaryDirectory[str] | None = None) -> None:
-        self._file, self._folder = file, folder  # the folder goes with this object
+        self._file = file
+        if folder is not None:
+            weakref.finalize(self, folder.cleanup)
         self.card, network = read_model(file)
         self.module: nn.Module = network.module.eval()
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -467,11 +468,12 @@ def test_default_output_directory(
 ) -> None:
     """``runs/TIME-STRATEGY``; two runs within a second do not meet."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("time.strftime", lambda form: "20261231-235959")
+    strftime = time.strftime  # only now is fixed: the report writes a file's own date
+    monkeypatch.setattr("time.strftime", lambda form, *at: strftime(form, *at) if at else "20261231-235959")
     given = ("simulate", "--strategy", "local,fedavg", "--data", str(place / "good.npz"), *TINY)
     printed = [say(*given)[1].splitlines()[-1] for _ in range(2)]
     assert printed == ["runs/20261231-235959-local+fedavg", "runs/20261231-235959-local+fedavg-2"]
-    assert all((tmp_path / name / "summary.json").is_file() for name in printed)
+    assert all((tmp_path / name / file).is_file() for name in printed for file in ("summary.json", "report.html"))
 
 
 def test_partition_check_simulate_export_predict(say: Callable[..., Said], tmp_path: Path) -> None:
