@@ -135,7 +135,7 @@ def _silos_here(control: Control, late: str) -> int:
 
 def _check_silos(common: Common, registered: Set[str]) -> None:
     """Raise UserError where the run would wait for silos that are not registered, or could take none that come."""
-    from server.run.late_joiners import LateJoiners
+    from server.run.registration.late_joiners import LateJoiners
     from strategies.base.newcomer.settings import ANY
 
     if common.late_joiners == ANY and not common.min_silos:

@@ -18,7 +18,7 @@ from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
 from server.run.newcomers.hold_out import Kept
 from server.run.recovery import Start
-from server.run.registration import Registration
+from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
 from strategies.base.state import State

@@ -12,7 +12,7 @@ from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.clock import ClockWatch
 from server.run.exchange import CODES, UNREACHABLE, Exchange, TimeoutPolicy, answers
 from server.run.limits import NUMBER_BYTES, OTHER_BYTES, check_reply
-from server.run.registration import Registration
+from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.evaluation.own_model import KIND as OWN_MODEL
 from strategies.base.evaluation.own_model import OWN

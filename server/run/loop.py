@@ -30,7 +30,7 @@ from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
 from server.run.recorder import Recorder, metrics_of
 from server.run.recovery import earlier_start, gone_back, lost, refusal
-from server.run.registration import Registration
+from server.run.registration.registration import Registration
 from server.run.reporter import Progress, Reporter
 from strategies.base.damaged import damages
 from strategies.base.evaluation.own_model import asks_for_models

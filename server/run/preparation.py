@@ -8,8 +8,8 @@ from models.initialisation import flat_model, initial_model
 from models.standardisation import agreed_statistics
 from partitions.common.errors import UserError
 from server.run.checkpoints import RunState
-from server.run.registration import Registration
-from server.run.registration_notes import note_weights, without_sums
+from server.run.registration.notes import note_weights, without_sums
+from server.run.registration.registration import Registration
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
 from strategies.base.settings import Common

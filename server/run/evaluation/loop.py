@@ -22,7 +22,7 @@ from server.run.evaluation.models import EvaluatedModel, read_models
 from server.run.newcomers.hold_out import metrics_of_reply
 from server.run.preparation import prepare
 from server.run.receipts import Receipts
-from server.run.registration import Registration
+from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.evaluation import Evaluate, EvaluateSettings
 from strategies.base.run_settings import RunSettings

@@ -18,7 +18,7 @@ from torch import Tensor
 from partitions.common.errors import DataError
 from server.results.history import Row, metric_rows
 from server.run.collector import Collector
-from server.run.registration import Registration
+from server.run.registration.registration import Registration
 from strategies.base.newcomer.client import NEWCOMER
 from strategies.base.newcomer.server import newcomer_payload
 from strategies.base.schema.reporting import read_metrics, reason_of

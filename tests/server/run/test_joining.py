@@ -15,8 +15,8 @@ from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.run import registration
-from server.run.late_joiners import JOIN_SECONDS
+from server.run.registration import registration
+from server.run.registration.late_joiners import JOIN_SECONDS
 
 RUN: Mapping[str, Any] = {
     "strategy": "fedavg",
@@ -203,7 +203,7 @@ def test_a_named_one_sends_no_sums_whatever_the_server_asks(four: Files) -> None
 def test_a_silent_node_holds_nobody_up_for_long(four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the limit in all, and then it is not asked any more."""
     assert JOIN_SECONDS == 60
-    monkeypatch.setattr("server.run.registration.JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("server.run.registration.registration.JOIN_SECONDS", 0.01)
 
     def silence(grid: TinyGrid) -> None:
         grid.silent = {("b", 0)}

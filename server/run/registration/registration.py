@@ -21,11 +21,11 @@ from models.shapes import read_shape
 from models.tasks import Task, task_of
 from partitions.common.errors import DataError, RunFailedError, UserError
 from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
-from server.run.identities import IdentityRegistry, ImpostorError
-from server.run.late_joiners import JOIN_SECONDS, Joiner, LateJoiners
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
-from server.run.registration_notes import note_silos
+from server.run.registration.identities import IdentityRegistry, ImpostorError
+from server.run.registration.late_joiners import JOIN_SECONDS, Joiner, LateJoiners
+from server.run.registration.notes import note_silos
 from server.run.reporter import Reporter
 from strategies.base.newcomer.server import join
 from strategies.base.run_settings import RunSettings
