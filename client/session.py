@@ -108,9 +108,9 @@ class ClientSession:
         return open_data(self.settings, self.context)
 
     def check_floor(self) -> None:
-        """Raise PolicyRefusedError where there are too few samples to train with, or behind what a run sends."""
+        """Raise PolicyRefusedError where there is too little to train with, or behind what a run sends."""
         sends = bool(self.info.uploads) or not self.info.trains or self.sends_own_model
-        check_floor(self.name, len(self.data.train), self.policy, sends=sends)
+        check_floor(self.name, self.data.train, self.policy, sends=sends)
 
     @property
     def sends_own_model(self) -> bool:
@@ -183,7 +183,8 @@ class ClientSession:
         c = self.settings.common
         alone = late or self.name in (*c.held_out, *c.late) or not self.info.trains
         if columns is not None and c.normalization == "agreed" and not alone:
-            sums, reason = released_sums(columns, self.policy, str(self.context.node_config.get("state-dir", "")))
+            state = str(self.context.node_config.get("state-dir", ""))
+            sums, reason = released_sums(columns, data.train, self.policy, state)
             if sums is None:
                 summary[WITHHELD] = reason
             else:

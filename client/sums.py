@@ -1,63 +1,72 @@
 """The sums of a table's columns: what a hospital gives for a standardisation that all silos agree on, and when.
 
-Over enough samples only, rounded (`models.standardisation.rounded_sums`), and once per version of the training part:
+Over enough patients only, rounded (`models.standardisation.rounded_sums`), and once per version of the training part:
 the state directory remembers what was given, and as long as the samples are the same so are the numbers.
-Two versions that differ in fewer samples than sums need would tell, by their difference, of those few: the later one
+Two versions that differ in fewer patients than sums need would tell, by their difference, of those few: the later one
 waits until enough have changed. Where no sums are given the reason goes in their place; the silo is then standardised
-by its own statistics, as with ``normalization = "silo"``.
+by its own statistics, as with ``normalization = "silo"``. Where a file names no patients, each sample counts as one.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from client.privacy.checks import too_few
 from client.site.trust.policy import Policy
 from models.standardisation import column_sums, rounded_sums
 from partitions.common.files import locked, write_atomically
 from partitions.site_split import sample_digests
-from partitions.splits import Array
+from partitions.splits import Array, Split
 
 FILE = "released-sums.json"
 Sums = tuple[list[float], list[float]]
 
 
-def released_sums(x: Array, policy: Policy, state: str) -> tuple[Sums | None, str]:
-    """Sum and sum of squares of the columns of ``x`` (n, d), or None and why not. ``state``: the state directory."""
+def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Sums | None, str]:
+    """Sum and sum of squares of the columns ``x`` (n, d) of the training part, or None and why not.
+
+    ``state``: the state directory. The reason goes to the server, which does not learn how many patients there are.
+    """
     if policy.public:
         return column_sums(x), ""
     rule = "floor" if policy.floor > policy.min_sum_samples else "min_sum_samples"
     if not policy.sums:
         return None, f"its policy has {policy.says('sums')}"
-    if len(x) < getattr(policy, rule):
-        return None, f"its policy has {policy.says(rule)}, it has {len(x)} training samples"
+    if fault := too_few(part, policy, rule):
+        return None, fault
     if not state:
         return None, "it has no state-dir to remember what it gave"
     file = Path(state) / FILE
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(file.with_suffix(".lock"), "another process of this silo is at its sums"):
-            return _release(x, policy, rule, file)
+            return _release(x, part.units, policy, rule, file)
     except (OSError, ValueError, KeyError, TypeError) as error:  # what it gave cannot be read: nothing more is given
         return None, f"what it gave before cannot be remembered ({FILE}: {type(error).__name__})"
 
 
-def _release(x: Array, policy: Policy, rule: str, file: Path) -> tuple[Sums | None, str]:
+def _release(x: Array, units: Array, policy: Policy, rule: str, file: Path) -> tuple[Sums | None, str]:
     given: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
-    samples = Counter(f"{digest:016x}" for digest in sample_digests(x).tolist())
+    digests, (_, patients, records) = sample_digests(x), np.unique(units, return_inverse=True, return_counts=True)
+    order = np.argsort(digests, kind="stable")
+    samples = [f"{digest:016x}" for digest in digests[order].tolist()]
     for release in given:
-        before = Counter(release["samples"])
-        changed = ((samples - before) + (before - samples)).total()
-        if not changed:
+        if release["samples"] == samples:
             return (release["sum"], release["square_sum"]), ""
-        if changed < getattr(policy, rule):
+        before = np.array([int(digest, 16) for digest in release["samples"]], np.uint64)
+        came = np.unique(patients[~np.isin(digests, before)])
+        # Earlier versions noted no patients: it is not known then how many left, and none is counted.
+        gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
+        if max(len(came), len(gone)) < getattr(policy, rule):
             told = policy.says(rule)
-            return None, f"its policy has {told}, and {changed} samples differ from those it gave sums of before"
-    sums = rounded_sums(x)
-    day = time.strftime("%Y-%m-%d", time.gmtime())
-    given.append({"day": day, "samples": sorted(samples.elements()), "sum": sums[0], "square_sum": sums[1]})
+            return None, f"its policy has {told}, and fewer patients differ from those it gave sums of before"
+    sums = rounded_sums(x, int(records.max()))
+    noted = {"day": time.strftime("%Y-%m-%d", time.gmtime()), "samples": samples, "patients": patients[order].tolist()}
+    given.append({**noted, "sum": sums[0], "square_sum": sums[1]})
     write_atomically(file, json.dumps(given), mode=0o600)
     return sums, ""

@@ -20,19 +20,20 @@ def column_sums(x: Array) -> tuple[list[float], list[float]]:
     return columns.sum(1).tolist(), (columns * columns).sum(1).tolist()
 
 
-def rounded_sums(x: Array) -> tuple[list[float], list[float]]:
+def rounded_sums(x: Array, records: int = 1) -> tuple[list[float], list[float]]:
     """:func:`column_sums`, so rounded that they do not tell of one patient more or less.
 
     Mean and variance of each column are put on a grid whose step, a power of two, is at least four times what any one
-    row can add to them, R / n and R² / n, with R the largest distance of a row from the mean; a variance is one step at
-    least, so that a column in which one patient differs looks like a column in which none does.
+    patient can add to them, kR / n and kR² / n, with R the largest distance of a row from the mean and k, ``records``,
+    the most rows of one patient; a variance is one step at least, so that a column in which one patient differs looks
+    like a column in which none does.
     """
     columns = np.ascontiguousarray(x.T, "float64")
     n = columns.shape[1]
     mean = columns.mean(1)
     reach = np.abs(columns - mean[:, None]).max(1)
     reach = np.where(reach > 1e-9 * np.abs(mean), reach, np.where(mean == 0, 1.0, np.abs(mean)))
-    steps = [2.0 ** np.ceil(np.log2(4 * most / n)) for most in (reach, reach * reach)]
+    steps = [2.0 ** np.ceil(np.log2(4 * records * most / n)) for most in (reach, reach * reach)]
     mean, variance = np.rint(mean / steps[0]) * steps[0], np.rint(columns.var(1) / steps[1]) * steps[1]
     variance = np.maximum(variance, steps[1])
     return (n * mean).tolist(), (n * (variance + mean * mean)).tolist()

@@ -7,6 +7,7 @@ silo: no message to the server holds them, or how many there are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -103,6 +104,15 @@ def patient_digests(digests: Array, patients: Array) -> Array:
     sums = np.zeros(numbers.max(initial=-1) + 1, np.uint64)
     np.add.at(sums, numbers, digests)
     return sums[numbers]
+
+
+def fewest_changed(now: Counter[str], before: Counter[str]) -> int:
+    """The fewest patients by whom two versions of data differ, from their digests.
+
+    A patient whose record was corrected has one digest in each version, and counts once. So does one who left, together
+    with one who came.
+    """
+    return max((now - before).total(), (before - now).total())
 
 
 def rows_of_patients(dataset: Dataset) -> list[Array] | None:

@@ -8,18 +8,32 @@ from typing import Any
 from client.local_data import columns_in
 from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.errors import UserError
-from partitions.splits import SiloData
+from partitions.splits import SiloData, Split
 from strategies.base.client import SiloClient
 from strategies.base.run_settings import RunSettings
 
 
-def check_floor(name: str, samples: int, policy: Policy, *, sends: bool) -> None:
-    """Raise PolicyRefusedError where there are too few samples to train with, or behind what a run ``sends``."""
-    for rule, holds in (("floor", sends), ("min_batch_size", True)):
-        if holds and samples < getattr(policy, rule):
-            raise PolicyRefusedError(
-                f"{name} refuses: its policy has {policy.says(rule)}, it has {samples} training samples"
-            )
+def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
+    """Raise PolicyRefusedError where there is too little to train with, or behind what a run ``sends``.
+
+    ``part``: the training part. What leaves needs patients (``floor``); a batch is of samples (``min-batch-size``).
+    """
+    fault = too_few(part, policy, "floor") if sends else ""
+    if not fault and len(part) < policy.min_batch_size:
+        fault = f"its policy has {policy.says('min_batch_size')}, it has {len(part)} training samples"
+    if fault:
+        raise PolicyRefusedError(f"{name} refuses: {fault}")
+
+
+def too_few(part: Split, policy: Policy, rule: str) -> str:
+    """Why a training part has too few patients for a rule, or samples where it names none; empty: it has enough.
+
+    The text goes to the server, which does not learn how many patients there are.
+    """
+    if part.people >= getattr(policy, rule):
+        return ""
+    has = f"it has {len(part)} training samples" if part.patient is None else "its training part has fewer patients"
+    return f"its policy has {policy.says(rule)}, {has}"
 
 
 def check_records(settings: RunSettings, data: SiloData, name: str) -> None:

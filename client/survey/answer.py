@@ -45,8 +45,8 @@ def answer_survey(session: ClientSession) -> RecordDict:
     split, gaps, contents = samples_of(session)
     limits = limits_of(policy)
     rule = max(("min_cell", "floor"), key=lambda name: int(getattr(policy, name)))
-    if (count := len(np.unique(split.units))) < getattr(policy, rule):
-        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.says(rule)}, it has {count} patients")
+    if split.people < getattr(policy, rule):
+        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.says(rule)}, it has fewer patients")
     recipe = recipe_of(contents.recipe)
 
     def made() -> Answer:

@@ -30,7 +30,7 @@ from models.survey.exact import has_small_cells, is_discrete, kept_rows, patient
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import locked, write_atomically
 from partitions.common.names import nearest
-from partitions.patients import patient_digests
+from partitions.patients import fewest_changed, patient_digests
 from partitions.recipes.combat import design
 from partitions.recipes.places import TableColumn, columns_of, terms_of
 from partitions.recipes.recipe import Recipe
@@ -172,7 +172,7 @@ def once(
 def may_try_again(before: dict[str, Any], choice: Choice, policy: Policy, samples: Sequence[str]) -> bool:
     """Return whether the first answer was a refusal, for other data or another rule. Raises PolicyRefusedError."""
     day, (own, then) = before["answer"]["day"], (Counter(samples), Counter(before["samples"]))
-    changed = ((own - then) + (then - own)).total()
+    changed = fewest_changed(own, then)
     remove = f"a second answer needs the hospital to remove {FILE} (docs/privacy.md)"
     if before["choice"] != choice.names:
         chose = ", ".join(before["choice"]["columns"])

@@ -16,6 +16,7 @@ from typing import Any
 
 from client.site.trust.policy import Policy, PolicyRefusedError
 from partitions.common.files import locked, write_atomically
+from partitions.patients import fewest_changed
 from strategies.base.schema.survey import Answer
 
 FILE = "released-surveys.json"
@@ -60,7 +61,7 @@ def _answer(
     few, near = policy.says("min_sum_samples"), list[dict[str, Any]]()
     for earlier in given:
         before = Counter(earlier["samples"])
-        changed = ((samples - before) + (before - samples)).total()
+        changed = fewest_changed(samples, before)
         if not changed and earlier["how"] == how:
             return earlier["answer"], {}, False
         near += [earlier] if 0 < changed < policy.min_sum_samples else []

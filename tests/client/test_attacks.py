@@ -6,6 +6,8 @@ settings that it chose, and how many patients there are.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,7 +143,7 @@ def test_the_two_summary_difference(patients: Numbers, tmp_path: Path) -> None:
     first, second, again = (summary(version(n), state) for n in (59, 60, 59))
     assert "sum" in first and "sum" not in second and again["sum"] == first["sum"]
     assert second["sums_withheld"] == (
-        "its policy has min-sum-samples = 50, and 1 samples differ from those it gave sums of before"
+        "its policy has min-sum-samples = 50, and fewer patients differ from those it gave sums of before"
     )
 
 
@@ -208,6 +210,64 @@ def test_sums_are_of_enough_samples_only(patients: Numbers, tmp_path: Path) -> N
     assert summary(file, tmp_path / "state")["sums_withheld"] == (
         "its policy has min-sum-samples = 50, it has 34 training samples"
     )
+
+
+# ---- Many records of few patients ------------------------------------------------------------------------------------
+
+
+STAMPS = itertools.count()  # another time for each version of a file
+
+
+def records(file: Path, x: Numbers, patient: npt.NDArray[np.int64]) -> Path:
+    """A table whose records are of these patients, all for training but three patients of its own."""
+    arrays: dict[str, Any] = {
+        "x_train": x.astype(np.float32),
+        "y_train": np.arange(len(x)) % 2,
+        "patient_train": patient,
+    }
+    for i, part in enumerate(("val", "test")):
+        arrays |= {f"x_{part}": x[:4].astype(np.float32) + 1 + i, f"y_{part}": np.arange(4) % 2}
+        arrays[f"patient_{part}"] = np.full(4, 1000 + i)
+    write_npz(file, arrays)
+    os.utime(file, ns=(0, next(STAMPS)))
+    return file
+
+
+def test_what_leaves_is_of_enough_patients(tmp_path: Path) -> None:
+    """600 records: of 9 patients nothing leaves, of 49 no sums; how many patients there are, no reason tells."""
+    x, file = np.random.default_rng(7).normal(size=(600, 4)), tmp_path / "own.npz"
+    few = [summary(records(file, x, np.arange(600) % count), tmp_path / "state") for count in (9, 49, 50)]
+    assert few[0]["error"] == "clinic refuses: its policy has floor = 10, its training part has fewer patients"
+    assert few[1]["sums_withheld"] == "its policy has min-sum-samples = 50, its training part has fewer patients"
+    assert "sum" in few[2]
+
+
+def test_a_patient_of_many_records_is_one_in_the_difference_of_two_versions(tmp_path: Path) -> None:
+    """Sixty records more, all of one patient, or 49 corrected patients: the sums wait. Of 50 others, they leave."""
+    x, file, state = np.random.default_rng(7).normal(size=(660, 4)), tmp_path / "own.npz", tmp_path / "state"
+    whose = np.arange(660) % 60
+    first = summary(records(file, x[:600], whose[:600]), state)
+    held = "its policy has min-sum-samples = 50, and fewer patients differ from those it gave sums of before"
+    came, corrected = np.append(whose[:600], np.full(60, 60)), x[:600] + (whose[:600] < 49)[:, None]
+    assert summary(records(file, x, came), state)["sums_withheld"] == held
+    assert summary(records(file, corrected, whose[:600]), state)["sums_withheld"] == held
+    assert summary(records(file, x[:600], whose[:600]), state)["sum"] == first["sum"]
+    noted = state / "released-sums.json"
+    given = json.loads(noted.read_text())
+    noted.write_text(json.dumps([{k: v for k, v in one.items() if k != "patients"} for one in given]))  # as 0.2.0 did
+    assert summary(records(file, x, came), state)["sums_withheld"] == held
+    assert summary(records(file, x[:600] + (whose[:600] < 50)[:, None], whose[:600]), state)["sum"] != first["sum"]
+
+
+def test_rounding_tells_of_no_patient_with_many_records(patients: Numbers) -> None:
+    """Whoever of sixty patients is taken out, with all of seven records; rounded by rows, the difference tells more."""
+    rng = np.random.default_rng(3)
+    x = np.repeat(patients, 7, 0) + rng.normal(size=(420, 4)) * patients.std(0) / 10
+    differences = {}
+    for k in (1, 7):
+        each = [rounded_sums(np.delete(x, slice(7 * i, 7 * i + 7), 0), k)[0] for i in range(60)]
+        differences[k] = max(len(np.unique(column.round(6))) for column in np.array(each).T)
+    assert differences[7] <= 2 < differences[1]
 
 
 # ---- The weakened setting --------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def refusal(site: Site, kind: str, **changes: object) -> None:
         ("", r'methods = \["all"\], the run strategy = survey, which has to be listed by its name'),
         ('methods = ["fedavg", "evaluate"]\n', "the run strategy = survey"),
         (f"{ONLY}floor = 80\n", "floor = 80"),
-        (f"{ONLY}min-cell = 91\n", "min-cell = 91, it has 90 patients"),
+        (f"{ONLY}min-cell = 91\n", "min-cell = 91, it has fewer patients[)]"),
         (f"{ONLY}require-dp = true\n", "require-dp = true, the run dp = false"),
         (f"{ONLY}epsilon = 3\n", "epsilon = 3"),
         (f"{ONLY}max-messages = 1\n", "max-messages = 1"),

@@ -91,7 +91,7 @@ class Policy:
     )
     class_means: bool = rule(False, True, "whether means per class and how many samples each class has may leave")
     sums: bool = rule(True, True, "whether the sums of a table's columns may leave, rounded, once per version of it")
-    min_sum_samples: int = rule(50, 1, "fewest samples behind such sums, and behind the difference of two of them", 1)
+    min_sum_samples: int = rule(50, 1, "fewest patients behind such sums, and behind the difference of two of them", 1)
     min_cell: int = rule(10, 1, "fewest patients behind any count of a survey; smaller cells stay, and some others", 1)
     max_surveys: int = rule(3, 0, "most different answers to surveys that ever leave from here; 0: any number")
     combat: bool = rule(
@@ -104,7 +104,7 @@ class Policy:
         10, 1, "fewest patients behind a metric, or samples where none is named; those over fewer stay", 1
     )
     min_batch_size: int = rule(
-        8, 1, "smallest mini-batch that a run may train with; a smaller last one joins the one before", 1
+        8, 1, "fewest samples in a mini-batch of a run; a smaller last one joins the one before", 1
     )
     max_local_epochs: int = rule(20, NO_LIMIT, "most epochs per round, of each training that a method has")
     max_mixing_epochs: int = rule(100, NO_LIMIT, "most epochs per round that learn only how models are mixed")
@@ -118,7 +118,9 @@ class Policy:
     max_messages: int = rule(500, 0, "most messages of a run, of any kind; 0: any number")
     min_silos: int = rule(3, 1, "fewest silos that train in a round in which this one does", 1)
     runs_per_day: int = rule(20, 0, "most runs on one day (UTC); 0: any number")
-    floor: int = rule(10, 1, "fewest training samples behind anything that leaves and has no rule of its own", 1)
+    floor: int = rule(
+        10, 1, "fewest patients to train with, or samples where none is named, for what leaves without a rule", 1
+    )
     require_dp: bool = rule(False, False, "whether a run must have differential privacy (dp = true)")
     epsilon: float = rule(
         0.0,
