@@ -36,9 +36,18 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silofl"
 
 
+def named_folder(folder: str) -> Path:
+    """The folder that data-dir or SILOFL_DATA names. Raises DataError where it is missing: no other is taken for it."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        what = "SILOFL_DATA" if folder == os.environ.get("SILOFL_DATA") else "data-dir"
+        raise DataError(f"{what} = {folder}: there is no such folder; make it, or name the one where data sets lie")
+    return path
+
+
 def places(data_dir: str, sub_folders: Sequence[str]) -> list[Path]:
     """Folders to look in: of data-dir, SILOFL_DATA and our cache, the sub-folders, then the folder itself."""
-    bases = [Path(base).expanduser() for base in (data_dir, os.environ.get("SILOFL_DATA", "")) if base]
+    bases = [named_folder(folder) for folder in (data_dir, os.environ.get("SILOFL_DATA", "")) if folder]
     return [folder for base in (*bases, cache_dir()) for folder in (*(base / sub for sub in sub_folders), base)]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.datasets import cifar, flamby, heart, images, signals, texts
-from partitions.datasets.download import RemoteFile, cache_dir, decoded, download, find, md5_of, places
+from partitions.datasets.download import RemoteFile, cache_dir, decoded, download, find, md5_of, named_folder, places
 from partitions.datasets.idx import read_idx
 from partitions.datasets.medmnist import load_medmnist, medmnist_sets
 from partitions.labels import ONE_CLASS
@@ -45,9 +45,11 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     ``task``: another one than the data set's own: ``ordinal`` for classes that are grades, ``multiclass`` for several
     findings, as any of them (1) or none (0).
 
-    Raises DataError for an unknown name, a file that is neither here nor to be had, or a damaged one, and a task that
-    its labels are not for.
+    Raises DataError for an unknown name, a data-dir that is missing, a file that is neither here nor to be had, or a
+    damaged one, and a task that its labels are not for.
     """
+    if data_dir:
+        named_folder(data_dir)  # of a built-in set, too, which has no use for it
     dataset = _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
     if task in ("auto", dataset.task):
         return dataset

@@ -119,6 +119,8 @@ def test_registry():
 
 
 def test_places_in_order(tmp_path, monkeypatch):
+    for name in "ab":
+        (tmp_path / name).mkdir()
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     found = places(str(tmp_path / "a"), ("mnist", "MNIST"))
     a, b, cache = tmp_path / "a", tmp_path / "b", tmp_path / "cache" / "silofl"
@@ -138,6 +140,7 @@ def test_places_in_order(tmp_path, monkeypatch):
     ],
 )
 def test_offline_is_one_clear_line(name, file, folder, tmp_path):
+    (tmp_path / "data").mkdir()
     with pytest.raises(ValueError) as caught:
         load_dataset(name, str(tmp_path / "data"))
     text = str(caught.value)
@@ -207,6 +210,19 @@ def test_data_dir_comes_before_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
     assert load_dataset("mnist", str(tmp_path / "a")).train.x[0, 0, 0, 0] == 1
     assert load_dataset("mnist").train.x[0, 0, 0, 0] == 2
+
+
+def test_a_named_folder_that_is_missing_is_refused(tmp_path, monkeypatch):
+    """The set is in SILOFL_DATA, or built in: what data-dir names is not passed over, nor is a missing SILOFL_DATA."""
+    write_mnist(tmp_path / "b" / "mnist")
+    monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "b"))
+    for name in ("mnist", "digits"):
+        with pytest.raises(ValueError, match=r"data-dir = .*/typo: there is no such folder; make it, or name the one"):
+            load_dataset(name, str(tmp_path / "typo"))
+    monkeypatch.setenv("SILOFL_DATA", str(tmp_path / "typo"))
+    with pytest.raises(ValueError, match=r"SILOFL_DATA = .*/typo: there is no such folder"):
+        load_dataset("mnist")
+    assert load_dataset("digits").classes == 10  # has no use for the variable
 
 
 def test_mnist_is_not_taken_for_fashion_mnist(tmp_path):
