@@ -30,6 +30,7 @@ from server.run.preparation import check_patience, prepare
 from server.run.receipts import Receipts
 from server.run.recorder import Recorder, metrics_of
 from server.run.recovery import earlier_start, gone_back, lost, refusal
+from server.run.registration.readmission import Readmission
 from server.run.registration.registration import Registration
 from server.run.reporter import Progress, Reporter
 from strategies.base.damaged import damages
@@ -56,6 +57,7 @@ class RoundLoop:
         self.reporter = Reporter(settings, directory, watch)
         receipts = Receipts.of(directory.path if directory else None, self.reporter.note)
         self.registration = Registration(grid, settings, self.reporter, receipts)
+        self.readmission = Readmission(self.registration)
         self.collector = Collector(grid, self.common, self.registration, self.reporter)
         self.recorder = Recorder(self.common, self.history)
         self.hold_out = HoldOut(self.registration, self.collector)
@@ -129,7 +131,7 @@ class RoundLoop:
 
     def round(self, strategy: PersonalizedStrategy, server_round: int) -> None:
         """Do one round, or go back to an earlier one."""
-        self.registration.readmit(strategy, server_round)
+        self.readmission.readmit(strategy, server_round)
         c, recorder, collector = self.common, self.recorder, self.collector
         started = time.perf_counter()
         last = server_round in (c.rounds, self.until) or recorder.may_stop(server_round)
@@ -249,7 +251,7 @@ class RoundLoop:
             return False
         self.repaired |= {damage.silo for damage in repaired}
         self.checkpoints.go_back(start)
-        self.registration.take_back(strategy, start.done)
+        self.readmission.take_back(strategy, start.done)
         self.recorder.rewind(strategy, self.registration.task, start.done)
         self.reporter.note(gone_back(start), about="state")
         self.done = self.state.apply(strategy, start.state)

@@ -13,7 +13,8 @@ from server.results.survey.files import Surveyed
 from server.run.exchange import Exchange, TimeoutPolicy
 from server.run.limits import SUMMARY_BYTES, check_reply
 from server.run.receipts import Receipts
-from server.run.registration.registration import SUMMARY_SECONDS, Registration
+from server.run.registration.data_summaries import SUMMARY_SECONDS
+from server.run.registration.registration import Registration
 from server.run.reporter import Reporter
 from strategies.base.run_settings import RunSettings
 from strategies.base.schema.combat import KEY as COMBAT

@@ -21,7 +21,7 @@ from partitions.common.errors import UserError
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
 from server.run.exchange import CRASHED
-from server.run.registration.registration import SUMMARY_TRIES
+from server.run.registration.data_summaries import SUMMARY_TRIES
 from strategies.base.schema.data_summary import FAR, IMPLAUSIBLE, reconcile
 from strategies.base.schema.reporting import LONGEST
 from strategies.base.state import State

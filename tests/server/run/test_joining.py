@@ -15,7 +15,6 @@ from tiny import Files, Run, TinyGrid, comparable, federate, random_silos, round
 
 from server.results.run_directory import RunDirectory
 from server.results.summary import write_summary
-from server.run.registration import registration
 from server.run.registration.late_joiners import JOIN_SECONDS
 
 RUN: Mapping[str, Any] = {
@@ -77,7 +76,7 @@ def test_a_run_that_anybody_may_join_begins_with_its_quorum(four: Files, monkeyp
     def waits(seconds: float) -> None:
         raise AssertionError("the run waits for silos")
 
-    monkeypatch.setattr(registration.time, "sleep", waits)
+    monkeypatch.setattr("time.sleep", waits)
     here = {**RUN, "min_silos": 3, "round_timeout": 3600.0, "straggler_factor": 0.0}
     run = federate(four, **here, late_joiners="any", prepare=coming("b", 3))
     assert trained(run, "b") == [3, 4] and trained(run, "a") == [1, 2, 3, 4]
@@ -203,7 +202,7 @@ def test_a_named_one_sends_no_sums_whatever_the_server_asks(four: Files) -> None
 def test_a_silent_node_holds_nobody_up_for_long(four: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times the limit in all, and then it is not asked any more."""
     assert JOIN_SECONDS == 60
-    monkeypatch.setattr("server.run.registration.registration.JOIN_SECONDS", 0.01)
+    monkeypatch.setattr("server.run.registration.data_summaries.JOIN_SECONDS", 0.01)
 
     def silence(grid: TinyGrid) -> None:
         grid.silent = {("b", 0)}

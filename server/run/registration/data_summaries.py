@@ -1,0 +1,165 @@
+"""Ask nodes for their data summaries, and admit those whose content and name are right."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+
+from partitions.common.errors import DataError, RunFailedError, UserError
+from server.run.exchange import CRASHED, UNREACHABLE, Exchange, TimeoutPolicy
+from server.run.limits import SUMMARY_BYTES, check_reply
+from server.run.receipts import Receipts
+from server.run.registration.identities import IdentityRegistry, ImpostorError
+from server.run.registration.late_joiners import JOIN_SECONDS, LateJoiners
+from server.run.reporter import Reporter
+from strategies.base.schema.reporting import printable, read_data_summary, reason_of
+from strategies.base.settings import Common
+
+SUMMARY_SECONDS = 300.0  # how long a silo may take over its data summary
+SUMMARY_TRIES = 3  # times that a silo is asked for it whose process dies over it
+
+
+@dataclass
+class Candidates:
+    """The nodes that answered, by id: data summaries, faults, and nodes refused for their name."""
+
+    summaries: dict[int, dict[str, Any]] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+    impostors: dict[int, str] = field(default_factory=dict)
+    silent: list[int] = field(default_factory=list)  # nodes whose time for their data summary was up
+
+    def __contains__(self, node: int) -> bool:
+        return node in self.summaries or node in self.faults or node in self.impostors
+
+
+class SummaryRequests:
+    """The requests for data summaries of one run, and what it remembers of the nodes."""
+
+    def __init__(self, grid: Grid, common: Common, reporter: Reporter, receipts: Receipts, late: LateJoiners) -> None:
+        self.grid, self.common, self.reporter, self.receipts, self.late = grid, common, reporter, receipts, late
+        self.identities = IdentityRegistry()
+        self.strangers: dict[str, str] = {}  # silos that the resumed run does not have
+        self.crashes: Counter[int] = Counter()  # how often a node has died, or was silent, over its data summary
+
+    def nodes(self) -> list[int]:
+        """Return the ids of the nodes that are online."""
+        return self.identities.update(self.grid.get_nodes())
+
+    def wait(self, found: Candidates, before: Mapping[str, Any]) -> list[int]:
+        """Ask nodes until all expected silos have answered, or a quorum has and the time is up; return the nodes.
+
+        ``before``: the silos of the resumed run. Raises UserError where too many nodes have a fault, RunFailedError
+        where the time is up without a quorum.
+        """
+        expected = len(before) + len(self.common.held_out) if before else self.late.expected
+        deadline = time.monotonic() + self.common.round_timeout
+        announced = -1
+        while True:
+            online, complete = self._ask_all(found, before)
+            self._check_faults(found, len(online), expected, complete)
+            strangers = 0 if self.identities.has_keys else len(self.strangers)
+            if len(online) + len(found.faults) + strangers >= expected:
+                return online
+            if time.monotonic() > deadline:
+                if not 0 < self.common.min_silos <= len(online):
+                    raise RunFailedError(self._timed_out(found, expected))
+                log(WARNING, "goes on with %d of %d silos", len(online), expected)
+                return online
+            if len(online) != announced:
+                log(INFO, "%d of %d silos are here", len(online), expected)
+                announced = len(online)
+            time.sleep(0.5)
+
+    def _ask_all(self, found: Candidates, before: Mapping[str, Any]) -> tuple[list[int], bool]:
+        """Ask the nodes that have not answered; return those that may begin, and whether no other node will come."""
+        nodes = self.nodes()
+        self.ask([n for n in nodes if n not in found], found, before)
+        nodes = [n for n in nodes if n not in found.impostors]  # whose places are still free
+        answered = [n for n in nodes if n in found.summaries]
+        online = [n for n in answered if not self.late.is_late(found.summaries[n]["name"], before)]
+        a_simulation = not self.identities.has_keys  # which never grows
+        return online, a_simulation and len(answered) + len(found.faults) == len(nodes)
+
+    def _check_faults(self, found: Candidates, online: int, expected: int, complete: bool) -> None:
+        """Raise UserError where so many nodes have a fault that the silos needed cannot be reached."""
+        needed, faults = self.common.min_silos or 1, len(found.faults)
+        too_many = expected - faults < needed or (complete and faults and not self.common.min_silos)
+        if online < needed and too_many:
+            raise UserError("; ".join(dict.fromkeys(found.faults.values())))
+
+    def _timed_out(self, found: Candidates, expected: int) -> str:
+        names = ", ".join(sorted(c["name"] for c in found.summaries.values())) or "none"
+        refused = "".join(f"; refused: {reason}" for reason in [*found.impostors.values(), *found.faults.values()])
+        waited = f"waited {self.common.round_timeout:g} s for {expected} silos"
+        return f"{waited}; here are {len(found.summaries)}: {names}{refused}"
+
+    def ask(
+        self, nodes: Sequence[int], found: Candidates, before: Mapping[str, Any] | None = None, *, late: bool = False
+    ) -> None:
+        """Add these nodes' data summaries to ``found``, or the reason why a node has none.
+
+        A node that is not reachable, or whose process died (out of memory, killed), is asked again later. ``before``:
+        the silos of the resumed run, if there is one; other silos take part in new runs only. ``late``: it has begun.
+        """
+        asked = [_message(node, late=late) for node in nodes]
+        policy = TimeoutPolicy(JOIN_SECONDS if late else SUMMARY_SECONDS)
+        exchange = Exchange(self.grid, policy, most=lambda _: SUMMARY_BYTES, receipts=self.receipts)
+        replies = sorted(exchange.run(asked) if asked else [], key=lambda reply: reply.metadata.src_node_id)
+        found.silent = sorted({*nodes} - {reply.metadata.src_node_id for reply in replies})
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if not reply.has_error():
+                self._admit(node, reply.content, found, before)
+            elif reply.error.code in UNREACHABLE or (reply.error.code == CRASHED and self.may_crash(node)):
+                log(WARNING, "a silo (node %d) gave no data summary yet: %s", node, reason_of(reply.error.reason))
+            else:
+                reason = reason_of(reply.error.reason)
+                self.reporter.silo_fault(f"node {node}", reason)
+                found.faults[node] = _cannot_take_part(node, reason)
+
+    def may_crash(self, node: int) -> bool:
+        """Count a crash of a node's process, and return whether the node is asked again."""
+        self.crashes[node] += 1
+        return self.crashes[node] < SUMMARY_TRIES
+
+    def _admit(self, node: int, content: RecordDict, found: Candidates, before: Mapping[str, Any] | None) -> None:
+        """Check a node's data summary and its name, and add it to ``found``."""
+        try:
+            check_reply(content, ("summary",), SUMMARY_BYTES)
+            summary = read_data_summary(content.get("summary"))
+            self.identities.check(node, name := summary["name"])
+            if before and name not in (*before, *self.common.held_out) and not self.late.allows(name):
+                self.strangers[name] = found.impostors[node] = f"{name} is here, and is none of this run's silos"
+                self.reporter.note(found.impostors[node])
+                return
+            for other in (n for n, c in found.summaries.items() if c["name"] == name and n in self.identities.nodes):
+                raise UserError(f"it is called {name}, as node {other} is: give each its own `name`")
+        except ImpostorError as error:
+            found.impostors[node] = str(error)
+            self.reporter.refused(str(error))
+            return
+        except (UserError, DataError) as error:
+            found.faults[node] = _cannot_take_part(node, str(error))
+            return
+        found.summaries[node] = summary
+        shown = (summary[key] for key in ("n_train", "shape", "device", "versions"))
+        log(INFO, "%s: %d training samples, shape %s, %s, %s", name, *shown)
+
+
+def _message(node: int, *, late: bool) -> Message:
+    """Return the message that asks a node for its data summary. ``late``: for a run that goes on."""
+    content = RecordDict({"config": ConfigRecord({"late": True} if late else {})})
+    return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=SUMMARY_SECONDS)
+
+
+def _cannot_take_part(node: int, reason: str) -> str:
+    """Return one printable line on a node that cannot take part."""
+    return printable(f"a silo (node {node}) cannot take part: {reason}")

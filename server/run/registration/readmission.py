@@ -1,0 +1,112 @@
+"""Silos that a run admits between two rounds: they were offline or had a fault, or they join it late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.run.registration.data_summaries import SUMMARY_TRIES, Candidates
+from server.run.registration.late_joiners import JOIN_SECONDS, Joiner
+from server.run.registration.registration import Registration, silo_info
+from strategies.base.newcomer.server import join
+from strategies.base.schema.data_summary import SUMS
+from strategies.base.schema.reporting import is_refusal
+from strategies.base.strategy import AWAY, PersonalizedStrategy
+
+
+class Readmission:
+    """Admit silos to the run of one :class:`Registration`."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.registration, self.requests = registration, registration.requests
+        self.common, self.reporter, self.late = registration.common, registration.reporter, registration.late
+
+    def readmit(self, strategy: PersonalizedStrategy, server_round: int) -> None:
+        """Admit silos that were offline, or had a fault, when the run was resumed, and those that join it late.
+
+        They take part from this round on. A node that answers with an error is asked again in the next round.
+        """
+        offline = any(info.node_id == AWAY for info in strategy.silos.values())
+        if offline or self.late.awaited(strategy.silos):
+            for node, summary in self._newly_online().items():
+                self._receive(strategy, node, summary, server_round)
+        if due := self.late.due(server_round):
+            online = self.requests.nodes()
+            for name, joiner in due.items():
+                if joiner.node in online:  # or else it joins once it is here again
+                    self._join(strategy, name, joiner, server_round)
+
+    def _newly_online(self) -> dict[int, dict[str, Any]]:
+        """Return the data summaries of nodes that have come, or had a fault, and give one now; report the others."""
+        registration, found = self.registration, Candidates()
+        again = {node for node, reason in registration.faulty.items() if not is_refusal(reason)}
+        new = [node for node in self.requests.nodes() if node not in registration.nodes or node in again]
+        self.requests.ask(new, found, late=True)
+        for node, reason in found.faults.items():
+            if registration.faulty.get(node) != reason:
+                self.reporter.note(reason)
+        registration.faulty = found.faults
+        gone = [node for node in found.silent if not self.requests.may_crash(node)]
+        for node in gone:
+            self.reporter.note(
+                f"a silo (node {node}) gave no data summary within {JOIN_SECONDS:g} s, {SUMMARY_TRIES} times"
+            )
+        registration.nodes |= {node: f"node {node}" for node in (*found.faults, *found.impostors, *gone)}
+        return found.summaries
+
+    def _receive(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
+        """Admit a node that has come and whose silo is one of the run's, or keep it until its round, or say why not."""
+        name = self.registration.nodes[node] = summary["name"]
+        known = strategy.silos.get(name)
+        if known is not None and known.node_id == AWAY:
+            self._return(strategy, node, summary, server_round)
+        elif known is not None:
+            self.reporter.note(self._second(name, node))
+        elif name in self.common.held_out or not self.late.allows(name):
+            self.reporter.note(f"{name} is here, and is none of this run's silos")
+        elif reason := self.registration.misfit(summary):
+            self.registration.leave_out(name, f"{name} cannot join the run: it has {reason}")
+        else:
+            self.late.wait(name, node, summary)
+
+    def _second(self, name: str, node: int) -> str:
+        """Return why a node does not take part that has the name of a silo of this run."""
+        known = self.registration.keys.get(name)
+        if known and self.requests.identities.key(node) != known:
+            return f"{name} is here with another key than this run knows it by: it takes part in new runs only"
+        return f"a second node calls itself {name}, which takes part already: it does not"
+
+    def _return(self, strategy: PersonalizedStrategy, node: int, summary: dict[str, Any], server_round: int) -> None:
+        """Admit a silo that was offline, which goes on with its state."""
+        name = summary["name"]
+        if self.registration.misfit(summary):
+            self.reporter.note(f"{name} is back with other data than before, and cannot take part in this run")
+            return
+        self.registration.enter(node, summary)
+        strategy.silos[name] = silo_info(summary, node)
+        strategy.weigh()
+        self.reporter.note(f"{name} is back, and takes part from round {server_round} on")
+
+    def _join(self, strategy: PersonalizedStrategy, name: str, joiner: Joiner, server_round: int) -> None:
+        """Admit a hospital that was none of the run's silos."""
+        del self.late.waiting[name]
+        if len(strategy.silos) + len(self.registration.held_out) >= self.common.silos:
+            silos = f"silos = {self.common.silos}"
+            self.registration.leave_out(name, f"{name} cannot join the run, which has {silos} and so many already")
+            return
+        summary = {k: v for k, v in joiner.summary.items() if k not in SUMS}
+        if reason := self.registration.misfit(summary):
+            self.registration.leave_out(name, f"{name} cannot join the run: it has {reason}")
+            return
+        self.registration.enter(joiner.node, summary)
+        join(strategy, silo_info(summary, joiner.node), server_round)
+        counts = f"; it counts as {n} samples" if (n := strategy.samples[name]) != summary["n_train"] else ""
+        self.reporter.note(f"{name} joins the run, and takes part from round {server_round} on{counts}")
+
+    def take_back(self, strategy: PersonalizedStrategy, done: int) -> None:
+        """Take out the silos that joined after round ``done``, to which the run goes back; they join again."""
+        for name, first in list(strategy.joined.items()):
+            if first > done:
+                summary = self.registration.summaries.pop(name)
+                self.late.wait(name, strategy.silos.pop(name).node_id, summary, first)
+                del strategy.joined[name]
+        strategy.weigh()
