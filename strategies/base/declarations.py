@@ -1,16 +1,23 @@
-"""What the server and the other hospitals see of a hospital, method by method: docs/privacy.md's table.
+"""What the methods declare (MethodInfo), written down: docs/privacy.md's table, and the module of a hospital's policy.
 
-Made of what the methods declare (MethodInfo), which tests compare with captured messages.
-``make settings`` writes it into the page.
+The table says what the server and the other hospitals see of a hospital, method by method; tests compare it with
+captured messages. ``client/site/trust/methods.py`` is for the site's own process, which imports no method.
+``make settings`` writes both.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from strategies.base.registry import strategies
+from models.networks.registry import BUILT_IN
+from strategies.base.registry import runnable, strategies
+from strategies.base.run_settings import defaults
+from strategies.base.settings import Common, Value, keys_of
 from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
@@ -35,6 +42,8 @@ NUMBERS: Mapping[str, str] = {
     "variance": "the variance of its features",
     "sensitivity": "one sensitivity per layer",
 }
+NOTHING = "nothing"  # of the data leaves a method with differential privacy
+WIDTH = 120  # of a line of code
 OWN = {"sent": "**is what is sent**", "layers": "some layers are sent", "kept": "stays"}
 PEERS = {
     "mean": "a mean over silos",
@@ -73,9 +82,79 @@ def written(page: str) -> str:
     return f"{before}{BEGIN}\n{markdown()}\n{END}{rest.split(END)[1]}"
 
 
+def method_table() -> dict[str, dict[str, Any]]:
+    """What a hospital's policy has to know of each method, from its class."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, s in sorted(runnable().items()):
+        whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
+        peers = s.info.receives == "models"
+        every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
+        private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
+        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private, "listed": s.info.listed}
+        found[name] = {key: value for key, value in every.items() if value}
+    return found
+
+
+def bounded_settings() -> dict[str, str]:
+    """Key to kind, of all settings that a hospital's policy limits."""
+    found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
+    for name, s in sorted(runnable().items()):
+        found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
+    return {key: kind for key, kind in found.items() if kind}
+
+
+def method_table_text() -> str:
+    """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
+    methods = [_entry(name, values) for name, values in method_table().items()]
+    bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
+    all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
+    return (
+        '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
+        "Made by `make settings`.\n\n"
+        "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
+        "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
+        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
+        "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
+        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it. What is not named is not so.\n\n"
+        "NETWORKS: the names of silofl's own networks.\n"
+        "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
+        "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
+        '"""\n\nfrom typing import Any\n\n'
+        "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
+        "NETWORKS = (\n" + "\n".join(f"    {json.dumps(line)}" for line in _lines(BUILT_IN)) + "\n)\n"
+        "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
+        "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
+    )
+
+
+def _lines(names: Iterable[str]) -> list[str]:
+    """Names as the lines of one text, each with a space before the next."""
+    lines = textwrap.wrap(" ".join(names), WIDTH - 10, break_on_hyphens=False)
+    return [f"{line} " for line in lines[:-1]] + lines[-1:]
+
+
+def _python_value(value: Value) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _entry(name: str, values: Mapping[str, Any]) -> str:
+    """A method's line, as the formatter has it: broken where it is long."""
+    line = f"    {json.dumps(name)}: {_python(values)},"
+    if len(line) <= WIDTH:
+        return line
+    parts = [f"        {_python({key: value})[1:-1]}," for key, value in values.items()]
+    return "\n".join([f"    {json.dumps(name)}: {{", *parts, "    },"])
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    return repr(dict(values)).replace("'", '"')
+
+
 if __name__ == "__main__":
-    file = Path(__file__).parents[2] / "docs" / "privacy.md"
+    root = Path(__file__).parents[2]
+    page = root / "docs" / "privacy.md"
     if sys.argv[1:] == ["--write"]:
-        file.write_text(written(file.read_text("utf-8")), "utf-8")
+        page.write_text(written(page.read_text("utf-8")), "utf-8")
+        (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
     else:
         print(markdown())

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from models.augmentation import Augmentation, read_augmentation
 from models.networks.custom import CustomSettings, is_custom
-from models.networks.registry import BUILT_IN, MODELS, model_settings, resolve
+from models.networks.registry import MODELS, model_settings, resolve
 from models.tasks import task_of
 from models.trainable import Part
 from models.weights import weights_of
@@ -36,7 +35,6 @@ from strategies.base.settings import Common, Value, build_settings, choose, defa
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import check_wire
 
-NOTHING = "nothing"  # of the data leaves a method with differential privacy
 DP = "dp"  # the common setting, and what stands before the keys of its own
 
 
@@ -306,86 +304,16 @@ def _allowed(f: Field[Any]) -> str:
     return ", ".join([kind, *(f"{sign} {limits[name]:g}" for name, sign in signs if name in limits)])
 
 
-def method_table() -> dict[str, dict[str, Any]]:
-    """What a hospital's policy has to know of each method, from its class."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, s in sorted(runnable().items()):
-        whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
-        peers = s.info.receives == "models"
-        every: dict[str, Any] = {"uploads": bool(s.info.uploads), "whole": whole, "peers": peers}
-        private = {"": "", "nothing": NOTHING, "gradient": s.info.dp_epochs}[s.info.dp]
-        every |= {"per_class": s.info.per_class, "adds": s.info.adds, "dp": private, "listed": s.info.listed}
-        found[name] = {key: value for key, value in every.items() if value}
-    return found
-
-
-def bounded_settings() -> dict[str, str]:
-    """Key to kind, of all settings that a hospital's policy limits."""
-    found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
-    for name, s in sorted(runnable().items()):
-        found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
-    return {key: kind for key, kind in found.items() if kind}
-
-
-def method_table_text() -> str:
-    """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
-    methods = [_entry(name, values) for name, values in method_table().items()]
-    bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
-    all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
-    return (
-        '"""What each method sends, and which settings the rules limit, for the site\'s own process (policy.py).\n\n'
-        "Made by `make settings`.\n\n"
-        "``uploads``: vectors leave a silo; ``whole``: a message may hold all layers of a model, always or at these\n"
-        "values of the method's settings; ``peers``: a silo's model is handed to others by name; ``per_class``: means\n"
-        "or counts of each class leave; ``adds``: the common setting that adds the method, and its own, to others;\n"
-        "``dp``: the settings with the epochs of a round that ``dp = true`` trains with noise; or nothing of the data\n"
-        "leaves with it; ``listed``: a policy must name it, ``all`` does not mean it. What is not named is not so.\n\n"
-        "NETWORKS: the names of silofl's own networks.\n"
-        "SETTINGS: the kind of each setting that a rule limits (KINDS in strategies/base/settings.py).\n"
-        "DEFAULTS: every setting with its default, which a study's run has where the study says nothing else.\n"
-        '"""\n\nfrom typing import Any\n\n'
-        "METHODS: dict[str, dict[str, Any]] = {\n" + "\n".join(methods) + "\n}\n"
-        "NETWORKS = (\n" + "\n".join(f"    {json.dumps(line)}" for line in _lines(BUILT_IN)) + "\n)\n"
-        "SETTINGS: dict[str, str] = {\n" + "\n".join(bounded) + "\n}\n"
-        "DEFAULTS: dict[str, bool | int | float | str] = {\n" + "\n".join(all_settings) + "\n}\n"
-    )
-
-
-def _lines(names: Iterable[str]) -> list[str]:
-    """Names as the lines of one text, each with a space before the next."""
-    lines = textwrap.wrap(" ".join(names), WIDTH - 10, break_on_hyphens=False)
-    return [f"{line} " for line in lines[:-1]] + lines[-1:]
-
-
-def _python_value(value: Value) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def _entry(name: str, values: Mapping[str, Any]) -> str:
-    """A method's line, as the formatter has it: broken where it is long."""
-    line = f"    {json.dumps(name)}: {_python(values)},"
-    if len(line) <= WIDTH:
-        return line
-    parts = [f"        {_python({key: value})[1:-1]}," for key, value in values.items()]
-    return "\n".join([f"    {json.dumps(name)}: {{", *parts, "    },"])
-
-
-def _python(values: Mapping[str, Any]) -> str:
-    return repr(dict(values)).replace("'", '"')
-
-
 TABLE = "tool.flwr.app.config"
-WIDTH = 120  # of a line of code
 
 
 def write_down(root: Path) -> None:
-    """Put every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``, and what methods send."""
+    """Put every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``."""
     file = root / "pyproject.toml"
     before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
     after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]
     file.write_text(f"{before}{toml_text(defaults(), TABLE)}\n{after}", "utf-8")
     (root / "docs" / "settings.md").write_text(markdown(), "utf-8")
-    (root / "client" / "site" / "trust" / "methods.py").write_text(method_table_text(), "utf-8")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from client.site.trust.message_rules import method_faults, run_faults, setting_f
 from client.site.trust.methods import METHODS, SETTINGS
 from client.site.trust.policy import Policy, default_file, parse_policy, policy_of, read_policy, rules
 from strategies import strategies
-from strategies.base.run_settings import bounded_settings, defaults, method_table, method_table_text, owners
+from strategies.base.declarations import bounded_settings, method_table, method_table_text
+from strategies.base.run_settings import defaults, owners
 from strategies.base.settings import KINDS, Common, keys_of, setting
 
 ROOT = Path(__file__).parents[3]
