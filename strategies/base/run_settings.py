@@ -164,31 +164,50 @@ def defaults() -> dict[str, Value]:
 
 def parse_settings(values: Mapping[str, object]) -> RunSettings:
     """Typed and checked settings. Raises UserError for an unknown key or name, a wrong type, a value out of range."""
+    _check_keys(values)
+    common = build_settings(Common, values)
+    _check_names(common)
+    info = method_named(common.strategy).info
+    _check_common(common, info)
+    every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
+    own = every[common.strategy]
+    _check_method(info, common, own)
+    chosen = MODELS if common.model == "auto" else [common.model]
+    models = {name: every[name] for name in chosen if name in every}
+    ala = every[adding("ala").info.name] if common.ala else None
+    privacy = every[DP] if common.dp else None
+    return RunSettings(common, own, every.get(common.partition), models, ala, privacy)
+
+
+def _check_keys(values: Mapping[str, object]) -> None:
     known = defaults()
     for key in values:
         if key not in known:
             raise UserError(f"unknown setting {key[:80]!r}{nearest(key, known)}; docs/settings.md lists them all")
-    common = build_settings(Common, values)
+
+
+def _check_names(common: Common) -> None:
+    """Raise UserError for a method, data set, partition or model that there is not."""
     choose("strategy", common.strategy, runnable())
     try:
         source = parse_source(common.dataset)
+        own = is_custom(common.model)
     except ValueError as error:
         raise UserError(str(error)) from None
     if not source.is_path:
         choose("data set", source.name, DATASETS)
     choose("partition", common.partition, PARTITIONS)
-    try:
-        own = is_custom(common.model)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     if not own:
         choose("model", common.model, ["auto", *MODELS])
+
+
+def _check_common(common: Common, info: MethodInfo) -> None:
+    """Raise UserError where common settings do not fit one another, or a newcomer not the method."""
     if -1 < common.validation < 0:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
         raise UserError(f"min-silos = {common.min_silos} is more than silos = {common.silos}: it could never be met")
-    method = method_named(common.strategy)
-    check_newcomers(common, method.info)
+    check_newcomers(common, info)
     if common.min_batch_size > common.batch_size:
         raise UserError(f"min-batch-size = {common.min_batch_size} is more than batch-size = {common.batch_size}")
     if 0 < common.weight_cap < 1:
@@ -196,22 +215,20 @@ def parse_settings(values: Mapping[str, object]) -> RunSettings:
     check_patience(common)
     read_agreed(common.agreed)
     augmentation(common.augment)
-    every = {owner: build_settings(cls, values, owner) for owner, cls in owners().items()}
-    chosen = MODELS if common.model == "auto" else [common.model]
-    models = {name: every[name] for name in chosen if name in every}
-    if common.ala and not method.info.ala:
+
+
+def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
+    """Raise UserError for a capability that the method does not declare. ``own``: the method's settings."""
+    if common.ala and not info.ala:
         raise UserError(f"ala = true: {common.strategy} has no received model to mix, or mixes it already")
-    if common.ala and getattr(every[common.strategy], "start", "received") == "own":
+    if common.ala and getattr(own, "start", "received") == "own":
         raise UserError(f"ala = true mixes a received model: it needs {common.strategy}.start = received")
-    if common.vectorize is True and not method.info.vectorized:
+    if common.vectorize is True and not info.vectorized:
         raise UserError(f"vectorize = true: {common.strategy} does not declare it (MethodInfo.vectorized)")
-    check_robust(method.info, common)
-    check_wire(method.info, common)
-    check_evaluation(common, every[common.strategy])
-    _check_privacy(method.info, common)
-    ala = every[adding("ala").info.name] if common.ala else None
-    privacy = every[DP] if common.dp else None
-    return RunSettings(common, every[common.strategy], every.get(common.partition), models, ala, privacy)
+    check_robust(info, common)
+    check_wire(info, common)
+    check_evaluation(common, own)
+    _check_privacy(info, common)
 
 
 def _check_privacy(info: MethodInfo, common: Common) -> None:
