@@ -14,6 +14,7 @@ from torch import Tensor
 from partitions.common.errors import UserError
 from server.results.checkpoint import BEFORE, go_back_to, load_checkpoint, save_checkpoint
 from server.results.history import History
+from server.results.own_models import any_kept
 from server.results.reported_round import NAMES, REPORTED
 from server.results.run_directory import RunDirectory
 from server.run.newcomers.hold_out import Kept
@@ -52,10 +53,15 @@ class RunState:
         numbers = saved.numbers if saved else {}
         return cls(statistics=dict(numbers.get("statistics", {})), weights=str(numbers.get("weights", "")))
 
-    def add(self, total: float, train: float, communicate: float, aggregate: float) -> None:
+    def add_seconds(self, total: float, train: float, communicate: float, aggregate: float) -> None:
         """Add the seconds of a round."""
         parts = {"total": total, "train": train, "communicate": communicate, "aggregate": aggregate}
         self.seconds |= {part: self.seconds[part] + seconds for part, seconds in parts.items()}
+
+    def add_bytes(self, down: int, up: int) -> None:
+        """Add the bytes of a round."""
+        self.total_bytes["down"] += down
+        self.total_bytes["up"] += up
 
     def apply(self, strategy: PersonalizedStrategy, saved: State | None) -> int:
         """Set this state and the strategy's to a checkpoint's, or to those before round 1; return the last round."""
@@ -124,6 +130,14 @@ class Checkpoints:
         """Remove the checkpoints after the one that a run starts from again."""
         if self.folder is not None:
             go_back_to(self.folder, start.file)
+
+    def check_own_models(self) -> None:
+        """Raise UserError where silos' own models have left at the end of this run, and it is to train further."""
+        if any_kept(self.folder):
+            raise UserError(
+                f"{self.folder}: silos' own models have left at the end of this run (keep-models), which trains no "
+                "further: start a new one"
+            )
 
     def check_history(self, saved: State, done: int) -> None:
         """Report rows of the history that the checkpoint counts on and that are missing or changed."""

@@ -41,15 +41,23 @@ class Recorder:
         self.chosen.add(rows)
         self.improved.add(rows)
 
-    def may_stop(self, server_round: int) -> bool:
-        """Return whether early stopping may end the run after this round, so that all states have to be saved."""
-        c, since = self.common, self.improved.round
-        evaluated = bool(c.evaluate_every) and server_round % c.evaluate_every == 0
-        return bool(c.patience and since and evaluated) and server_round - since >= c.patience
-
-    def stops(self, server_round: int) -> bool:
-        """Return whether early stopping ends the run after this round: it is evaluated, and no better one came."""
-        return self.may_stop(server_round) and self.improved.evaluated == server_round
+    def add_round(
+        self,
+        strategy: PersonalizedStrategy,
+        metrics: Mapping[str, Mapping[str, float]],
+        replies: Iterable[Message],
+        task: Task,
+        state_lost: Mapping[str, int],
+        seconds: float,
+    ) -> list[Row]:
+        """Add the strategy's round, which took ``seconds``, to the history; return its rows."""
+        rows = self.rows(strategy, strategy.round, metrics, task, state_lost)
+        rows += self._joins(strategy.round, strategy.joined)
+        rows += self._privacy(strategy, strategy.round, replies)
+        rows += self.totals(strategy.round, seconds, strategy.bytes_down, strategy.bytes_up)
+        self.history.add(rows)
+        self.follow(rows)
+        return rows
 
     def rows(
         self,
@@ -74,7 +82,7 @@ class Recorder:
         rows += [self._row(server_round, "bounded", share, silo) for silo, (share, _) in bounded]
         return rows
 
-    def privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
+    def _privacy(self, strategy: PersonalizedStrategy, server_round: int, replies: Iterable[Message]) -> list[Row]:
         """Return what differential privacy has cost each silo so far; also one whose reply is not used has paid."""
         names = {info.node_id: name for name, info in strategy.silos.items()}
         rows = []
@@ -94,7 +102,7 @@ class Recorder:
         """Return the silos that joined the run as it went on, each with its first round."""
         return joined_in(self.history.of(self.common.strategy, self.common.seed))
 
-    def joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
+    def _joins(self, server_round: int, joined: Mapping[str, int]) -> list[Row]:
         """Return the rows of the silos that join in this round."""
         return [self._row(server_round, JOINED, 1.0, silo) for silo, first in joined.items() if first == server_round]
 

@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flwr.app import Message
+
+from partitions.common.errors import UserError
 from server.results.checkpoint import readable_checkpoints
-from strategies.base.damaged import Damage
+from server.results.own_models import any_kept
+from server.run.reporter import Reporter
+from strategies.base.damaged import Damage, damages
+from strategies.base.settings import Common
 from strategies.base.state import State
+from strategies.base.strategy import PersonalizedStrategy
 
 
 @dataclass(frozen=True)
@@ -24,6 +31,41 @@ class Start:
     state: State | None
     file: Path | None
     repaired: tuple[Damage, ...]  # the damaged states that are made anew from there
+
+
+class Recovery:
+    """What becomes of the damaged states of one run."""
+
+    def __init__(self, common: Common, reporter: Reporter) -> None:
+        self.common, self.reporter = common, reporter
+        self.repaired: set[str] = set()  # silos for which the run has gone back
+        self.lost_now: dict[str, int] = {}  # silos that lost their state in this round, and the round that it was of
+
+    def start(
+        self, strategy: PersonalizedStrategy, replies: Sequence[Message], folder: Path | None, *, simulated: bool
+    ) -> Start | None:
+        """Return the start that the run goes back to where these replies report damaged states; None where it goes on.
+
+        Where it goes on without the damaged states, it reports them, and :attr:`lost_now` has them. ``folder``: of the
+        checkpoints. Raises UserError in a simulation that cannot go back: its numbers would differ.
+        """
+        names = {info.node_id: name for name, info in strategy.silos.items()}
+        self.lost_now = {}
+        found = damages(replies, names, strategy.round)
+        if not found:
+            return None
+        repairable = [damage for damage in found if damage.silo not in self.repaired]
+        folder = None if any_kept(folder) else folder  # its silos train no more
+        start = earlier_start(folder, repairable, self.common.checkpoint_every)
+        repaired = start.repaired if start is not None else ()
+        if len(repaired) < len(found) and simulated:
+            raise UserError(refusal([damage for damage in found if damage not in repaired]))
+        if start is None:
+            for damage in found:
+                self.reporter.note(lost(damage, strategy.round), about="state")
+            self.lost_now = {damage.silo: damage.round for damage in found}
+        self.repaired |= {damage.silo for damage in repaired}
+        return start
 
 
 def earlier_start(folder: Path | None, damaged: Sequence[Damage], every: int) -> Start | None:

@@ -270,8 +270,8 @@ def test_subgroups_leave_as_the_policy_says_and_no_small_one(tmp_path: Path) -> 
         folder = tmp_path / str(len(words))
         changes: dict[str, Any] = {"state_dir": folder / "state", "policy": str(policy), **CALM}
         run = federate(files, strategy="fedavg", rounds=1, evidence="on", **changes)
-        assert set(run.federation.evidence["a"]) == expected and run.federation.evidence["b"] == {}
-    assert run.federation.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]
+        assert set(run.federation.closing.evidence["a"]) == expected and run.federation.closing.evidence["b"] == {}
+    assert run.federation.closing.evidence["a"]["subgroup.sex f"][0] == 25  # type: ignore[index]
 
 
 def test_the_site_learns_which_subgroups_were_suppressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_the_site_learns_which_subgroups_were_suppressed(tmp_path: Path, monkeyp
         policy=str(policy),
         **CALM,
     )
-    here = {name for name in run.federation.evidence["a"] if name.startswith("subgroup.")}
+    here = {name for name in run.federation.closing.evidence["a"] if name.startswith("subgroup.")}
     held = {item for line in told for item in line.get("min-metric-samples", ()) if item.startswith("subgroup.")}
     assert (
         "subgroup.sex x" in held

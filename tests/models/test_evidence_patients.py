@@ -123,7 +123,7 @@ def test_what_leaves_a_hospital_is_over_patients(tmp_path: Path, records: int, b
     policy.write_text(f"metrics = [{words}]\nmin-silos = 1\n")
     given: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), "learning_rate": 1.0}
     run = federate(of_patients(tmp_path, records), strategy="fedavg", rounds=2, evidence="on", **given)
-    found = run.federation.evidence["a"]
+    found = run.federation.closing.evidence["a"]
     assert {name for name, value in found.items() if isinstance(value, list)} == lists
     assert ("brier" in found) == bool(lists)
     rows = unflat(found.get("reliability", []))  # type: ignore[arg-type]

@@ -234,7 +234,7 @@ def test_hospitals_send_it_as_their_policy_says(tmp_path: Path) -> None:
     ):
         policy.write_text(f'metrics = ["loss", "score"{words}]\n')
         changes: dict[str, Any] = {"state_dir": tmp_path / f"state{i}", "policy": str(policy), "learning_rate": 0.1}
-        found = federate(files, **given, **changes).federation.evidence
+        found = federate(files, **given, **changes).federation.closing.evidence
         assert [set(found[name]) for name in files] == [expected, expected, set()]
     widths = [found[name]["conformal_intervals"] for name in "ab"]
     assert widths[0][4] == widths[1][4] > 0  # type: ignore[index]
@@ -253,7 +253,7 @@ def test_hospitals_send_that_of_each_measurement(tmp_path: Path) -> None:
     for i, (words, expected) in enumerate({"calibration_slope": 1, '", "'.join(EVIDENCE): 7}.items()):
         policy.write_text(f'metrics = ["loss", "score", "{words}"]\n')
         run = federate(files, **given, state_dir=tmp_path / f"state{i}", policy=str(policy))
-        found = run.federation.evidence
+        found = run.federation.closing.evidence
         assert [len(found[name]) for name in files] == [2 * expected, 2 * expected, 0]
         assert {key.split(".")[1] for key in found["b"]} == set(names)
     for k, name in enumerate(names):
