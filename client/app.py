@@ -43,7 +43,7 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 def train(session: ClientSession, client: SiloClient) -> Result:
     """One round of the run's method in this silo; its state is saved before the reply leaves."""
     config, snapshot = session.config, session.info.reports
-    keep_reported(client.state, config.get("reported"), snapshot, client.beside, client.untrained())
+    keep_reported(client.state, config.get("reported"), snapshot, client.needed_to_predict, client.untrained())
     vectors, _, metrics = client.fit(session.parameters, config)
     metrics |= session.add_cost(client)
     describe(client, session.model_card(), metrics)

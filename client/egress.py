@@ -88,7 +88,7 @@ def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) ->
     if not policy.whole_model and largest >= client.info.whole_from * size:
         most = f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
         raise PolicyRefusedError(
-            f"{client.silo.name} refuses: its policy has {policy.says('whole_model')}, the run strategy = "
+            f"{client.silo.name} refuses: its policy has {policy.line('whole_model')}, the run strategy = "
             f"{client.common.strategy}, which would send {largest} numbers of a model of {size}{most}"
         )
 

@@ -30,8 +30,8 @@ def policy_at(what: Path | None) -> Policy:
 def policy_page(policy: Policy) -> str:
     """The rules with their meaning, then the methods."""
     lines = [f"{policy.where}:", ""]
-    width = max(len(policy.says(f.name)) for f in rules().values() if f.name != "methods")
-    lines += [f"  {policy.says(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
+    width = max(len(policy.line(f.name)) for f in rules().values() if f.name != "methods")
+    lines += [f"  {policy.line(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
     lines += ["", "What each method sends from here in a round, with its default settings (Σ: a whole model):", ""]
     run = defaults()
     private = {"dp": policy.private_only, "dp.unit": policy.privacy_unit}

@@ -41,11 +41,11 @@ def array_of(entry: str, snapshot: str) -> str:
 
 
 def keep_reported(
-    state: State, wanted: object, snapshot: str, beside: Sequence[str] = (), first: tuple[Tensor, Tensor] | None = None
+    state: State, wanted: object, snapshot: str, entries: Sequence[str] = (), first: tuple[Tensor, Tensor] | None = None
 ) -> None:
     """Keep the model of round ``wanted``, the candidate's or the reported one; drop a reported one of another round.
 
-    ``beside``: the entries of the state without which a personal model's vector does not predict. ``first``: the
+    ``entries``: those of the state without which a personal model's vector does not predict. ``first``: the
     personal model and its buffers of a silo that has not trained yet, which was evaluated all the same.
     """
     if type(wanted) is not int:  # the server's word, or no word
@@ -59,15 +59,15 @@ def keep_reported(
         _put(arrays, REPORTED, arrays[name], arrays.get(f"{name}.buffers"))
         numbers[REPORTED] = {**candidate, "round": wanted}
         if snapshot == "personal":
-            _keep_beside(state, beside)
+            _keep_entries(state, entries)
     elif first is not None and snapshot == "personal":
         _put(arrays, REPORTED, first[0], first[1] if first[1].numel() else None)
         numbers[REPORTED] = {"round": wanted, "metrics": {}}
-        _drop_beside(state, beside)
+        _drop_entries(state, entries)
     elif numbers.get(REPORTED, {}).get("round") != wanted:
         _put(arrays, REPORTED, None, None)
         numbers.pop(REPORTED, None)
-        _drop_beside(state, beside)
+        _drop_entries(state, entries)
 
 
 def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
@@ -79,27 +79,27 @@ def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
             client.model.reset_buffers()
             client.model.load(state.arrays[name], state.arrays.get(f"{name}.buffers"))
             if entry == REPORTED and snapshot == "personal":  # beside the candidate is what the state has
-                _load_beside(state, client.beside)
+                _load_entries(state, client.needed_to_predict)
             return True
     return False
 
 
-def _keep_beside(state: State, beside: Sequence[str]) -> None:
-    for key in beside:
+def _keep_entries(state: State, entries: Sequence[str]) -> None:
+    for key in entries:
         if key in state.numbers:
             state.numbers[REPORTED][key] = state.numbers[key]
         _move(state.arrays, key, f"{REPORTED}.{key}")
 
 
-def _load_beside(state: State, beside: Sequence[str]) -> None:
-    for key in beside:
+def _load_entries(state: State, entries: Sequence[str]) -> None:
+    for key in entries:
         if key in state.numbers[REPORTED]:
             state.numbers[key] = state.numbers[REPORTED][key]
         _move(state.arrays, f"{REPORTED}.{key}", key)
 
 
-def _drop_beside(state: State, beside: Sequence[str]) -> None:
-    for key in beside:
+def _drop_entries(state: State, entries: Sequence[str]) -> None:
+    for key in entries:
         state.arrays.pop(f"{REPORTED}.{key}", None)
 
 
@@ -135,7 +135,7 @@ def keep_evaluated(
     closing = not config["personal"]
     if snapshot == "personal" and not (closing and CANDIDATE in state.numbers):
         return False
-    keep_reported(state, config.get("reported"), snapshot, client.beside)
+    keep_reported(state, config.get("reported"), snapshot, client.needed_to_predict)
     note_candidate(client, metrics, snapshot, state)
     if snapshot == "personal":
         del state.numbers[CANDIDATE]

@@ -192,7 +192,7 @@ class ClientSession:
         return summary
 
     @property
-    def least_samples(self) -> float:
+    def min_samples(self) -> float:
         """Over how many samples a metric may leave. With ``dp = true`` none does, but in a simulation of public data,
         since it is computed of records without noise.
         """

@@ -36,7 +36,7 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
         return column_sums(x), ""
     rule = "floor" if policy.floor > policy.min_sum_samples else "min_sum_samples"
     if not policy.sums:
-        return None, f"its policy has {policy.says('sums')}"
+        return None, f"its policy has {policy.line('sums')}"
     if fault := too_few(part, policy, rule):
         return None, fault
     if not state:
@@ -63,7 +63,7 @@ def _release(x: Array, units: Array, policy: Policy, rule: str, file: Path) -> t
         # Earlier versions noted no patients: it is not known then how many left, and none is counted.
         gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
         if max(len(came), len(gone)) < getattr(policy, rule):
-            told = policy.says(rule)
+            told = policy.line(rule)
             return None, f"its policy has {told}, and fewer patients differ from those it gave sums of before"
     sums = rounded_sums(x, int(records.max()))
     noted = {"day": time.strftime("%Y-%m-%d", time.gmtime()), "samples": samples, "patients": patients[order].tolist()}

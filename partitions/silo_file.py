@@ -50,7 +50,7 @@ from partitions.recipes.pictures import read_any
 from partitions.reorder import count_columns, is_table
 from partitions.schema import NO_SCHEMA, Feature, Schema, difference, moved, tidy
 from partitions.schemes.pool import hold_out
-from partitions.site_split import TEST_SHARE, divide_own, rows_of, say_division
+from partitions.site_split import TEST_SHARE, describe_division, divide_own, rows_of
 from partitions.splits import Array, Dataset, SiloData, Split, both, dtype_of, inputs_of, together
 from partitions.subgroups import describe_subgroups, read_subgroups
 from partitions.survey.gaps import read_gaps
@@ -98,7 +98,7 @@ def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None 
     if contents is not None:
         try:
             data = contents.divided()
-            checks.append(Check("split", True, say_division(contents.splits, data)))
+            checks.append(Check("split", True, describe_division(contents.splits, data)))
         except ValueError as error:
             checks.append(Check("split", False, str(error), "give samples for training and for testing"))
     return checks

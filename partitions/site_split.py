@@ -87,7 +87,7 @@ def rows_of(split: Split, rows: Array) -> Split:
     return Split(split.x[rows], split.y[rows], *groups)
 
 
-def say_division(splits: Mapping[str, Split], data: SiloData) -> str:
+def describe_division(splits: Mapping[str, Split], data: SiloData) -> str:
     """Describe the division to the hospital."""
     sizes = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)}"
     if "val" in splits:

@@ -51,7 +51,7 @@ class ApflClient(SiloClient):
     state_type = ApflClientState
     state: ApflClientState
     settings: ApflSettings
-    beside = ("shared", "shared.buffers", "alpha")
+    needed_to_predict = ("shared", "shared.buffers", "alpha")
     frozen = False  # whether w stays as it was received
 
     @property

@@ -98,9 +98,11 @@ def claim(client: SiloClient, session: ClientSession) -> None:
         return
     common: Number | None = session.config["numbers"].get(COMMON)
     state = client.state
-    beside = [state.arrays[key] for key in client.beside if key in state.arrays]
-    numbers = torch.tensor([float(state.numbers[key]) for key in client.beside if key in state.numbers])
-    model = digest_of([client.model.vector, client.model.buffers, *beside, *([numbers] if client.beside else [])]).hex()
+    arrays = [state.arrays[key] for key in client.needed_to_predict if key in state.arrays]
+    numbers = torch.tensor([float(state.numbers[key]) for key in client.needed_to_predict if key in state.numbers])
+    model = digest_of(
+        [client.model.vector, client.model.buffers, *arrays, *([numbers] if client.needed_to_predict else [])]
+    ).hex()
     kind, wanted = "first" if common is None else "sets", f"{model},{common!r}".replace(" ", "")
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
@@ -109,7 +111,7 @@ def claim(client: SiloClient, session: ClientSession) -> None:
             return "", "evidence leaves once per run, and this run has had that of another model"
         return ("" if before else f"{kind} {wanted} {session.name}"), ""
 
-    says = session.policy.says("metrics")
+    says = session.policy.line("metrics")
     fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", says, entry)
     if fault:
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")

@@ -29,7 +29,7 @@ def local_round(work: Work) -> Callable[[Message, ClientSession], RecordDict]:
         progress.begins()
         vectors, metrics = work(session, client)
         counts = {split: getattr(session.used_data, split).people for split in SPLITS}
-        sent = release(client, vectors, metrics, counts, min_samples=session.least_samples, policy=session.policy)
+        sent = release(client, vectors, metrics, counts, min_samples=session.min_samples, policy=session.policy)
         progress.ends(client.round, metrics, sent)
         return sent
 

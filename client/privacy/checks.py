@@ -20,7 +20,7 @@ def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
     """
     fault = too_few(part, policy, "floor") if sends else ""
     if not fault and len(part) < policy.min_batch_size:
-        fault = f"its policy has {policy.says('min_batch_size')}, it has {len(part)} training samples"
+        fault = f"its policy has {policy.line('min_batch_size')}, it has {len(part)} training samples"
     if fault:
         raise PolicyRefusedError(f"{name} refuses: {fault}")
 
@@ -33,7 +33,7 @@ def too_few(part: Split, policy: Policy, rule: str) -> str:
     if part.people >= getattr(policy, rule):
         return ""
     has = f"it has {len(part)} training samples" if part.patient is None else "its training part has fewer patients"
-    return f"its policy has {policy.says(rule)}, {has}"
+    return f"its policy has {policy.line(rule)}, {has}"
 
 
 def check_records(settings: RunSettings, data: SiloData, name: str) -> None:

@@ -46,7 +46,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
     limits = limits_of(policy)
     rule = max(("min_cell", "floor"), key=lambda name: int(getattr(policy, name)))
     if split.people < getattr(policy, rule):
-        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.says(rule)}, it has fewer patients")
+        raise PolicyRefusedError(f"{session.name} refuses: its policy has {policy.line(rule)}, it has fewer patients")
     recipe = recipe_of(contents.recipe)
 
     def made() -> Answer:

@@ -88,7 +88,7 @@ def answer_combat(
         return {}, {}
     try:
         if not policy.combat:
-            raise PolicyRefusedError(f"its policy has {policy.says('combat')}, the run survey.harmonize")
+            raise PolicyRefusedError(f"its policy has {policy.line('combat')}, the run survey.harmonize")
         choice = chosen(settings, contents, recipe)
         split, gaps = training_part(contents)
         table = table_of(split)
@@ -196,7 +196,7 @@ def sums_for(choice: Choice, rows: Rows, policy: Policy) -> tuple[Part, dict[str
     """The answer, and by rule what stays. ``day`` is that of this answer, empty for public data."""
     least, gap = least_of(policy), 1 if policy.public else policy.min_cell
     day = "" if policy.public else time.strftime("%Y-%m-%d", time.gmtime())
-    rule = policy.says("min_cell" if policy.min_cell > policy.min_sum_samples else "min_sum_samples")
+    rule = policy.line("min_cell" if policy.min_cell > policy.min_sum_samples else "min_sum_samples")
     held = f"its policy has {rule}, and exact sums would be about fewer patients"
     part: Part = {"day": day}
     order = patient_digests(sample_digests(rows.table), rows.units)

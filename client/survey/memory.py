@@ -58,7 +58,7 @@ def _answer(
     given: Sequence[dict[str, Any]],
 ) -> tuple[Answer, dict[str, list[str]], bool]:
     """The answer, what is withheld, and whether it is a new one."""
-    few, near = policy.says("min_sum_samples"), list[dict[str, Any]]()
+    few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
     for earlier in given:
         before = Counter(earlier["samples"])
         changed = fewest_changed(samples, before)
@@ -77,6 +77,6 @@ def _answer(
         )
     if policy.max_surveys and len(given) >= policy.max_surveys:
         raise PolicyRefusedError(
-            f"{silo} refuses: its policy has {policy.says('max_surveys')}, and this would be number {len(given) + 1}"
+            f"{silo} refuses: its policy has {policy.line('max_surveys')}, and this would be number {len(given) + 1}"
         )
     return make(), {}, True

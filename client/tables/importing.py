@@ -182,7 +182,7 @@ def propose(args: argparse.Namespace) -> str:
     return recipe.toml("\n".join([ABOUT, roles, *notes]))
 
 
-def say_mapped(recipe: Recipe) -> Iterator[str]:
+def describe_mapping(recipe: Recipe) -> Iterator[str]:
     """How a csv's columns and cells become those of the schema, one line for each that is called otherwise."""
     for column in recipe.used:
         codes = ", ".join(f"{cell} = {level}" for cell, level in column.values.items())
@@ -208,7 +208,7 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
     made = import_source(args.source, out, options)
     yield from str(made).splitlines()
     if made.recipe and args.recipe is None:
-        told = say_mapped if args.schema else explain
+        told = describe_mapping if args.schema else explain
         yield from (f"column {line}" for line in told(made.recipe))
     yield from (f"note: {note}" for note in made.notes)
     if args.harmonize and made.recipe and made.recipe.combat:

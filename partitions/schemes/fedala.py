@@ -45,7 +45,7 @@ class Pathological:
     balanced: bool = field(default=False, metadata={"help": "silos share a class equally instead of at random"})
 
 
-def paper_least(samples: int, silos: int) -> int:
+def paper_minimum(samples: int, silos: int) -> int:
     """Samples of the smallest silo in the paper's code: min(B / (1 - 0.75), n / N / 2), rounded down."""
     return int(min(BATCH / TEST_SHARE, samples / silos / 2))
 
@@ -59,7 +59,7 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
 
     Raises DataError when no draw gives every silo enough.
     """
-    least = settings.least or paper_least(len(pool.labels), pool.silos)
+    least = settings.least or paper_minimum(len(pool.labels), pool.silos)
     least = max(least, (settings.min_test - 1) * 4 + 1)  # a quarter of this, rounded up, is min_test
     by_class = [pool.of_class(label) for label in range(pool.classes)]
     for _ in range(DRAWS):
@@ -120,7 +120,7 @@ def pathological(pool: Pool, settings: Pathological) -> list[Parts]:
         room[owners] -= 1
         samples = pool.of_class(label)
         mean = len(samples) / len(owners)
-        low = max(mean / 10, paper_least(len(pool.labels), pool.silos) / pool.classes)
+        low = max(mean / 10, paper_minimum(len(pool.labels), pool.silos) / pool.classes)
         if settings.balanced or int(low) >= int(mean):
             sizes = np.full(len(owners) - 1, int(mean))
         else:

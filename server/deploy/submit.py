@@ -71,7 +71,7 @@ def run(
     with Control(read_connection(name)) as control:
         given = {**_own_data(name, values), **_of_the_file(name, values), **values}
         if "silos" not in given:
-            given["silos"] = _silos_before(given) or _silos_here(control, str(given.get("late-joiners", "")))
+            given["silos"] = _silos_before(given) or _silos_online(control, str(given.get("late-joiners", "")))
         runs = study_runs(given)
         first = runs[0].common
         if not first.resume:
@@ -117,7 +117,7 @@ def _silos_before(given: Mapping[str, object]) -> int:
     return cast(int, read_toml(config)["silos"]) if resumed else 0
 
 
-def _silos_here(control: Control, late: str) -> int:
+def _silos_online(control: Control, late: str) -> int:
     """Count the silos that are online, and those that may join late.
 
     The run does not wait for a hospital that has not joined yet, or has left.

@@ -17,7 +17,7 @@ from partitions.common.errors import DataError
 from partitions.schema import read_schema
 from strategies.base.schema.evidence import ACTION, read_evidence
 from strategies.base.schema.reporting import SCHEMA, reason_of
-from strategies.base.strategy import AWAY, PersonalizedStrategy
+from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 from strategies.base.transport.payload import Number, Payload, encode
 
 Exchanges = Callable[[Sequence[Message]], Sequence[Message]]  # sends messages, and returns the replies
@@ -76,7 +76,7 @@ def _asked(
     names = {strategy.silos[silo].node_id: silo for silo in silos}
     messages = [_message(strategy, silo, numbers) for silo in names.values()]
     found: dict[str, Evidence] = {}
-    for reply in exchange([m for m in messages if m.metadata.dst_node_id != AWAY]):
+    for reply in exchange([m for m in messages if m.metadata.dst_node_id != OFFLINE]):
         silo = names[reply.metadata.src_node_id]
         try:
             if reply.has_error():

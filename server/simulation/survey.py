@@ -45,7 +45,7 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
         if site.studies == "required":  # no study is approved for a preview of what would leave
             preview, policy = replace(site, studies="optional"), f"{temporary}/.policy.toml"
-            Path(policy).write_text("\n".join(preview.says(rule.name) for rule in rules().values()))
+            Path(policy).write_text("\n".join(preview.line(rule.name) for rule in rules().values()))
         for context, file in zip(grid.contexts.values(), files, strict=False):
             state = str(Path(temporary) / file.stem)
             own: dict[str, Value] = {

@@ -103,7 +103,7 @@ def side_by_side(
     try:
         with study.bar, contextlib.closing(engine(jobs)) as ends:
             for ended in ends:
-                study.look(ended)
+                study.poll(ended)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
@@ -143,7 +143,7 @@ class Going:
         )
         self.describe()
 
-    def look(self, ended: Ends) -> None:
+    def poll(self, ended: Ends) -> None:
         """Show the progress of the runs, and collect those that have ended."""
         for key, run in self.going.items():
             self.show(key, self.directories[key].follow(run))

@@ -41,7 +41,7 @@ class Follower:
 
     async def follow(self) -> None:
         while True:
-            self.look()
+            self.poll()
             async with self.changed:
                 if self.text != (found := self.shown()):
                     self.text = found
@@ -49,9 +49,9 @@ class Follower:
                     self.changed.notify_all()
             await asyncio.sleep(POLL_SECONDS)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         try:
-            self.source.look()
+            self.source.poll()
             self.fault = ""
         except OSError as error:
             self.fault = f"{self.source.folder} cannot be read: {error.strerror}"

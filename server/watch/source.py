@@ -85,7 +85,7 @@ class Source:
             return [file for file in [self.folder / PROGRESS] if file.exists()]
         return sorted(self.folder.glob(f"*/{PROGRESS}"), key=_modified)[-1:]
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Take in what is new, and return whether something is. Raises OSError where the folder cannot be read."""
         if self.expected and not self.folder.exists():
             return False

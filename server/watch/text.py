@@ -22,7 +22,7 @@ MOST_NAME = 30  # characters of a silo's name that a narrow terminal shows whole
 def show(source: Source, *, once: bool) -> None:
     """Print the picture; without ``once`` it stays, and follows the run until Ctrl-C."""
     console = Console(highlight=False, emoji=False)
-    while source.look():  # a long file is read in parts
+    while source.poll():  # a long file is read in parts
         pass
     if once:
         console.print(drawn(source.board.picture(), source.title))
@@ -30,7 +30,7 @@ def show(source: Source, *, once: bool) -> None:
     with Live(drawn(source.board.picture(), source.title), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(REFRESH_SECONDS)
-            source.look()
+            source.poll()
             live.update(drawn(source.board.picture(), source.title), refresh=True)
 
 

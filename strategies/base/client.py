@@ -52,7 +52,7 @@ class SiloClient(NumPyClient):
     silo: Silo
     privacy: PrivateTraining | None = None  # how this round's gradients are kept private
     networks: int = 1  # that the personal model is made of; a file holds one
-    beside: ClassVar[tuple[str, ...]] = ()  # entries of the state without which its vector does not predict
+    needed_to_predict: ClassVar[tuple[str, ...]] = ()  # entries of the state without which its vector does not predict
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
         self.silo, self.common, self.settings, self.info = silo, common, settings, info

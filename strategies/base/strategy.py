@@ -52,7 +52,7 @@ class Averaging:
     )
 
 
-AWAY = 0  # no node has this number: a silo of a resumed run that is not here
+OFFLINE = 0  # no node has this number: a silo of a resumed run that is not here
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class PersonalizedStrategy(Strategy):
     def _present(self) -> list[str]:
         """The silos that can be asked; those that were away when the run was resumed are named."""
         for name, info in self.silos.items():
-            if info.node_id == AWAY:
+            if info.node_id == OFFLINE:
                 self.reject(name, "it was offline when the run was resumed")
-        return [name for name, info in self.silos.items() if info.node_id != AWAY]
+        return [name for name, info in self.silos.items() if info.node_id != OFFLINE]
 
     def evaluates(self) -> bool:
         """Whether this round's models are evaluated."""
@@ -370,7 +370,7 @@ class PersonalizedStrategy(Strategy):
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
         self.rejected[silo] = reason
 
-    def handed(self, silo: str) -> Payload:
+    def full_payload(self, silo: str) -> Payload:
         """All that travels to a silo: the method's payload, and BatchNorm statistics."""
         payload = self.payload(silo)
         if self.state.buffers is None or not self.info.uploads:
@@ -379,7 +379,7 @@ class PersonalizedStrategy(Strategy):
         return Payload({**payload.models, BUFFERS: buffers}, payload.numbers)
 
     def _message(self, silo: str, kind: str, config: ConfigRecord, **flags: Number) -> Message:
-        payload = self.handed(silo)
+        payload = self.full_payload(silo)
         if kind == MessageType.TRAIN:
             self.sent[silo] = payload.models
         flags = {**flags, **acknowledgement(self.common, self.state, silo), "round": self.round}

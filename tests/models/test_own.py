@@ -224,7 +224,7 @@ def test_whose_networks_may_run(rule: str | None, name: str, allowed: bool) -> N
     fault = network_fault(policy, {"model": name})
     assert (fault == "") == allowed
     assert (
-        allowed or fault == f"its policy has {policy.says('networks')}, the run model = {name}, which is not among them"
+        allowed or fault == f"its policy has {policy.line('networks')}, the run model = {name}, which is not among them"
     )
 
 

@@ -284,8 +284,8 @@ def test_dirichlet_covers_everything_once():
 
 def test_dirichlet_smallest_silo_of_small_data():
     """n / N / 2 = 1200 / 20 / 2 = 30 is below 40."""
-    assert fedala.paper_least(1200, 20) == 30
-    assert fedala.paper_least(70_000, 20) == 40
+    assert fedala.paper_minimum(1200, 20) == 30
+    assert fedala.paper_minimum(70_000, 20) == 40
 
 
 def test_dirichlet_minimum_of_test_samples():

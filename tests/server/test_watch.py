@@ -167,16 +167,16 @@ def test_the_closing_evaluation_may_be_the_best_round() -> None:
 def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=9))
     source = Source(tmp_path)
-    assert source.look() and not source.look()
+    assert source.poll() and not source.poll()
     file = tmp_path / "progress.jsonl"
     two = "".join(json.dumps(one) + "\n" for one in round_done(2, {"a": 0.6}, rounds=9))
     with file.open("a") as writing:
         writing.write("no JSON\n[1]\n" + two[:-20])
-    assert source.look()
+    assert source.poll()
     assert source.board.picture()["run"]["round"] == 1
     with file.open("a") as writing:
         writing.write(two[-20:])
-    assert source.look()
+    assert source.poll()
     assert source.board.picture()["run"]["round"] == 2
     assert source.board.picture()["run"]["bytes"] == 6000
 
@@ -184,10 +184,10 @@ def test_lines_are_taken_in_once_and_whole(tmp_path: Path) -> None:
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     write(tmp_path, *round_done(1, {"a": 0.5, "gone": 0.5}, rounds=9))
     source = Source(tmp_path)
-    source.look()
+    source.poll()
     os.replace(tmp_path / "progress.jsonl", tmp_path / "old")
     write(tmp_path, *round_done(1, {"a": 0.5}, rounds=9))
-    assert source.look()
+    assert source.poll()
     assert [row["name"] for row in source.board.picture()["run"]["silos"]] == ["a"]
 
 
@@ -202,7 +202,7 @@ def test_a_long_file_is_read_in_parts(
         writing.write("x" * 5000 + "\n")
     write(tmp_path, *round_done(9, {"a": 0.9}, rounds=9))
     source = Source(tmp_path)
-    assert source.look()
+    assert source.poll()
     assert source.board.picture()["run"]["round"] < 8
     assert main(["watch", str(tmp_path), "--text", "--once"]) == 0
     assert "round 9 of 9" in capsys.readouterr().out
@@ -215,10 +215,10 @@ def test_a_folder_of_runs_shows_the_newest(tmp_path: Path, monkeypatch: pytest.M
         write(tmp_path / "runs" / name, *round_done(1, {"a": 0.5}, rounds=2, strategy=strategy))
         os.utime(tmp_path / "runs" / name / "progress.jsonl", (seconds, seconds))
     source = find_source("")
-    source.look()
+    source.poll()
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("second", "apple")
     os.utime(tmp_path / "runs" / "first" / "progress.jsonl", (300, 300))
-    source.look()
+    source.poll()
     assert (source.title, source.board.picture()["run"]["strategy"]) == ("first", "local")
 
 
@@ -233,10 +233,10 @@ def test_it_waits_for_a_federations_first_run(
     assert main(["watch", "hospitals", "--text", "--once"]) == 0
     assert capsys.readouterr().out == "runs: no run has begun\n"
     source = find_source("hospitals")
-    assert not source.look()
+    assert not source.poll()
     (tmp_path / "runs").mkdir()
     write(tmp_path / "runs" / "first", *round_done(1, {"a": 0.5}, rounds=2))
-    assert source.look() and source.title == "first"
+    assert source.poll() and source.title == "first"
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -259,7 +259,7 @@ def test_a_hospital_follows_its_own_silo(three: Files, tmp_path: Path, capsys: p
     """From its own state directory: rounds, own scores and bytes."""
     run = federate(three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2)
     source = Source(tmp_path / "state", "b")
-    source.look()
+    source.poll()
     picture = source.board.picture()
     assert [row["name"] for row in picture["run"]["silos"]] == ["b"]
     assert (picture["run"]["state"], picture["run"]["round"], picture["run"]["rounds"]) == ("done", 2, 2)
@@ -282,7 +282,7 @@ def test_a_hospitals_page_shows_a_round_that_has_failed(
         train(self, **options)
 
     def look(progress: Progress) -> None:
-        source.look()
+        source.poll()
         seen.append(silo(source.board.picture(), "b"))
 
     source = Source(tmp_path / "state", "b")
@@ -320,12 +320,12 @@ def test_a_hospital_sees_its_gains_over_training_alone(tmp_path: Path) -> None:
     at_site("first", "local", "1" * 16, 0.5, 200)
     at_site("first", "fedavg", "2" * 16, 0.75, 300)
     source = Source(tmp_path, "b")
-    source.look()
+    source.poll()
     picture = source.board.picture()
     assert [(run["strategy"], run["best_test"]) for run in picture["runs"]] == [("local", 0.5), ("fedavg", 0.75)]
     assert silo(picture, "b")["gain"] == 0.25
     at_site("second", "apple", "3" * 16, 0.6, 400)
-    source.look()
+    source.poll()
     assert [run["strategy"] for run in source.board.picture()["runs"]] == ["apple"]
 
 
@@ -336,7 +336,7 @@ def test_epsilon_is_on_both_pages(three: Files, tmp_path: Path) -> None:
         three, directory=tmp_path / "run", state_dir=tmp_path / "state", strategy="fedavg", rounds=2, **private
     )
     for source in (Source(tmp_path / "run"), Source(tmp_path / "state", "b")):
-        source.look()
+        source.poll()
         picture = source.board.picture()
         for row in picture["run"]["silos"]:
             wanted = [r.value for r in run.rows if (r.silo, r.metric) == (row["name"], "epsilon")][-1]
@@ -460,7 +460,7 @@ def test_the_stream_begins_with_the_picture_and_goes_on_with_news(tmp_path: Path
 
     async def go() -> list[str]:
         follower = Follower(Source(tmp_path))
-        follower.look()
+        follower.poll()
         stream = follower.stream()
         told = [await anext(stream), await anext(stream)]
         task = asyncio.create_task(follower.follow())

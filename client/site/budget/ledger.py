@@ -116,7 +116,7 @@ class Ledger(Chain):
         before, after = epsilon_of(of_cohort, delta), epsilon_of([*of_cohort, new], delta)
         if policy.epsilon and after > policy.epsilon:
             raise SiteError(
-                f"its policy has {policy.says('epsilon')}, and this round would bring what is spent from {before:.3g} "
+                f"its policy has {policy.line('epsilon')}, and this round would bring what is spent from {before:.3g} "
                 f"to {after:.3g} (delta {delta:.1g}): silofl budget"
             )
         spent = {"epsilon-before": before, "epsilon-after": after, "delta": delta, "budget": policy.epsilon}

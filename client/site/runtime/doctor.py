@@ -167,7 +167,7 @@ def policy_check(where: str) -> Check:
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
     names = ("whole_model", "own_model", "peers", "sums", "combat", "min_metric_samples", "floor")
-    told = ", ".join(map(policy.says, names))
+    told = ", ".join(map(policy.line, names))
     return Check("policy", True, f"{policy.where}: {told}; `silofl policy{' FILE' if where else ''}` prints all")
 
 

@@ -77,7 +77,7 @@ class Executor:
             except OSError as error:
                 state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Let go of processes that have ended."""
         self._tasks = [task for task in self._tasks if not has_ended(task)]
 
@@ -161,7 +161,7 @@ def run_supernode() -> None:
     """Flower's own entry, with our clock, our heartbeat, and our ways with processes, replies and long transfers."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.subprocess = executor = Executor()
-    loop.time = Clock(rest=executor.rest, each=executor.look)
+    loop.time = Clock(rest=executor.rest, each=executor.poll)
     for module in (internal("heartbeat"), internal("fleet_connection")):
         module.HEARTBEAT_DEFAULT_INTERVAL = HEARTBEAT_SECONDS
     replying.install(executor.start)

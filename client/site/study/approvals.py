@@ -45,7 +45,7 @@ def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> Study | Non
     if not name and policy.studies != REQUIRED:
         return None
     if not name:
-        raise SiteError(f"its policy has {policy.says('studies')}, and the run names none: study = NAME")
+        raise SiteError(f"its policy has {policy.line('studies')}, and the run names none: study = NAME")
     found = find(Path(str(state)), name) if state else None
     if found is None:
         raise SiteError(f"no study {name[:80]!r} is approved here: silofl approve FILE")

@@ -75,7 +75,7 @@ def verify(folder: Path, first: int = 1) -> Verdict:
     """Read the log and follow its chain, which begins at line `first`: earlier ones may be kept elsewhere."""
     found = Log(folder).verify(first)
     if not found.faults:  # else the line that has the settings may be the one that is changed or missing
-        _look_at_settings(found, first)
+        _check_settings(found, first)
     return found
 
 
@@ -89,7 +89,7 @@ def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, 
     return found
 
 
-def _look_at_settings(found: Verdict, first: int) -> None:
+def _check_settings(found: Verdict, first: int) -> None:
     """Every line has its run's settings, or names a line that has them."""
     known = settings_of(found.entries)
     for entry in found.entries:

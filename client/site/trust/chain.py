@@ -255,7 +255,7 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Ver
         if entry is None:
             unread.append(place)
             continue
-        if changed := _look_at_unread(found, unread, entry.get("torn")):
+        if changed := _check_unread(found, unread, entry.get("torn")):
             expected, before = expected + changed, ""  # what the next one follows is not known
         unread = []
         number = entry["line"]
@@ -269,11 +269,11 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Ver
         if number >= expected:
             expected, before = number + 1, entry["hash"]
         found.entries.append(entry)
-    _look_at_the_end(found, folder, unread, expected)
+    _check_end(found, folder, unread, expected)
     return found
 
 
-def _look_at_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> int:
+def _check_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> int:
     """Text that is no entry: torn by a crash if the next line says so, else changed; how many lines these were."""
     if not unread:
         return 0
@@ -284,7 +284,7 @@ def _look_at_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -
     return len(unread)
 
 
-def _look_at_the_end(found: Verdict, folder: Path, unread: Sequence[Place], expected: int) -> None:
+def _check_end(found: Verdict, folder: Path, unread: Sequence[Place], expected: int) -> None:
     """The last lines against the note of the last one."""
     head = read_head(folder)
     if head is None:

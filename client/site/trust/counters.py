@@ -27,7 +27,7 @@ def count_run(policy: Policy, state: Any, run: str) -> str:
     """Note this run as one of today's; why it may not be one more, or nothing. A run counts once."""
     if not policy.runs_per_day:
         return ""
-    says, today = policy.says("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
+    says, today = policy.line("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         runs = {line[1] for line in lines if len(line) == 2 and line[0] == today}
@@ -52,10 +52,10 @@ def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) ->
         counts = dict.fromkeys(rules, own.count(kind)) | {"max_messages": len(own)}
         for name, limit in limits.items():
             if counts[name] >= limit:
-                return "", f"its policy has {policy.says(name)}, and this is number {counts[name] + 1} of run {run}"
+                return ("", f"its policy has {policy.line(name)}, and this is number {counts[name] + 1} of run {run}")
         return f"{kind} {silo}", ""
 
-    return noted(state, f"{MESSAGES}/{run}", policy.says(next(iter(limits))), entry)
+    return noted(state, f"{MESSAGES}/{run}", policy.line(next(iter(limits))), entry)
 
 
 def noted(state: Any, name: str, says: str, entry: Callable[[list[list[str]]], tuple[str, str]]) -> str:

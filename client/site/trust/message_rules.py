@@ -17,7 +17,7 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     faults += filter(None, [network_fault(policy, run)])
     given = number(run.get("batch-size"))
     if given is None or given < policy.min_batch_size:
-        faults.append(f"its policy has {policy.says('min_batch_size')}, the run batch-size = {run.get('batch-size')}")
+        faults.append(f"its policy has {policy.line('min_batch_size')}, the run batch-size = {run.get('batch-size')}")
     return faults + privacy_faults(policy, run) + setting_faults(policy, run)
 
 
@@ -26,9 +26,9 @@ def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
     faults, method = [], str(run.get("strategy"))
     if not is_private(run):
         rule = "require_dp" if policy.require_dp else "epsilon"
-        return [f"its policy has {policy.says(rule)}, the run dp = false"] if policy.private_only else []
+        return [f"its policy has {policy.line(rule)}, the run dp = false"] if policy.private_only else []
     if policy.privacy_unit == "patient" and run.get("dp.unit") != "patient":
-        faults.append(f"its policy has {policy.says('privacy_unit')}, the run dp.unit = {run.get('dp.unit')}")
+        faults.append(f"its policy has {policy.line('privacy_unit')}, the run dp.unit = {run.get('dp.unit')}")
     if method in METHODS and not METHODS[method].get("dp"):
         faults.append(f"its policy knows no differential privacy of {method}, and the run has dp = true")
     return faults
@@ -48,7 +48,7 @@ def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
         limit = getattr(policy, LIMITS[kind]) if kind in LIMITS else math.inf
         no_limit = kind not in LIMITS or (kind == "rounds" and not limit)
         if not no_limit and (given is None or given > limit):
-            faults.append(f"its policy has {policy.says(LIMITS[kind])}, the run {key} = {value}")
+            faults.append(f"its policy has {policy.line(LIMITS[kind])}, the run {key} = {value}")
     return faults + decay_faults(policy, asked)
 
 
@@ -69,7 +69,7 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
         divisor = divisors.get(owner(key), 1.0)
         share = math.inf if rate is None or decay is None or not divisor else rate * decay / divisor
         if decay != 0 and not 0 <= share <= policy.max_decay:
-            faults.append(f"its policy has {policy.says('max_decay')}, the run {largest} x {key} = {share:g}")
+            faults.append(f"its policy has {policy.line('max_decay')}, the run {largest} x {key} = {share:g}")
     return faults
 
 
@@ -80,7 +80,7 @@ def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
     words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
     if name in NETWORKS.split() or words & set(policy.networks) or module in set(policy.networks) - {"all", "app"}:
         return ""
-    return f"its policy has {policy.says('networks')}, the run model = {name[:80]}, which is not among them"
+    return f"its policy has {policy.line('networks')}, the run model = {name[:80]}, which is not among them"
 
 
 def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:
@@ -90,15 +90,15 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
     declared, faults = METHODS.get(method, {}), []
     if method not in policy.methods and ("all" not in policy.methods or declared.get("listed")) and not policy.public:
         by_name = ", which has to be listed by its name" if declared.get("listed") else ""
-        faults.append(f"its policy has {policy.says('methods')}, the run strategy = {method}{by_name}")
+        faults.append(f"its policy has {policy.line('methods')}, the run strategy = {method}{by_name}")
     if not policy.whole_model and (reason := sends_whole(method, run)):
-        faults.append(f"its policy has {policy.says('whole_model')}, {reason}")
+        faults.append(f"its policy has {policy.line('whole_model')}, {reason}")
     if not policy.peers and declared.get("peers"):
         faults.append(
-            f"its policy has {policy.says('peers')}, the run strategy = {method}, which hands a silo's model to others"
+            f"its policy has {policy.line('peers')}, the run strategy = {method}, which hands a silo's model to others"
         )
     if not policy.class_means and declared.get("per_class"):
-        faults.append(f"its policy has {policy.says('class_means')}, the run strategy = {method}, which sends them")
+        faults.append(f"its policy has {policy.line('class_means')}, the run strategy = {method}, which sends them")
     return faults
 
 
@@ -119,9 +119,9 @@ def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mappin
     """Return what a round asks for beyond the policy: ``sent`` is the config of its message."""
     given = number(sent.get("participants")) or 0
     if kind == "train" and uploads(run) and given < policy.min_silos:
-        return [f"its policy has {policy.says('min_silos')}, the round {given:g} that train"]
+        return [f"its policy has {policy.line('min_silos')}, the round {given:g} that train"]
     if kind == "evaluate" and not policy.peers and owner_of_model(run, sent):
-        return [f"its policy has {policy.says('peers')}, and the model to evaluate is one silo's own (evaluate.models)"]
+        return [f"its policy has {policy.line('peers')}, and the model to evaluate is one silo's own (evaluate.models)"]
     return []
 
 
@@ -148,7 +148,7 @@ def own_model_faults(policy: Policy, run: Mapping[str, Any], sent: Mapping[str, 
     """
     asks = "and a message asks for this silo's own model"
     rules = [name for name in ("own_model", "whole_model") if not getattr(policy, name)]
-    faults = [f"its policy has {policy.says(name)}, {asks}" for name in rules]
+    faults = [f"its policy has {policy.line(name)}, {asks}" for name in rules]
     if run.get("keep-models") != "reported":
         faults.append(f"the run has keep-models = {run.get('keep-models')}, {asks}")
     if is_private(run):

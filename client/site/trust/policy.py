@@ -150,8 +150,8 @@ class Policy:
         """Whether only runs with differential privacy are answered: a run without it has no epsilon to count."""
         return self.require_dp or self.epsilon > 0
 
-    def says(self, name: str) -> str:
-        """A rule as it stands in the file: `peers = false`."""
+    def line(self, name: str) -> str:
+        """The line of a rule in the file: `peers = false`."""
         return f"{key_of(name)} = {toml(getattr(self, name))}"
 
 

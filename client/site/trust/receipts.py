@@ -121,7 +121,7 @@ def take(
     except (SiteError, OSError) as error:
         fault = str(error)
     if policy.receipts == REQUIRED:
-        raise PolicyRefusedError(f"{silo} refuses: its policy has {policy.says('receipts')}, and {fault}")
+        raise PolicyRefusedError(f"{silo} refuses: its policy has {policy.line('receipts')}, and {fault}")
     _name(f"WARNING: {silo}: {fault} ({folder})", run_id, folder)
     return {"fault": fault}
 

@@ -62,32 +62,32 @@ def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
     found = Inventory(total)
     for where, path in tqdm(files, desc="looking", unit="", total=total):
         try:
-            look(found, path, where)
+            inspect_file(found, path, where)
         except DataError as error:
             found.fault(error, where)
     return found
 
 
-def look(found: Inventory, path: Path, where: str) -> None:
+def inspect_file(found: Inventory, path: Path, where: str) -> None:
     """Add one file. Raises DataError where it cannot be read."""
     name = path.name.lower()
     if is_dicom(path):
         with redacted_errors(where, "DICOM"):
-            look_at_dicom(found, path)
+            inspect_dicom(found, path)
     elif name.endswith(NIFTI):
         with redacted_errors(where, "NIfTI"):
-            look_at_nifti(found, path)
+            inspect_nifti(found, path)
     elif name.endswith((".dcm", ".dicom", ".ima")):
         raise DataError(f"{where}: it is called like a DICOM file and is none")
     elif name.endswith(PICTURES):
-        look_at_picture(found, path, where)
+        inspect_picture(found, path, where)
     elif not path.is_file():
         raise DataError(f"{where}: there is no such file")
     else:
         found.kinds["csv files" if name.endswith(".csv") else "other files"] += 1
 
 
-def look_at_picture(found: Inventory, path: Path, where: str) -> None:
+def inspect_picture(found: Inventory, path: Path, where: str) -> None:
     """PNG and its like."""
     try:
         with open_picture(path, where) as picture:
@@ -108,7 +108,7 @@ def look_at_picture(found: Inventory, path: Path, where: str) -> None:
         found.count(what, value)
 
 
-def look_at_nifti(found: Inventory, path: Path) -> None:
+def inspect_nifti(found: Inventory, path: Path) -> None:
     """A volume."""
     image = nifti.load(path)
     found.kinds["NIfTI volumes"] += 1
@@ -122,7 +122,7 @@ def look_at_nifti(found: Inventory, path: Path) -> None:
     found.count("spacing", " x ".join(f"{mm:.3g}" for mm in zooms) + " mm")
 
 
-def look_at_dicom(found: Inventory, path: Path) -> None:
+def inspect_dicom(found: Inventory, path: Path) -> None:
     """A file of DICOM, by its header."""
     dataset = dicom.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
     modality = code(dataset, "Modality", MODALITIES)

@@ -14,7 +14,7 @@ from flwr.app import Message
 from partitions.common.errors import DataError
 from server.results.own_models import keep_model
 from strategies.base.evaluation.own_model import KIND
-from strategies.base.strategy import AWAY, PersonalizedStrategy
+from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 from strategies.base.transport.payload import Payload, encode
 from strategies.base.transport.replies import read_reply
 
@@ -30,7 +30,7 @@ def collect_models(
     for silo in strategy.shown:
         if silo in own:
             missing[silo] = "it is used with the statistics of this silo, which stay there"
-        elif strategy.silos[silo].node_id == AWAY:
+        elif strategy.silos[silo].node_id == OFFLINE:
             missing[silo] = "it was offline when the run was resumed"
         else:
             names[strategy.silos[silo].node_id], missing[silo] = silo, "no reply in time"

@@ -10,7 +10,7 @@ from server.run.registration.registration import Registration, silo_info
 from strategies.base.newcomer.server import join
 from strategies.base.schema.data_summary import SUMS
 from strategies.base.schema.reporting import is_refusal
-from strategies.base.strategy import AWAY, PersonalizedStrategy
+from strategies.base.strategy import OFFLINE, PersonalizedStrategy
 
 
 class Readmission:
@@ -25,7 +25,7 @@ class Readmission:
 
         They take part from this round on. A node that answers with an error is asked again in the next round.
         """
-        offline = any(info.node_id == AWAY for info in strategy.silos.values())
+        offline = any(info.node_id == OFFLINE for info in strategy.silos.values())
         if offline or self.late.awaited(strategy.silos):
             for node, summary in self._newly_online().items():
                 self._receive(strategy, node, summary, server_round)
@@ -57,7 +57,7 @@ class Readmission:
         """Admit a node that has come and whose silo is one of the run's, or keep it until its round, or say why not."""
         name = self.registration.nodes[node] = summary["name"]
         known = strategy.silos.get(name)
-        if known is not None and known.node_id == AWAY:
+        if known is not None and known.node_id == OFFLINE:
             self._return(strategy, node, summary, server_round)
         elif known is not None:
             self.reporter.note(self._second(name, node))

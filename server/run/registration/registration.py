@@ -30,7 +30,7 @@ from strategies.base.schema.data_summary import (
     reconcile,
 )
 from strategies.base.state import State
-from strategies.base.strategy import AWAY, SiloInfo
+from strategies.base.strategy import OFFLINE, SiloInfo
 
 
 class Registration:
@@ -153,7 +153,7 @@ class Registration:
         if not self.common.min_silos and len(offline) > faulty:
             return []
         self.summaries = dict(sorted({**self.summaries, **offline}.items()))
-        return [silo_info(summary, AWAY) for summary in offline.values()]
+        return [silo_info(summary, OFFLINE) for summary in offline.values()]
 
     def misfit(self, summary: Summary) -> str:
         """Return what a silo has that does not fit what the run's silos agreed on; empty where all does."""

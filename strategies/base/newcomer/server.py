@@ -34,4 +34,4 @@ def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: Serv
     guest.state = state.copy()
     admit(guest, info)
     guest.begin_round()
-    return guest.handed(info.name)
+    return guest.full_payload(info.name)

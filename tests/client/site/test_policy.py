@@ -177,7 +177,7 @@ LIMITED = [key for key, kind in SETTINGS.items() if kind in site_policy.LIMITS]
 def test_all_epochs_steps_and_rounds(key: str, given: Any) -> None:
     """`fedalt.shared-epochs = 2000` once passed `max-local-epochs = 1`."""
     method = key.rpartition(".")[0] or "fedavg"
-    rule = policy(max_local_epochs=10).says(site_policy.LIMITS[SETTINGS[key]])
+    rule = policy(max_local_epochs=10).line(site_policy.LIMITS[SETTINGS[key]])
     run = {**RUN, "strategy": method}
     assert not setting_faults(policy(max_local_epochs=10), run)
     assert setting_faults(policy(max_local_epochs=10), {**run, key: given}) == [
@@ -322,7 +322,7 @@ def test_the_page_warns_of_privacy_that_is_none(rules: dict[str, Any], warning: 
 
 def test_the_page_has_every_rule_and_every_method() -> None:
     page = policy_page(Policy())
-    assert all(f"  {Policy().says(f.name)} " in page for f in rules().values())
+    assert all(f"  {Policy().line(f.name)} " in page for f in rules().values())
     lines = {line.split()[0]: line for line in page.splitlines() if line.startswith("  ")}
     assert set(strategies()) <= set(lines)
     assert "refused: its policy has peers = false" in lines["apple"]

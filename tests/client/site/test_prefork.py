@@ -138,7 +138,7 @@ def supernode_of(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> Executor:
 
 
 def idle(executor: Executor) -> bool:
-    executor.look()
+    executor.poll()
     return not executor._tasks
 
 

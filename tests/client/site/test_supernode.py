@@ -111,7 +111,7 @@ def test_a_task_has_its_process_at_once(
     executor.start(state)
     executor.start(state)
     while executor._tasks:
-        executor.look()
+        executor.poll()
     (line,) = (tmp_path / "said").read_text().splitlines()
     *options, token = line.split()
     assert options == ["--insecure", "--runtime-api-address", "here:1", "--parent-pid", "7", "--token"]

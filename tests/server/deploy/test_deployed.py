@@ -249,7 +249,7 @@ def test_a_stopped_silo_does_not_stop_the_others(federation: LocalFederation, fo
     assert {r.silo for r in history.rows if r.round == 3 and r.metric == "accuracy"} == {"hospital-01", "hospital-03"}
     at_server, at_site = Source(out), Source(record.state_root() / "trio" / "silos" / "hospital-01", "hospital-01")
     for source in (at_server, at_site):
-        source.look()
+        source.poll()
     shown = {row["name"]: row for row in at_server.board.picture()["run"]["silos"]}
     missed = sum((r.silo, r.metric) == ("hospital-02", "rejected") and r.round <= 3 for r in history.rows)
     assert shown["hospital-02"]["missed"] == missed > 0

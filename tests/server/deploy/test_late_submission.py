@@ -17,7 +17,7 @@ HERE = {"north": "online", "south": "online", "west": "offline"}
 def here(late: str) -> int:
     nodes = [SimpleNamespace(name=name, status=status) for name, status in HERE.items()]
     control: Any = SimpleNamespace(nodes=lambda: nodes)
-    return submit._silos_here(control, late)
+    return submit._silos_online(control, late)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Watch:
                 self._read_notes()
             if self.shim in readable:
                 self._forward_signals()
-            self._look_at_the_clock()
+            self._check_clock()
         kill_group(self.worker)
         self._read_last_notes()
         code, reason = how_it_ended(status)
@@ -137,7 +137,7 @@ class Watch:
             self.watched.remove(self.shim)
             self._end("ClientApp process ended with its SuperNode")
 
-    def _look_at_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         if self.ends is not None and time.monotonic() >= self.ends:
             self.ends = float("inf")
             print("ERROR: the message's time to live is over; ending the ClientApp process", file=sys.stderr)
