@@ -14,18 +14,14 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from client.site.node import Site
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes, site_root
-from client.site.trust.signing import check_image, check_signed
+from client.site.trust.signing import Signed, check_image, check_signed
 from client.site.trust.variables import variables_of
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import SILO
-
-if TYPE_CHECKING:
-    from client.site.trust.signing import Signed
 
 # A bundle of an older version has no policy, one for a hospital's own key no key, and not every consortium signs, or
 # declares a schema.
@@ -157,7 +153,7 @@ def check_signature(
     echo: Callable[[str], None],
     remember: bool = True,
     allow_older: bool = False,
-) -> "Signed | None":
+) -> Signed | None:
     """Raise DataError where a bundle is not of whom this site knows, not what they signed, or older than the last.
 
     The parameters are those of `signing.check_signed`.

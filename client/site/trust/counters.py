@@ -13,10 +13,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .policy import Policy
+from .policy import Policy
 
 RUNS = "runs-by-day"  # in the state directory: a line per run, with its day
 MESSAGES = "messages"  # in the state directory: a file per run, with a line per message: its kind, its silo
