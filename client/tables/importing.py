@@ -52,37 +52,15 @@ def recipe_file(out: Path) -> Path:
 
 def options_of(args: argparse.Namespace) -> ImportOptions:
     """The options of a command line. Raises UserError where they do not go together."""
-    labels = [name.strip() for name in args.labels.split(",")] if args.labels else []
-    if args.task not in ("auto", *TASKS):
-        raise unknown_name("task", args.task, TASKS)
-    if bool(args.time) != bool(args.event) or (args.time and args.label):
-        raise UserError("survival needs --time and --event, and no --label")
-    if not args.text and (args.vocabulary is not None or args.length is not None):
-        raise UserError("--vocabulary and --length are of texts: name their column with --text")
-    if bool(args.harmonize) != bool(args.silo) or (args.harmonize and not args.recipe):
-        raise UserError("--harmonize COMBAT.toml goes with --silo NAME, and with the --recipe of a table")
-    if args.recipe and (args.schema or args.map or args.codes):
-        raise UserError("--schema, --map and --codes make a recipe: leave out --recipe, or them")
+    _check_options(args)
     if args.recipe:
-        if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
-            raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
-        recipe = load_any(args.recipe)
-        kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
-        if isinstance(recipe, Recipe):
-            if args.labels_from:
-                raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
-            return replace(kept, recipe=harmonised_by(args, recipe), as_gaps=args.as_gaps)
-        if args.harmonize:
-            raise UserError("--harmonize is of a table: pictures have no columns")
-        if args.as_gaps:
-            raise UserError("--as-gaps is of a table: pictures have no cells")
-        return replace(kept, pictures=recipe, labels_from=args.labels_from)
+        return _options_with_recipe(args)
     if args.as_gaps:
         raise UserError("--as-gaps goes with --recipe; --gaps CELL names a cell that means missing")
     return ImportOptions(
         size=args.size,
         label=args.label,
-        labels=labels,
+        labels=[name.strip() for name in args.labels.split(",")] if args.labels else [],
         labels_from=args.labels_from,
         seed=args.seed,
         survival=(args.time, args.event) if args.time else None,
@@ -97,6 +75,37 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
         cohort=args.cohort,
         subgroup=args.subgroup,
     )
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise UserError where options do not go together, with or without a recipe."""
+    if args.task not in ("auto", *TASKS):
+        raise unknown_name("task", args.task, TASKS)
+    if bool(args.time) != bool(args.event) or (args.time and args.label):
+        raise UserError("survival needs --time and --event, and no --label")
+    if not args.text and (args.vocabulary is not None or args.length is not None):
+        raise UserError("--vocabulary and --length are of texts: name their column with --text")
+    if bool(args.harmonize) != bool(args.silo) or (args.harmonize and not args.recipe):
+        raise UserError("--harmonize COMBAT.toml goes with --silo NAME, and with the --recipe of a table")
+    if args.recipe and (args.schema or args.map or args.codes):
+        raise UserError("--schema, --map and --codes make a recipe: leave out --recipe, or them")
+
+
+def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
+    """The options that go with --recipe: those that a recipe of this kind does not replace."""
+    if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
+        raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
+    recipe = load_any(args.recipe)
+    kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
+    if isinstance(recipe, Recipe):
+        if args.labels_from:
+            raise UserError("--labels-from is of pictures and scans: the labels of a table are in it")
+        return replace(kept, recipe=harmonised_by(args, recipe), as_gaps=args.as_gaps)
+    if args.harmonize:
+        raise UserError("--harmonize is of a table: pictures have no columns")
+    if args.as_gaps:
+        raise UserError("--as-gaps is of a table: pictures have no cells")
+    return replace(kept, pictures=recipe, labels_from=args.labels_from)
 
 
 def harmonised_by(args: argparse.Namespace, recipe: Recipe) -> Recipe:

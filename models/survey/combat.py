@@ -16,6 +16,7 @@ Biostatistics 8(1), 2007, section 3.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,44 +98,58 @@ def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Comba
     cells = {
         (s, c): f"{k.n} rows have no variance" for c, own in left.items() for s, k in own.items() if k.n < FEWEST_ROWS
     }
-    columns, silos = dict[str, str](), dict[str, str]()
     for silo, column in cells:
         del left[column][silo]
-    fits: dict[str, Fit] = {}
-    while True:
-        for name, own in list(left.items()):
-            if len(own) < 2:
-                columns[name] = f"{len(own)} hospitals gave it, and there is nothing to compare"
-            else:
-                try:
-                    fits[name] = fitted(own)
-                    continue
-                except DataError as error:
-                    columns[name] = str(error)
-            del left[name]
-            fits.pop(name, None)
-        counts = {silo: sum(silo in own for own in left.values()) for own in left.values() for silo in own}
-        alone = sorted(silo for silo, count in counts.items() if count < 2) if shrink else []
-        if not alone:
-            break
+    columns, silos = dict[str, str](), dict[str, str]()
+    fits = _fit_columns(left, columns)
+    while shrink and (alone := _with_one_column(left)):
         for silo in alone:
             silos[silo] = "one column: the shrinkage compares columns; name another one, or say --no-shrink"
             for own in left.values():
                 own.pop(silo, None)
+        fits = _fit_columns(left, columns)
     if not left:
         raise DataError("; ".join(f"{name}: {why}" for name, why in [*columns.items(), *silos.items()]))
+    return Combat(fits, _places(left, fits, cells, shrink), columns, silos, cells)
+
+
+def _fit_columns(left: dict[str, dict[str, Sums]], columns: dict[str, str]) -> dict[str, Fit]:
+    """The fit of each column; one that has none is taken out of ``left``, and ``columns`` gets the reason."""
+    fits: dict[str, Fit] = {}
+    for name, own in list(left.items()):
+        if len(own) < 2:
+            columns[name] = f"{len(own)} hospitals gave it, and there is nothing to compare"
+        else:
+            try:
+                fits[name] = fitted(own)
+            except DataError as error:
+                columns[name] = str(error)
+        if name not in fits:
+            del left[name]
+    return fits
+
+
+def _with_one_column(left: Mapping[str, Mapping[str, Sums]]) -> list[str]:
+    """The hospitals that have one column left."""
+    counts = Counter(silo for own in left.values() for silo in own)
+    return sorted(silo for silo, count in counts.items() if count < 2)
+
+
+def _places(
+    left: Mapping[str, Mapping[str, Sums]], fits: Mapping[str, Fit], cells: dict[tuple[str, str], str], shrink: bool
+) -> dict[str, dict[str, Place]]:
+    """Gamma and delta of each hospital by column; ``cells`` gets the reason where they cannot be used."""
     used: dict[str, dict[str, Place]] = {}
     for silo in sorted({silo for own in left.values() for silo in own}):
         names = [name for name, own in left.items() if silo in own]
         found = [fits[name].places[silo] for name in names]
         rows = [left[name][silo].n for name in names]
-        made = shrunk(found, rows) if shrink else found
-        for name, place in zip(names, made, strict=True):
+        for name, place in zip(names, shrunk(found, rows) if shrink else found, strict=True):
             if place.delta > 0 and np.isfinite([place.gamma, place.delta]).all():
                 used.setdefault(silo, {})[name] = place
             else:
                 cells[silo, name] = "it is constant there, and cannot be given another spread"
-    return Combat(fits, used, columns, silos, cells)
+    return used
 
 
 def fitted(silos: Mapping[str, Sums]) -> Fit:

@@ -78,36 +78,51 @@ def number_labels(
     samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
 ) -> tuple[Array, tuple[str, ...]]:
     """Labels as int64 (n,), and the names of the classes if they had to be numbered. ``known``: how many there are."""
-    found = sorted({sample.labels[0] for sample in samples})
     for sample in samples:
         if len(sample.labels[0]) > LONGEST_LABEL:
             raise DataError(
                 f"{sample.where}: the label is a text of {len(sample.labels[0])} characters; name it with --label"
             )
+    found = sorted({sample.labels[0] for sample in samples})
     if labels:
-        if len(set(labels)) != len(labels):
-            raise DataError("labels names a class twice")
-        for sample in samples:
-            if sample.labels[0] not in labels:
-                raise unknown_name(f"label in {sample.where}:", sample.labels[0], labels)
-        names = tuple(labels)
+        names = _declared_names(samples, labels)
     elif all(text.isascii() and text.isdigit() for text in found):
-        for sample in samples:
-            if int(sample.labels[0]) >= (known or MOST_CLASSES):
-                raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
-        numbers = sorted({int(text) for text in found})
-        if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
-            raise unnumbered(samples, short_numbers(numbers))
-        return np.array([int(sample.labels[0]) for sample in samples], np.int64), ()
+        return _class_numbers(samples, known), ()
     else:
-        names = tuple(found)
-        check_spellings(samples)
-        if len(found) == 1:
-            raise unnumbered(
-                samples, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
-            )
+        names = _found_names(samples, found)
     number = {name: i for i, name in enumerate(names)}
     return np.array([number[sample.labels[0]] for sample in samples], np.int64), names
+
+
+def _declared_names(samples: Sequence[SampleSource], labels: Sequence[str]) -> tuple[str, ...]:
+    """The classes that --labels names. Raises DataError where a sample has another one."""
+    if len(set(labels)) != len(labels):
+        raise DataError("labels names a class twice")
+    for sample in samples:
+        if sample.labels[0] not in labels:
+            raise unknown_name(f"label in {sample.where}:", sample.labels[0], labels)
+    return tuple(labels)
+
+
+def _class_numbers(samples: Sequence[SampleSource], known: int) -> Array:
+    """Labels that are class numbers, int64 (n,). Raises DataError where they cannot be all classes from 0 on."""
+    for sample in samples:
+        if int(sample.labels[0]) >= (known or MOST_CLASSES):
+            raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
+    numbers = sorted({int(sample.labels[0]) for sample in samples})
+    if not known and (len(numbers) == 1 or numbers[-1] >= len(numbers)):
+        raise unnumbered(samples, short_numbers(numbers))
+    return np.array([int(sample.labels[0]) for sample in samples], np.int64)
+
+
+def _found_names(samples: Sequence[SampleSource], found: Sequence[str]) -> tuple[str, ...]:
+    """The classes of labels that are texts, in order. Raises DataError where there is one, or two are one."""
+    check_spellings(samples)
+    if len(found) == 1:
+        raise unnumbered(
+            samples, found[0] if len(found[0]) <= LONGEST_SHOWN else f"a text of {len(found[0])} characters"
+        )
+    return tuple(found)
 
 
 def check_spellings(samples: Sequence[SampleSource]) -> None:
