@@ -121,6 +121,9 @@ def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: st
         ({"wire_dtype": "int8"}, "wire-dtype = int8: not for undeclared: its MethodInfo does not declare `lossy`"),
         ({"ala": True}, "ala = true: undeclared has no received model"),
         ({"vectorize": True}, "vectorize = true: undeclared does not declare it"),
+        ({"dp": True}, "dp = true: not with undeclared: its MethodInfo does not declare `dp`"),
+        ({"hold_out": "e"}, "hold-out = e: undeclared does not declare it (MethodInfo.newcomer)"),
+        ({"late_joiners": "e=2"}, "late-joiners = e=2: not with undeclared: its MethodInfo does not declare `late`"),
     )
     for given, message in cases:
         with pytest.raises(UserError) as error:
