@@ -29,7 +29,7 @@ from partitions.labels import ONE_CLASS
 from partitions.reorder import reorder_data
 from partitions.schema import Schema, read_schema
 from partitions.silo_file import read_silo_file
-from partitions.simulated import part_of, pool_of
+from partitions.simulated import names_of, part_of, pool_of
 from partitions.site_split import rows_of
 from partitions.splits import Array, SiloData, inputs_of
 from strategies.base.run_settings import RunSettings
@@ -40,12 +40,14 @@ MOST_CLASSES = 10_000  # the last layer has a row for each: what the server says
 
 
 def silo_name(context: Context) -> str:
-    """``name`` of the node config, in a simulation ``hospital-01`` and so on."""
-    config = context.node_config
+    """``name`` of the node config; in a simulation that of the hospital's file, or ``hospital-01`` and so on."""
+    config, run = context.node_config, context.run_config
     if "name" in config:
         return str(config["name"])
     if "partition-id" in config:
-        return simulated_name(int(config["partition-id"]))
+        index, parts = int(config["partition-id"]), int(config["num-partitions"])
+        names = names_of(str(run.get("dataset", "")), str(run.get("partition", "")), parts)
+        return names[index] if index < len(names) else simulated_name(index)  # too many silos: `open_data` refuses
     raise UserError('this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\'')
 
 
@@ -138,7 +140,8 @@ def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
     if is_own_file(context):
         raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
     c = settings.common
-    trains = tuple(i for i in range(c.silos) if simulated_name(i) not in c.held_out)
+    names = names_of(c.dataset, c.partition, c.silos)
+    trains = tuple(i for i, name in enumerate(names) if name not in c.held_out)
     return pool_of(settings.division, trains) if int(context.node_config["partition-id"]) == trains[0] else data
 
 

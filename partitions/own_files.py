@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from partitions.common.errors import DataError
+from partitions.common.names import silo_names
 from partitions.reorder import reorder_data
 from partitions.schema import difference, majority
 from partitions.silo_file import read_silo_file
@@ -68,11 +69,10 @@ def parse_source(text: str) -> Source:
 
 
 def hospitals_of(source: Source) -> list[str]:
-    """The names of the hospitals that a source has, [] where it is of one piece. Raises DataError."""
-    if source.by:
-        return list(rows_by(source))
-    is_folder = not source.name.endswith(".npz") and Path(source.name).is_dir()
-    return [path.stem for path in files_of(Path(source.name))] if is_folder else []
+    """The silos' names of the hospitals that a source has, [] where it is of one piece. Raises DataError."""
+    if not source.is_path or source.name.endswith(".npz"):
+        return []
+    return silo_names([*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))])
 
 
 def read_hospitals(source: Source, seed: int, task: str = "auto") -> Dataset:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from partitions.common.names import silo_name
 from partitions.datasets.registry import load_dataset
-from partitions.own_files import parse_source, read_hospitals, subsampled
+from partitions.own_files import hospitals_of, parse_source, read_hospitals, subsampled
 from partitions.schemes.registry import SiloIndices, partition, silo_data
 from partitions.silo_file import read_dataset_file
 from partitions.splits import Dataset, SiloData, take
@@ -40,6 +41,13 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
     else:
         made = load_dataset(source.name, data_dir, task)
     return subsampled(made, source.subsample, seed)
+
+
+@lru_cache(maxsize=8)
+def names_of(dataset: str, partition: str, silos: int) -> tuple[str, ...]:
+    """The names of a simulation's silos: those of a researcher's own hospitals, else ``hospital-01`` and so on."""
+    own = hospitals_of(parse_source(dataset)) if partition == "natural" else []
+    return tuple(own or map(silo_name, range(silos)))
 
 
 @lru_cache(maxsize=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from partitions.common.errors import DataError, UserError
@@ -25,6 +26,25 @@ def escaped(text: str) -> str:
 def silo_name(index: int) -> str:
     """Name of the silo with this index (from 0): ``hospital-01``, ``hospital-02``, ..."""
     return f"hospital-{index + 1:02d}"
+
+
+def silo_names(hospitals: Sequence[str]) -> list[str]:
+    """Names of silos for hospitals that are known by a file's name or a cell: ``North Clinic`` is ``north-clinic``.
+
+    Lower case without accents, a hyphen for what no name can have, and ``hospital-`` before a name that begins with no
+    letter. Raises DataError where nothing is left, the name is too long, or two hospitals would have the same.
+    """
+    names = dict[str, str]()
+    for own in hospitals:
+        plain = unicodedata.normalize("NFKD", own).encode("ascii", "ignore").decode().lower()
+        name = re.sub("[^a-z0-9]+", "-", plain).strip("-")
+        name = name if name[:1].isalpha() else f"hospital-{name}"
+        if not SILO.fullmatch(name):
+            check_silo_name(own)
+        if name in names:
+            raise DataError(f"{own!r} and {names[name]!r} would both be the silo {name}; rename one of them")
+        names[name] = own
+    return list(names)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

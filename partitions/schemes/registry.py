@@ -159,7 +159,7 @@ def partition(
         for samples, kind in ((train, "training"), (test, "test")):
             if not len(samples):
                 raise DataError(
-                    f"{silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
+                    f"{origins[i] or silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
                     f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
                 )
         # A generator per silo: its validation samples do not depend on the silos before it.

@@ -19,7 +19,7 @@ from typing import Any
 
 from partitions.common.errors import DataError, UserError
 from partitions.common.files import write_atomically
-from partitions.common.names import silo_name, unknown_name
+from partitions.common.names import unknown_name
 from server.results.run_directory import RunDirectory
 from server.results.study import study_runs
 from server.results.summary import entries
@@ -31,9 +31,8 @@ Groups = list[list[str]]  # hospitals that are held out together
 KINDS = ("zero_shot", "personalised")
 
 
-def read_groups(wanted: str, silos: int) -> Groups:
-    """Return what ``--hold-out`` asks for: these hospitals together, or each by itself. Raises UserError."""
-    known = [silo_name(i) for i in range(silos)]
+def read_groups(wanted: str, known: Sequence[str]) -> Groups:
+    """Return what ``--hold-out`` asks for of the silos: these together, or each by itself. Raises UserError."""
     if wanted == EACH:
         return [[name] for name in known]
     names = [name for name in map(str.strip, wanted.split(",")) if name]

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from client.app import app as client_app
 from partitions.common.errors import UserError
 from partitions.common.files import is_full
+from partitions.simulated import names_of
 from server.report.study import Study
 from server.report.write import columns, silo_table, try_report, write_manifest
 from server.results.history import History
@@ -108,7 +109,8 @@ def planned(values: Mapping[str, object], hold_out: str) -> tuple[Groups, list[R
     """
     first = study_runs(values)[0].common
     before = groups_of(Path(first.out)) if first.resume and first.out else []
-    groups = read_groups(hold_out, first.silos) if hold_out else before
+    names = names_of(first.dataset, first.partition, first.silos) if hold_out else ()
+    groups = read_groups(hold_out, names) if hold_out else before
     if first.resume and groups != before:
         raise UserError(
             f"--hold-out {hold_out}: {first.out} was run with another, or without: give --out a new directory"

@@ -12,6 +12,7 @@ from client.app import app as client_app
 from client.site.trust.policy import PUBLIC, read_policy, rules
 from partitions.common.errors import UserError
 from partitions.common.files import private, write_atomically
+from partitions.common.names import silo_names
 from partitions.own_files import files_of
 from server.deploy import submit
 from server.report.sections.survey import write_survey_page
@@ -46,14 +47,10 @@ def survey(values: Mapping[str, object], out: Path, data: Path | None = None, po
         if site.studies == "required":  # no study is approved for a preview of what would leave
             preview, policy = replace(site, studies="optional"), f"{temporary}/.policy.toml"
             Path(policy).write_text("\n".join(preview.line(rule.name) for rule in rules().values()))
-        for context, file in zip(grid.contexts.values(), files, strict=False):
-            state = str(Path(temporary) / file.stem)
-            own: dict[str, Value] = {
-                "name": file.stem,
-                "data": str(file.resolve()),
-                "policy": policy,
-                "state-dir": state,
-            }
+        names = silo_names([file.stem for file in files])
+        for context, file, name in zip(grid.contexts.values(), files, names, strict=False):
+            state = str(Path(temporary) / name)
+            own: dict[str, Value] = {"name": name, "data": str(file.resolve()), "policy": policy, "state-dir": state}
             context.node_config = own
         with flower_identity():
             write_survey(out, SurveyLoop(grid, settings).run())

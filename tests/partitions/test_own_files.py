@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partitions.common.names import silo_names
 from partitions.importing.notes import Take
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import import_source
@@ -16,7 +17,7 @@ from partitions.own_files import Source, parse_source, subsampled
 from partitions.recipes.recipe import load_recipe, parse_recipe, read
 from partitions.schemes.registry import partition, silo_data
 from partitions.silo_file import read_silo_file
-from partitions.simulated import Division, divide, open_dataset, part_of
+from partitions.simulated import Division, divide, names_of, open_dataset, part_of
 
 
 def write_file(path: Path, n: int, **changes: Any) -> Path:
@@ -106,6 +107,22 @@ def test_patients_stay_in_one_part_and_in_one_hospital(tmp_path):
         assert len(silos[i].test) == len(own.test) and len(silos[i].train) + len(silos[i].val) == len(own.train) + 4
 
 
+def test_silos_have_the_names_of_their_files(tmp_path):
+    """A name that a silo may have stays; others are made one, and two that would be the same are refused."""
+    folder = centres(tmp_path / "centres")
+    write_file(folder / "Nörd Clinic_2.npz", 20)
+    write_file(folder / "07.npz", 20)
+    names = names_of(str(folder), "natural", 5)
+    assert names == ("hospital-07", "nord-clinic-2", "a", "b", "c")  # as the files: 0, N, a
+    assert [silo.origin for silo in divide(division(folder, 5))[1]] == ["07", "Nörd Clinic_2", "a", "b", "c"]
+    assert names_of(str(folder), "iid", 2) == ("hospital-01", "hospital-02")  # mixed, they are no hospitals
+    write_file(folder / "A.npz", 20)
+    with pytest.raises(ValueError, match="'a' and 'A' would both be the silo a; rename one of them"):
+        names_of(str(folder), "natural", 6)
+    with pytest.raises(ValueError, match="'北京' is no name: use 1 to 63 lower-case letters"):
+        silo_names(["北京"])
+
+
 # A csv by a column
 
 
@@ -132,6 +149,7 @@ def test_a_csv_by_a_column(by_centre):
     """The column itself is no input. Each centre's gaps become the median of its own training part."""
     whole, silos = divide(division(by_centre, 2))
     assert [silo.origin for silo in silos] == ["North", "South"]
+    assert names_of(str(by_centre), "natural", 2) == ("north", "south")
     assert whole.schema.names == ("age", "sex=f", "sex=m")
     for silo, around in zip(silos, (70, 40), strict=True):
         data = silo_data(whole, silo)

@@ -125,6 +125,21 @@ def test_two_processes_from_the_command_line(table: Path, tmp_path: Path, capsys
     assert "zero-shot" in capsys.readouterr().err
 
 
+def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None:
+    """In the results, in the states, and where one is held out of all others', pooled ones included."""
+    (tmp_path / "centres").mkdir()
+    random_silos(tmp_path / "centres", {"south": 20, "east": 30, "North": 40})
+    given = ["--data", str(tmp_path / "centres"), "--strategy", "pooled", "--rounds", "1", "--hold-out", "north"]
+    assert main(["simulate", *given, "--set", "threads=1", "--out", str(tmp_path / "run")]) == 0
+    assert list(summary(tmp_path / "run")["hold_out"]) == ["north"]
+    found = {run["strategy"]: run for run in summary(tmp_path / "run")["runs"]}
+    names = ["east", "north", "south"]
+    assert sorted(found["pooled"]["silos"]) == sorted(found["local"]["silos"]) == names
+    (without,) = summary(tmp_path / "run" / "hold-out" / "north")["runs"]
+    assert sorted(without["silos"]) == ["east", "south"]
+    assert {state.name for state in (tmp_path / "run" / "checkpoint").glob("local-*/silos/*")} == set(names)
+
+
 @pytest.mark.parametrize(
     ("changes", "hold_out", "line"),
     [
