@@ -16,7 +16,7 @@ from models.networks.heads import with_head
 from models.networks.registry import build, resolve, spec_of
 from models.shapes import Shape
 from models.trainable import WHOLE, Part, freeze
-from models.training import generator
+from models.training import generator, seed_torch
 from models.weights import start_from
 
 Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
@@ -50,7 +50,7 @@ def _seeded(
     name: str, shape: Shape, classes: int, options: Any, seed: int, purpose: str, head: Head, part: Part
 ) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator(seed, "model", purpose).initial_seed())
+        seed_torch(generator(seed, "model", purpose))
         network = build(name, shape, classes, options)
         if part.weights is not None:
             start_from(network, part.weights, spec_of(resolve(name, shape)).published)

@@ -36,10 +36,10 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def seed_dropout(rng: torch.Generator) -> None:
-    """Set torch's global generators, which dropout draws from, to where ``rng`` started.
+def seed_torch(rng: torch.Generator) -> None:
+    """Set torch's global generators, which initial weights and dropout draw from, to where ``rng`` started.
 
-    As ``torch.manual_seed``, which takes a millisecond where there is no GPU.
+    As ``torch.manual_seed``, which keeps a stack trace each time where there is no GPU, and takes a millisecond.
     """
     torch.default_generator.manual_seed(rng.initial_seed())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from models.features import features
 from models.flat import gather, scatter, write
-from models.training import generator, loss_gradient, seed_dropout
+from models.training import generator, loss_gradient, seed_torch
 from strategies.base.client import SiloClient
 from strategies.base.info import OWN_START, MethodInfo
 from strategies.base.settings import RULES, setting
@@ -143,7 +143,7 @@ class AlaClient(SiloClient):
     ) -> float:
         """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
         model, of = self.model, (self.common.seed, self.silo.name, self.round)
-        seed_dropout(generator(*of, "ala-dropout", epoch))
+        seed_torch(generator(*of, "ala-dropout", epoch))
         rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
         loss = torch.zeros(())
         for index in shuffled(self.silo, self.common, self._sample_size(), rng):

@@ -33,7 +33,7 @@ from models.flat import FlatModel, is_finite
 from models.privacy.clipping import Clipping
 from models.privacy.layers import is_trained
 from models.privacy.noise import derived, digest_of, noised, poisson_sample, seed
-from models.training import Loss, OnFeatures, seed_dropout
+from models.training import Loss, OnFeatures, seed_torch
 from strategies.base.privacy.plan import Plan, Sampling
 from strategies.base.state import State
 
@@ -159,7 +159,7 @@ def private_batches(
     """Poisson batches (x, y) of a silo's training part; ``until`` is asked after every epoch, and ends them."""
     training.calls += 1
     call, device = training.calls, silo.train.y.device
-    seed_dropout(training.generator("dropout", call))
+    seed_torch(training.generator("dropout", call))
     for epoch in range(epochs):
         drawn = training.drawn(call, epoch, device)
         taken: Iterator[tuple[Any, Tensor]] = (silo.train.take(index) for index, _ in drawn if len(index))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.augmentation import Augmentation
-from models.training import batches, generator, seed_dropout
+from models.training import batches, generator, seed_torch
 from partitions.common.errors import UserError
 from strategies.base.settings import Common
 from strategies.base.training.silo import Silo
@@ -28,7 +28,7 @@ def shuffled_batches(
     ``until`` is asked after every epoch, and ends them.
     """
     rng = generator(common.seed, silo.name, server_round, purpose)
-    seed_dropout(rng)
+    seed_torch(rng)
     for epoch in range(epochs):
         taken = (silo.train.take(index) for index in shuffled(silo, common, len(silo.train), rng))
         if augment is None:
