@@ -14,7 +14,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,30 @@ def server(folder: Path, imports: str = EVERYTHING) -> Iterator[Path]:
             yield path
         finally:
             process.terminate()
+
+
+def in_fork(run: Callable[[], object]) -> int:
+    """Run it in a fork of this very process; 0, 1 after an error, less than 0 where a signal ended it."""
+    return ended(fork(run))
+
+
+def fork(run: Callable[[], object]) -> int:
+    """Run it in a fork of this process, which does nothing else; the fork's id."""
+    if not (child := os.fork()):
+        code = 1
+        try:
+            run()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    """Wait for a fork's end; how :func:`in_fork` ends."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def serve(path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from forks import in_fork
 
+from client.site.audit_gate import describe_message, release_reply
 from client.site.trust import chain
 from client.site.trust.audit import LARGEST_SETTINGS, Log, files_of, settings_of, verify
 from client.site.trust.chain import chained, digest
 from client.site.trust.methods import DEFAULTS
 from server.cli.main import main
+from server.simulation.engine import flower_identity
 
 ROOT = Path(__file__).parents[3]
 FIRST = chain.file_name(1, "audit")
@@ -356,25 +362,19 @@ def test_a_disk_that_is_full(log: Path) -> None:
 def test_on_a_full_disk_nothing_leaves(log: Path) -> None:
     """What the server gets in place of the model is one line."""
     size = (log / FIRST).stat().st_size
-    code = f"""
-        import resource, signal
-        from flwr.app import ArrayRecord, Context, Message, RecordDict
-        from client.site.audit_gate import describe_message, release_reply
-        from server.simulation.engine import flower_identity
-        import torch
+
+    def answer() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 100},) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100,) * 2)
         with flower_identity():
             asked = Message(RecordDict(), dst_node_id=7, message_type="train")
-            content = RecordDict({{"model.model": ArrayRecord({{"vector": torch.zeros(9)}})}})
-            context = Context(1, 1, {{"state-dir": {str(log.parent)!r}}}, RecordDict(), {{}})
+            content = RecordDict({"model.model": ArrayRecord({"vector": torch.zeros(9)})})
+            context = Context(1, 1, {"state-dir": str(log.parent)}, RecordDict(), {})
             left = release_reply(Message(content, reply_to=asked), describe_message(asked, context, ""), asked)
-        print(left.has_content(), left.error.reason)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == "False nothing leaves: the audit log cannot be written: File too large\n"
+        assert not left.has_content()
+        assert left.error.reason == "nothing leaves: the audit log cannot be written: File too large"
+
+    assert in_fork(answer) == 0
     assert (verify(log).faults, verify(log).notes, len(verify(log).entries)) == ([], [], 6)
 
 

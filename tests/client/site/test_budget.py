@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from forks import ended, fork, in_fork
 
 from client.site.audit_gate import records
 from client.site.budget.accounting import Cost, cost_of, epsilon_of
@@ -23,6 +24,7 @@ from client.site.budget.cohort import DataFile, data_file, read_by_process
 from client.site.budget.ledger import Ledger, Release
 from client.site.budget.page import budgets, is_of_records
 from client.site.errors import SiteError
+from client.site.trust import chain
 from client.site.trust.policy import Policy, parse_policy
 from models.privacy.accountant import epsilon
 from partitions.silo_file import check_silo_file, read_silo_file, write_silo_file
@@ -30,7 +32,6 @@ from partitions.units import describe_units
 from server.cli.main import main
 from server.simulation.engine import flower_identity
 
-ROOT = Path(__file__).parents[3]
 COST = Cost("record", 200, 0.1, 1.5, 10, 1e-5)
 NO_BUDGET = Policy()
 
@@ -267,37 +268,20 @@ def test_each_note_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 # --- crashes and other processes --------------------------------------------------------------------------------------
 
-CHILD = """
-import os, signal, sys
-from dataclasses import replace
-from pathlib import Path
-sys.path[:0] = {paths!r}
-from test_budget import *
-state, data = Path({state!r}), known(Path({state!r}))
-"""
 
-
-def child(state: Path, text: str) -> subprocess.Popen[str]:
-    code = CHILD.format(paths=[str(ROOT), str(ROOT / "tests/helpers"), str(Path(__file__).parent)], state=str(state))
-    return subprocess.Popen([sys.executable, "-c", code + textwrap.dedent(text)], stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("where", ["before the line", "between the line and its note"])
-def test_killed_while_it_charges(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "fsync"), (chain, "write_whole")], ids=["before the line", "between the line and its note"]
+)
+def test_killed_while_it_charges(owner: ModuleType, name: str, tmp_path: Path) -> None:
     """The charge is there or it is not; the repeated message costs it once."""
     data = known(tmp_path)
     Ledger(tmp_path).charge(message(data, 1), NO_BUDGET)
-    name = "write_whole" if where.startswith("between") else "os.fsync"
-    dies = child(
-        tmp_path,
-        f"""
-        import client.site.trust.chain as chain
-        chain.{name} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        Ledger(state).charge(message(data, 2), NO_BUDGET)
-        """,
-    )
-    dies.communicate()
-    assert dies.returncode == -signal.SIGKILL
+
+    def dies() -> None:
+        setattr(owner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        Ledger(tmp_path).charge(message(data, 2), NO_BUDGET)
+
+    assert in_fork(dies) == -signal.SIGKILL
     assert Ledger(tmp_path).charge(message(data, 2), NO_BUDGET).after == pytest.approx(steps(20))
     assert total(tmp_path, data) == pytest.approx(steps(20))
 
@@ -305,18 +289,17 @@ def test_killed_while_it_charges(where: str, tmp_path: Path) -> None:
 def test_two_processes_share_one_budget(tmp_path: Path) -> None:
     """Each wants ten rounds of a budget of twelve."""
     data = known(tmp_path)
-    code = """
-    for number in range(10):
-        try:
-            Ledger(state).charge(message(data, number, run={run!r}), Policy(epsilon={budget!r}))
-        except SiteError as error:
-            assert "its policy has epsilon" in str(error)
-    """
-    budget = steps(125)
-    processes = [child(tmp_path, code.format(run=run, budget=budget)) for run in ("one", "two")]
-    for process in processes:
-        _, err = process.communicate()
-        assert not process.returncode, err
+    policy = Policy(epsilon=steps(125))
+
+    def charge(run: str) -> None:
+        for number in range(10):
+            try:
+                Ledger(tmp_path).charge(message(data, number, run=run), policy)
+            except SiteError as error:
+                assert "its policy has epsilon" in str(error)
+
+    both = [fork(partial(charge, run)) for run in ("one", "two")]
+    assert [ended(one) for one in both] == [0, 0]
     assert len(Ledger(tmp_path).lines()) == 12 and total(tmp_path, data) == pytest.approx(steps(120))
 
 

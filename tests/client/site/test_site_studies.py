@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from forks import in_fork
 
 from client import studies
 from client.site import audit_gate
@@ -148,12 +149,12 @@ def test_what_is_within() -> None:
 
 def test_every_setting_that_may_matter_is_fixed() -> None:
     """Red team: each setting alone, moved off what the study says. None gets through but the free ones."""
-    run = {**RUN, "strategy": "apple", "apple.mu": 0.2}
+    run, fixed = {**RUN, "strategy": "apple", "apple.mu": 0.2}, study()
     for key, default in DEFAULTS.items():
         value = run[key]
         changed = not value if isinstance(default, bool) else value + 7 if not isinstance(value, str) else f"{value}x"
         ignored = owner(key) in METHODS and owner(key) != "apple"  # another method's
-        assert bool(setting_faults(study(), {**run, key: changed})) == (key not in FREE and not ignored), key
+        assert bool(setting_faults(fixed, {**run, key: changed})) == (key not in FREE and not ignored), key
 
 
 @pytest.mark.parametrize(
@@ -405,10 +406,8 @@ def _answer_until_killed(silo: Path) -> None:
 def test_a_message_counts_though_its_process_was_killed(silo: Path) -> None:
     approve(silo)
     for count in (1, 2, 3):
-        process = multiprocessing.get_context("spawn").Process(target=_answer_until_killed, args=(silo,))
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL and accounting.used_up(silo, study())["rounds"] == count
+        assert in_fork(partial(_answer_until_killed, silo)) == -signal.SIGKILL
+        assert accounting.used_up(silo, study())["rounds"] == count
     with pytest.raises(PolicyRefusedError, match=r"limits.rounds = 3, and this is number 4"):
         ask(silo)
 
@@ -677,7 +676,7 @@ def test_the_networks_of_silofl_are_no_imprint() -> None:
     """No layer of a network as it is made is taken for one."""
     from models.networks.registry import build
 
-    for name, shape in (("mlp", (30,)), ("small-cnn", (1, 8, 8)), ("resnet18", (3, 32, 32))):
+    for name, shape in (("mlp", (30,)), ("small-cnn", (1, 8, 8)), ("resnet8", (3, 32, 32))):
         for tensor in build(name, shape, 10).state_dict().values():
             assert not is_imprint(tensor.numpy()), name
 
@@ -708,10 +707,8 @@ def _release_until_killed(silo: Path) -> None:
 
 
 def test_what_is_about_to_leave_counts_though_the_process_was_killed(silo: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_release_until_killed, args=(silo,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and studies.released(silo)[0]["models"] == 1
+    assert in_fork(partial(_release_until_killed, silo)) == -signal.SIGKILL
+    assert studies.released(silo)[0]["models"] == 1
 
 
 def test_a_draft_with_a_schema_and_a_held_out_hospital(tmp_path: Path) -> None:
