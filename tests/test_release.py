@@ -85,6 +85,7 @@ print(silofl.__file__, run.runs.loc[0, "strategy"], len(run.silos), run.model("h
 """
 
 
+@pytest.mark.exhaustive
 def test_the_wheel_reads_a_run_in_a_script(environment: Path, directory: Path, tmp_path: Path) -> None:
     """`import silofl` is the installed module, and reads the run that the installed command has made."""
     place, *found = run(environment, ["python", "-c", NOTEBOOK, str(directory)], tmp_path).split()

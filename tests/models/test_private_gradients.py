@@ -118,7 +118,7 @@ def test_what_cannot_go_together_goes_one_by_one() -> None:
         ("fasttext", ("tokens", 9, 11), Part("head", 5, None, 2, 8.0)),
         ("fedapm-signals", (3, 16), Part()),
         ("unet", (1, 8, 8), Part()),
-        ("vit-s", (1, 4, 4), Part()),
+        pytest.param("vit-s", (1, 4, 4), Part(), marks=pytest.mark.exhaustive),
         ("vit-s", (1, 4, 4), Part("block11.*,head", 5)),
         ("player-transformer", ("tokens", 9, 11), Part()),
     ],

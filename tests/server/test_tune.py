@@ -329,6 +329,7 @@ def test_the_command_line(table: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len(rows(tmp_path / "out")) == 2
 
 
+@pytest.mark.exhaustive
 def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> None:
     """Two real processes at a time, with the same trials."""
     few = request(table, "random", 2, strategies=["fedprox"])

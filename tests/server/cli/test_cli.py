@@ -541,9 +541,6 @@ SILOFL = Path(sys.executable).with_name("silofl")
 
 
 def test_installed_command(tmp_path: Path) -> None:
-    listed = subprocess.run([SILOFL, "strategies", "--json"], capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (listed.returncode, listed.stderr) == (0, "")
-    assert "apple" in {r["name"] for r in json.loads(listed.stdout)}
     wrong = subprocess.run(
         [SILOFL, "simulate", "--strategy", "appel"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
