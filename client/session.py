@@ -282,10 +282,10 @@ class ClientSession:
             min_batch_size=self.policy.min_batch_size,
             max_decay=self.policy.max_decay,
             max_step=math.inf if self.study is None else self.study.step,
-            inputs="" if self.info.trains else self._input_digest(),
+            inputs="" if self.info.trains else self.input_digest(),
         )
 
-    def _input_digest(self) -> str:
+    def input_digest(self) -> str:
         """Return the digest of the statistics that are used, wherever they come from, and of the message's schema."""
         (mean, std), (label_mean, label_std) = self.statistics
         return input_digest(mean + label_mean, std + label_std, agreed_schema(self.config))

@@ -2,11 +2,13 @@
 
 The message brings no model: the silo kept the reported one (``client/reported.py``), whose score the server has. So a
 server cannot ask for the evidence of a model that it made for one patient without a round of its own for it. It asks
-once: a hospital notes on its disk which model a run's evidence was of, and refuses that of another one.
+once: a hospital notes on its disk which model a run's evidence was of, by which statistics and over how many patients,
+and refuses another question.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
     if allowed and not client.common.dp and test.people >= least:
         if not load_reported(client, wanted := config.get("reported"), session.info.reports):
             raise UserError(f"{client.silo.name} kept no model of round {wanted!r:.20}, whose evidence is asked for")
-        claim(client, session)
+        claim(client, session, least)
         values = measured(client, session, least)
         if "subgroups" in allowed and test.subgroup is not None and COMMON not in config["numbers"]:
             held = suppressed(test.subgroup, values)
@@ -87,11 +89,13 @@ def check_asked(session: ClientSession) -> None:
         raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
 
 
-def claim(client: SiloClient, session: ClientSession) -> None:
-    """Note at the hospital whose evidence is asked for: the model's digest, for a round's number is the server's word.
+def claim(client: SiloClient, session: ClientSession, least: int) -> None:
+    """Note at the hospital what evidence is asked for, for all that a message says is the server's word.
 
-    Raises PolicyRefusedError where this run asked for that of another model before. The same message may come twice,
-    and gets the same answer.
+    That is the model's digest, by which statistics, in which columns and over how many patients it is measured, and the
+    common threshold. Another bin size, for example, would give by subtraction what is between the two. Raises
+    PolicyRefusedError where this run asked for another one before. The same message may come twice, and gets the same
+    answer.
     """
     context = session.context
     if not is_own_file(context) or session.policy.public:
@@ -103,13 +107,17 @@ def claim(client: SiloClient, session: ClientSession) -> None:
     model = digest_of(
         [client.model.vector, client.model.buffers, *arrays, *([numbers] if client.needed_to_predict else [])]
     ).hex()
-    kind, wanted = "first" if common is None else "sets", f"{model},{common!r}".replace(" ", "")
+    kind = "first" if common is None else "sets"
+    question = hashlib.sha256(f"{model} {session.input_digest()} {least}".encode()).hexdigest()
+    wanted = f"{question},{common!r}".replace(" ", "")
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
-        before = next((words[1] for words in lines if words[:1] == [kind] and words[2:] == session.name.split()), "")
-        if before and before != wanted:
-            return "", "evidence leaves once per run, and this run has had that of another model"
-        return ("" if before else f"{kind} {wanted} {session.name}"), ""
+        before = [words for words in lines if words[2:] == session.name.split()]
+        if any(words[1].partition(",")[0] != question for words in before):
+            return "", "evidence leaves once per run, and this run has had that of another model, statistics or bins"
+        if any(words[0] == kind and words[1] != wanted for words in before):
+            return "", "coverage leaves once per run, and this run has had that of another common threshold"
+        return ("" if [kind, wanted] in [words[:2] for words in before] else f"{kind} {wanted} {session.name}"), ""
 
     says = session.policy.line("metrics")
     fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", says, entry)

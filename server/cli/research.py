@@ -56,7 +56,6 @@ def add_simulate(commands: Any) -> None:
     p.add_argument(
         "--hold-out",
         metavar="NAME[,NAME]|each",
-        default="",
         help="also train without these hospitals, or once without each, and evaluate there what a newcomer gets",
     )
     p.add_argument(

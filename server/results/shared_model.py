@@ -119,7 +119,7 @@ def find_run(source: Path, strategy: str | None, seed: int | None) -> RunSetting
     if not found:
         raise UserError(f"{source} holds no such run; there are: {names}")
     if len(found) > 1:
-        raise UserError(f"{source} holds several shared models: {names}; choose with --strategy and --seed")
+        raise UserError(f"{source} holds several runs: {names}; choose with --strategy and --seed")
     return found[0]
 
 

@@ -57,7 +57,7 @@ def simulate(
     quiet: bool = False,
     log: Sequence[str] = (),
     executor: Executor | None = None,
-    hold_out: str = "",
+    hold_out: str | None = None,
     tuned: Sequence[Path] = (),
 ) -> Path:
     """Run the study in this process, or by another executor, and return its directory.
@@ -69,7 +69,7 @@ def simulate(
     """
     record: Mapping[str, Any] = {}
     if tuned:
-        if hold_out:
+        if hold_out is not None:
             raise UserError("--hold-out: not with --tuned: the search has trained and validated at these hospitals")
         values, record = tuned_study(tuned, values)
     trackers = open_trackers(log)
@@ -102,15 +102,15 @@ def simulate(
     return directory.path
 
 
-def planned(values: Mapping[str, object], hold_out: str) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
+def planned(values: Mapping[str, object], hold_out: str | None) -> tuple[Groups, list[RunSettings], list[RunSettings]]:
     """Return who is held out, the runs with all silos, and those without them. Raises UserError.
 
     A study that is resumed knows who it was.
     """
     first = study_runs(values)[0].common
     before = groups_of(Path(first.out)) if first.resume and first.out else []
-    names = names_of(first.dataset, first.partition, first.silos) if hold_out else ()
-    groups = read_groups(hold_out, names) if hold_out else before
+    names = () if hold_out is None else names_of(first.dataset, first.partition, first.silos)
+    groups = before if hold_out is None else read_groups(hold_out, names)
     if first.resume and groups != before:
         raise UserError(
             f"--hold-out {hold_out}: {first.out} was run with another, or without: give --out a new directory"

@@ -149,33 +149,84 @@ def test_hospitals_send_it_only_where_run_and_policy_say_so(tmp_path: Path) -> N
     assert silo["c"]["brier"] is None and silo["c"]["evidence"] == {}  # 22 test samples
 
 
-def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
-    """The same message again has the same answer; another threshold, or another model of the same round, has none."""
-    policy = tmp_path / "policy.toml"
-    policy.write_text(ALL)
-    changes: dict[str, Any] = {"state_dir": tmp_path / "state", "policy": str(policy), **CALM}
-    run, _, _ = finished(tmp_path, "fedavg", **changes)
-    asked = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
-    context = run.grid.contexts[1]
+REFUSAL = "a refuses: evidence leaves once per run, and this run has had that of another model, statistics or bins"
 
-    def ask(message: Message, **changed: Any) -> Message:
-        content: Any = message.content
-        content["config"].update(changed)
-        with flower_identity():
-            return app(Message(content, 1, "evaluate.evidence"), context)
 
-    (first, reply), (sets, _) = asked[0], asked[3]
-    assert dict(ask(first).content["metrics"]) == dict(reply.content["metrics"])
-    refusal = "a refuses: evidence leaves once per run, and this run has had that of another model"
-    round_ = config_of(first)["reported"]
-    assert "kept no model of round 1" in str(ask(first, reported=1).error.reason)
+def again(message: Message, context: Any, **changed: Any) -> Message:
+    """The silo's reply to a message that it has had, with these changes."""
+    payload, config = decode(message.content, torch.device("cpu"))
+    threshold = changed.pop("threshold", payload.numbers.get("common_threshold"))
+    numbers = {} if threshold is None else {"common_threshold": threshold}
+    content = encode(Payload(payload.models, numbers), {**config, **changed})
+    with flower_identity():
+        return app(Message(content, 1, message.metadata.message_type), context)
+
+
+def crafted(run: Run, context: Any) -> None:
+    """Have the silo keep another model as that of the round that the report shows."""
     closing = next(m for m, _ in run.grid.traffic if m.metadata.message_type == "evaluate")
     payload, config = decode(closing.content, torch.device("cpu"))
-    crafted = Payload({name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()}, payload.numbers)
+    other = Payload({name: replace(m, vector=-3 * m.vector) for name, m in payload.models.items()}, payload.numbers)
     with flower_identity():
-        assert not app(Message(encode(crafted, dict(config)), 1, "evaluate"), context).has_error()
-    assert ask(first, reported=round_).error.reason == refusal
-    assert ask(sets, **{"number.common_threshold": 0.123}).error.reason == refusal
+        assert not app(Message(encode(other, dict(config)), 1, "evaluate"), context).has_error()
+
+
+def asked_of_a(tmp_path: Path, **changes: Any) -> tuple[Run, list[tuple[Message, Message]], Any]:
+    """A run of silos whose policy lets all evidence leave; the messages that ask for it, and the context of a."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text(ALL + changes.pop("rules", ""))
+    run, _, _ = finished(tmp_path, "fedavg", state_dir=tmp_path / "state", policy=str(policy), **{**CALM, **changes})
+    asked = [(m, r) for m, r in run.grid.traffic if m.metadata.message_type == "evaluate.evidence"]
+    return run, asked, run.grid.contexts[1]
+
+
+def test_a_run_has_the_evidence_of_one_model_only(tmp_path: Path) -> None:
+    """The same message again has the same answer; another threshold, or another model of the same round, has none."""
+    run, asked, context = asked_of_a(tmp_path)
+    (first, reply), (sets, _) = asked[0], asked[3]
+    assert dict(again(first, context).content["metrics"]) == dict(reply.content["metrics"])
+    assert "kept no model of round 1" in str(again(first, context, reported=1).error.reason)
+    refusal = "a refuses: coverage leaves once per run, and this run has had that of another common threshold"
+    assert again(sets, context, threshold=0.123).error.reason == refusal
+    crafted(run, context)
+    assert again(first, context).error.reason == REFUSAL
+    assert again(sets, context).error.reason == REFUSAL
+
+
+@pytest.mark.parametrize(
+    "change", [{"min_metric_samples": 11}, {"mean": [0.0, 9.0, 0.0], "std": [1.0, 0.001, 1.0]}], ids=["bins", "scale"]
+)
+def test_a_model_has_evidence_once_in_one_way(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Other bins give a few patients by subtraction; other statistics of the columns are another model."""
+    _, asked, context = asked_of_a(tmp_path)
+    first, reply = asked[0]
+    assert "reliability" in reply.content["metrics"]
+    assert again(first, context, **change).error.reason == REFUSAL
+
+
+def test_coverage_is_of_the_model_whose_evidence_has_left(tmp_path: Path) -> None:
+    """Of a run whose second message never came, a server does not get the coverage of another model."""
+
+    def prepare(grid: TinyGrid) -> None:
+        def before(silo: str, message: Message, context: Any) -> None:
+            if message.metadata.message_type == "evaluate.evidence":
+                message.content["config"].pop("number.common_threshold", None)
+
+        grid.before = before
+
+    run, asked, context = asked_of_a(tmp_path, prepare=prepare)
+    crafted(run, context)
+    assert again(asked[0][0], context, threshold=0.5).error.reason == REFUSAL
+
+
+def test_another_number_of_flowers_is_another_run_of_the_policy(tmp_path: Path) -> None:
+    """A resumed run may ask for the evidence of its new model: as one more of ``runs-per-day``."""
+    run, asked, context = asked_of_a(tmp_path, rules="runs-per-day = 2\n")
+    crafted(run, context)
+    context.run_id += 1
+    assert not again(asked[0][0], context).has_error()
+    context.run_id += 1
+    assert "runs-per-day = 2, and this is run 3 of" in str(again(asked[0][0], context).error.reason)
 
 
 @pytest.mark.parametrize("wanted", ["off", "auto"])

@@ -300,6 +300,13 @@ def test_a_site_allows_evaluation_and_nothing_else(tmp_path: Path) -> None:
         federate(sites.files, strategy="fedavg", rounds=1, policy=str(sites.policy), state_dir=tmp_path / "states")
 
 
+def test_no_note_says_how_a_silo_counts(tmp_path: Path) -> None:
+    """Nothing is averaged, so no number of samples has a bound: b, over 1 times the median, is not named."""
+    capped: dict[str, Any] = {"weight-cap": 1.0}
+    Sites(tmp_path, ONLY).run(**capped)
+    assert "counts as" not in (tmp_path / "out" / "progress.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("rule", "line"),
     [

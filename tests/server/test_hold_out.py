@@ -149,11 +149,12 @@ def test_hospitals_of_a_folder_are_called_as_their_files(tmp_path: Path) -> None
         ({}, "hospital-01,hospital-01", "twice"),
         ({"evaluate-every": 0}, "each", "leaves no round to choose"),
         ({"hold-out": HELD}, "each", "one of them is wanted"),
-        ({"hold-out": "hospital-9"}, "", "there is no silo 'hospital-9'"),
+        ({}, "", "names of hospitals are wanted"),
+        ({"hold-out": "hospital-9"}, None, "there is no silo 'hospital-9'"),
     ],
 )
 def test_what_cannot_be_held_out(
-    table: Path, tmp_path: Path, changes: dict[str, Any], hold_out: str, line: str
+    table: Path, tmp_path: Path, changes: dict[str, Any], hold_out: str | None, line: str
 ) -> None:
     with pytest.raises(UserError, match=line):
         simulate({**values(table, tmp_path / "run"), **changes}, quiet=True, hold_out=hold_out)

@@ -64,7 +64,9 @@ def _note_changed_counts(summaries: Summaries, reporter: Reporter) -> None:
 
 
 def note_weights(strategy: PersonalizedStrategy, common: Common, reporter: Reporter) -> None:
-    """Report silos whose weight is not their number of training samples."""
+    """Report silos whose weight is not their number of training samples, where a run has weights."""
+    if not strategy.info.trains:
+        return
     agreed = read_agreed(common.agreed).get("samples", {})
     for name, info in strategy.silos.items():
         if info.n_train != (weight := strategy.samples[name]):
