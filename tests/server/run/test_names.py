@@ -15,6 +15,7 @@ from resuming import crash_after, interrupted
 from tiny import Files, TinyGrid, comparable, federate, round_of, rows_of, same, write_silo
 
 from client.site.trust.keys import fingerprint
+from server.run.registration.identities import IdentityRegistry, ImpostorError
 from server.simulation.engine import flower_identity
 
 # Methods whose server keeps a model per silo: these took an impostor's for the absent hospital's and gave it that one.
@@ -51,6 +52,15 @@ def intruder(three: Files, tmp_path: Path) -> Files:
     """a and c, and x, who is registered as x with a key and data of its own."""
     x, y = rows_of(three["b"])
     return {"a": three["a"], "c": three["c"], "x": write_silo(tmp_path / "x.npz", 3 * x, list(y[::-1]), 3)}
+
+
+def test_a_name_is_for_the_node_that_it_is_registered_with() -> None:
+    """Without a run: the one place that decides, before any run waits for silos that it refuses."""
+    identities = IdentityRegistry()
+    identities.update([NodeInfo(node_id=i, name=name, public_key=pem(name)) for i, name in enumerate("ab")])
+    identities.check(0, "a")
+    with pytest.raises(ImpostorError, match="node 1 calls itself a, and its key is registered as b"):
+        identities.check(1, "a")
 
 
 def test_a_hospital_that_left_is_known_by_its_key(three: Files, tmp_path: Path) -> None:
