@@ -91,7 +91,7 @@ def find_encoding(path: Path, wanted: str = "") -> str:
         except UnicodeError:
             continue
         if name.startswith(ONE_BYTE):
-            check_not_utf8(path, encoding, wanted)
+            check_not_utf8(path, wanted)
         return encoding
     if wanted:
         raise DataError(f"{path} is no text in {wanted}, as --encoding or the recipe says: save it so, or change that")
@@ -115,8 +115,11 @@ def check_text(path: Path, encoding: str, start: bytes) -> None:
             line += part.count("\n")
 
 
-def check_not_utf8(path: Path, encoding: str, wanted: str) -> None:
-    """Raise DataError where lines are UTF-8, and so would be read wrong in an encoding of one byte per letter."""
+def check_not_utf8(path: Path, wanted: str) -> None:
+    """Raise DataError where lines are UTF-8, and so would be read wrong in an encoding of one byte per letter.
+
+    Where others are not, an encoding that is named (``wanted``) is believed: a line may be UTF-8 by chance.
+    """
     utf8 = other = 0  # the first such line
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
@@ -126,12 +129,12 @@ def check_not_utf8(path: Path, encoding: str, wanted: str) -> None:
                     utf8 = utf8 or number
                 except UnicodeDecodeError:
                     other = other or number
-    if utf8 and other:
+    if utf8 and other and not wanted:
         raise DataError(
-            f"{path}: line {utf8} is UTF-8, and line {other} is not: save all of the file in one encoding"
-            + (f", or name it with --encoding if that is not {encoding}" if not wanted else "")
+            f"{path}: line {utf8} is UTF-8, and line {other} is not: save all of the file in one encoding, or name it "
+            "with --encoding"
         )
-    if utf8:
+    if utf8 and not other:
         raise DataError(f"{path} is UTF-8, and --encoding or the recipe says {wanted}: save it so, or change that")
 
 

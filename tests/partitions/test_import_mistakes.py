@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,19 @@ def test_a_messy_export_of_new_rows_is_refused(tmp_path, text, words):
     made = import_source(tmp_path / "t.csv", tmp_path / "ours.npz", options)
     (tmp_path / "new.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     refused(tmp_path / "new.csv", words, recipe=made.recipe)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_a_named_encoding_is_believed_where_a_line_is_utf8_by_chance(tmp_path, encoding):
+    """Ã¤ is two letters in latin-1, and ä in UTF-8. By the recipe that is written, the file is read again."""
+    texts = ("süß", "Ã¤")
+    (tmp_path / "t.csv").write_bytes(visits(cells(VALUE, *texts)).encode(encoding))
+    take = Take(patient="PatNr")
+    refused(tmp_path / "t.csv", "in one encoding, or name it with --encoding", label="Befund", take=take)
+    named = ImportOptions(label="Befund", take=replace(take, encoding=encoding))
+    recipe = import_source(tmp_path / "t.csv", tmp_path / "ours.npz", named).recipe
+    assert recipe is not None and set(recipe.columns[1].categories) == set(texts)
+    import_source(tmp_path / "t.csv", tmp_path / "again.npz", ImportOptions(recipe=recipe))
 
 
 def test_utf8_is_not_read_by_a_recipe_of_another_encoding(tmp_path):
