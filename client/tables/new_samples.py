@@ -87,12 +87,18 @@ def needs_recipe(data: Path) -> bool:
     return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
 
 
+def combat_notes(recipe: AnyRecipe) -> list[str]:
+    """Whose hospital's rows a recipe takes new ones for: at another one its answers are wrong."""
+    combat = recipe.combat if isinstance(recipe, Recipe) else None
+    return [f"the recipe harmonises the rows as those of {combat.silo!r} ([combat])"] if combat else []
+
+
 def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
     """The rows of a csv as a recipe reads them. Raises UserError, one line."""
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
-    if used.combat:
-        print(f"note: the recipe harmonises the rows as those of {used.combat.silo!r} ([combat])", file=sys.stderr)
+    for note in combat_notes(used):
+        print(f"note: {note}", file=sys.stderr)
     try:
         rows = read_new_rows(data, used, as_gaps)
         schema = make_schema(used.features, (), dtype_of(rows.x))
