@@ -58,9 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Libraries and tests are here to stay: the collector need not look through them again and again."""
-    gc.collect()
     gc.freeze()
     gc.enable()
+    # pytest's handlers go to every logger that does not hand on to the root, at each of a test's phases: torch has 40.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,10 @@ import {imports}
 import forks
 forks.serve(sys.argv[1])
 """
-EVERYTHING = "client.export, server.deploy.submit, server.simulation.evaluate, server.simulation.workers"
+EVERYTHING = (
+    "client.export, server.deploy.submit, server.simulation.evaluate, server.simulation.workers, sklearn.compose, "
+    "sklearn.datasets, sklearn.impute"
+)
 LIBRARIES = "torch, flwr.app, flwr.serverapp, matplotlib.figure, scipy.special, sklearn.datasets"  # of silofl: nothing
 
 

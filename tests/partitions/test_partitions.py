@@ -329,8 +329,9 @@ def test_dirichlet_scales_up_what_is_left():
     assert np.diff(cuts, axis=1).tolist() == [[9, 0, 0], [0, 4, 5], [0, 6, 3]]
 
 
-def test_dirichlet_says_when_it_cannot_be_done():
-    with pytest.raises(ValueError, match=r"no draw in 10000 gives each of 12 silos 100 samples of made; .*beta"):
+def test_dirichlet_says_when_it_cannot_be_done(monkeypatch):
+    monkeypatch.setattr(fedala, "DRAWS", 100)
+    with pytest.raises(ValueError, match=r"no draw in 100 gives each of 12 silos 100 samples of made; .*beta"):
         partition(make(), "dirichlet", silos=12, seed=0, settings=own("dirichlet", least=100, beta=0.05))
 
 

@@ -479,7 +479,9 @@ def join(bundle_file: Path, data: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.deployed
-@pytest.mark.parametrize("own", [True, False], ids=["own key", "bundle's key"])
+@pytest.mark.parametrize(
+    "own", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["own key", "bundle's key"]
+)
 def test_join_and_leave_without_docker(server: SuperLink, federation: Federation, tmp_path: Path, own: bool) -> None:
     """The silo is online while `join` runs; a second `join` is refused; SIGTERM leaves and says goodbye."""
     data = write_data(tmp_path / "data.npz")

@@ -89,7 +89,7 @@ def kind_of(run: Any) -> str:
 def start_loss(made: str, **changes: Any) -> float:
     """Of the model that all begin with, summed over the silos."""
     with tempfile.TemporaryDirectory() as folder:
-        run = go(Path(folder), made, strategy="fedavg", rounds=1, **changes)
+        run = go(Path(folder), made, strategy="fedavg", rounds=1, **{**changes, "local_epochs": 0})
     rows = run.federation.history.rows
     wanted = (1, "test", "loss", "received")
     losses = {r.silo: r.value for r in rows if (r.round, r.split, r.metric, r.snapshot) == wanted}
