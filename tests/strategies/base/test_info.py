@@ -114,6 +114,11 @@ def test_ala_is_for_those_that_declare_it(three: Files) -> None:
                 settings_of(three, strategy=name, ala=True)
 
 
+def test_a_method_with_its_own_grow_declares_that_it_grows() -> None:
+    growing = {name for name in METHODS if strategies()[name].grow is not PersonalizedStrategy.grow}
+    assert growing and {strategies()[name].info.late for name in growing} == {"grows"}
+
+
 def test_a_method_that_declares_nothing_gets_nothing(five: Files, undeclared: str, tiny_bn: None) -> None:
     """Before, a method without a mean took ``robust = median`` and ignored it."""
     cases: tuple[tuple[dict[str, Any], str], ...] = (
