@@ -27,7 +27,7 @@ from partitions.schema import read_schema
 from strategies.base.client import SiloClient
 from strategies.base.evaluation.own_model import OWN
 from strategies.base.schema.combat import KEY as COMBAT
-from strategies.base.schema.evidence import fewest, word_of
+from strategies.base.schema.evidence import evidence_kind, fewest
 from strategies.base.schema.reporting import PRIVACY, SCHEMA, SECONDS, SUMMARY, SUMS, WITHHELD, allowed_metrics
 from strategies.base.schema.survey import RECORD as SURVEY_RECORD
 from strategies.base.schema.survey import Answer, written_answer
@@ -177,12 +177,12 @@ def release_evidence(
     rule, few = key_of("metrics"), key_of("min_metric_samples")
     withheld: dict[str, set[str]] = {few: set(suppressed)} if suppressed else {}
     for name, value in values.items():
-        if not (word := word_of(name)):
+        if not (kind := evidence_kind(name)):
             raise UserError(f"evidence '{name}' is not on the list of what may leave a silo")
-        if word not in policy.metrics:
-            withheld.setdefault(rule, set()).add(word)
+        if kind not in policy.metrics:
+            withheld.setdefault(rule, set()).add(kind)
         elif min(people, fewest(name, value)) < least:
-            withheld.setdefault(few, set()).add(word)
+            withheld.setdefault(few, set()).add(kind)
         else:
             kept[name] = value
     log(INFO, "%s sent its evidence: %s", client.silo.name, dict(kept) or "none")

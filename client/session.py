@@ -41,7 +41,7 @@ from client.privacy.private_round import private_round, units_of
 from client.privacy.statistics import check_statistics, claim_statistics
 from client.reported import note_terms
 from client.site.audit_gate import folder_of
-from client.site.budget.told import add_cost
+from client.site.budget.run_cost import add_cost
 from client.site.own_models import number_of
 from client.site.study.protocol import Study, narrowed
 from client.site.trust.policy import Policy, PolicyRefusedError
@@ -298,9 +298,9 @@ class ClientSession:
         """Take over what a message says and brings; return the method's client with its state loaded."""
         if message.metadata.message_type == MessageType.TRAIN or self.info.asks == "survey":
             self.check_trains()
-        payload, told = decode(message.content, self.device)
+        payload, sent = decode(message.content, self.device)
         brought = {"models": payload.models, "numbers": payload.numbers}
-        self.config = {**DEFAULTS, "classes": self.data.classes, **told, **brought}
+        self.config = {**DEFAULTS, "classes": self.data.classes, **sent, **brought}
         newcomer = NEWCOMER in self.config
         self.check_schema()
         self.check_role(newcomer=newcomer)

@@ -28,7 +28,7 @@ from client.site.study import approvals
 from client.site.study.accounting import used_up
 from client.site.study.approvals import now
 from client.site.trust.audit import settings_of
-from client.site.trust.audit_page import check_receipts, kinds, receipt_text, said, withheld_text
+from client.site.trust.audit_page import cause, check_receipts, kinds, receipt_text, withheld_text
 from client.site.trust.chain import Verdict
 from client.site.trust.keys import fingerprint, load_key, own_key, public_bytes
 from partitions.common.errors import DataError, UserError
@@ -65,7 +65,7 @@ def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Pat
         "runs": list(_runs(left, settings)),
         "messages": len(left),
         "bytes": sum(entry["bytes"] for entry in left),
-        "errors": dict(Counter(said(r["text"]) for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
+        "errors": dict(Counter(cause(r["text"]) for e in [*left, *outside] for r in e["sent"] if r["name"] == "error")),
         "withheld": withheld_text(left),
         "data": sorted({entry["cohort"] for entry in left if entry.get("cohort")}),
         "apps": sorted({entry["app"] for entry in left}),

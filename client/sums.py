@@ -63,8 +63,8 @@ def _release(x: Array, units: Array, policy: Policy, rule: str, file: Path) -> t
         # Earlier versions noted no patients: it is not known then how many left, and none is counted.
         gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
         if max(len(came), len(gone)) < getattr(policy, rule):
-            told = policy.line(rule)
-            return None, f"its policy has {told}, and fewer patients differ from those it gave sums of before"
+            rule_line = policy.line(rule)
+            return None, f"its policy has {rule_line}, and fewer patients differ from those it gave sums of before"
     sums = rounded_sums(x, int(records.max()))
     noted = {"day": time.strftime("%Y-%m-%d", time.gmtime()), "samples": samples, "patients": patients[order].tolist()}
     given.append({**noted, "sum": sums[0], "square_sum": sums[1]})

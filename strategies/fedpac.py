@@ -89,8 +89,8 @@ class FedPACClient(SiloClient):
         classes = model.layout.classes
         z, y = all_features(model, self.silo.train), self.silo.train.y
         sums, counts = class_sums(z, y, classes)
-        told = (counts >= s.min_count).float()
-        shares, means = told * counts / len(y), told[:, None] * means_of(sums, counts)
+        reported = (counts >= s.min_count).float()
+        shares, means = reported * counts / len(y), reported[:, None] * means_of(sums, counts)
         squares = means_of(class_sums(z.square().sum(1)[:, None], y, classes)[0], counts)[:, 0]
         spread = (shares * squares).sum() - (shares[:, None] * means).square().sum()
         self.replies["variance"] = float(spread) / len(y)

@@ -119,7 +119,7 @@ def claim(client: SiloClient, session: ClientSession, least: int) -> None:
             return "", "coverage leaves once per run, and this run has had that of another common threshold"
         return ("" if [kind, wanted] in [words[:2] for words in before] else f"{kind} {wanted} {session.name}"), ""
 
-    says = session.policy.line("metrics")
-    fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", says, entry)
+    rule = session.policy.line("metrics")
+    fault = noted(context.node_config.get("state-dir"), f"evidence/{int(context.run_id)}", rule, entry)
     if fault:
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")

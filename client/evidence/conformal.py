@@ -61,8 +61,8 @@ def conformal_for(card: Mapping[str, Any], net: FlatModel, file: Path, coverage:
     if card["task"] in SETS:
         scores = true_scores(probabilities(outputs), labels.cpu().numpy())
         return {**about, "threshold": threshold_of(scores, 1 - coverage)}
-    said = np.array(task_in(card).answers(outputs)[1])
-    errors = np.abs(said - np.asarray(test.y, np.float64))
+    predicted = np.array(task_in(card).answers(outputs)[1])
+    errors = np.abs(predicted - np.asarray(test.y, np.float64))
     return {**about, "half_widths": [quantile_of(column, 1 - coverage) for column in errors.T]}
 
 
@@ -96,9 +96,9 @@ def bounds_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[list[str], list
         inside = 1 - probabilities(outputs) <= known["threshold"] + SLACK
         return [f"set_{c}" for c in range(inside.shape[1])], inside.astype(int).tolist()
     half = np.array(known["half_widths"])
-    said = np.array(task_in(card).answers(outputs)[1])
+    predicted = np.array(task_in(card).answers(outputs)[1])
     names = [f"{end}_{k}" for k in range(len(half)) for end in ("low", "high")]
-    return names, np.stack([said - half, said + half], axis=2).reshape(len(said), -1).tolist()
+    return names, np.stack([predicted - half, predicted + half], axis=2).reshape(len(predicted), -1).tolist()
 
 
 def in_words(known: Mapping[str, Any]) -> str:

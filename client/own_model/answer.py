@@ -51,7 +51,7 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     if is_own_file(context) and not session.policy.public:
         names = names_of(sent, int(context.run_id), client.state.numbers[TERMS]["runs"])
         model = digest_of([client.model.vector, client.model.buffers]).hex()
-        state, says = context.node_config.get("state-dir"), session.policy.line("own_model")
-        if fault := claim(state, names, session.name, model, says):
+        state, rule = context.node_config.get("state-dir"), session.policy.line("own_model")
+        if fault := claim(state, names, session.name, model, rule):
             raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     return release_own_model(client)

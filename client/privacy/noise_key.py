@@ -21,7 +21,7 @@ from partitions.common.errors import DataError, UserError
 from partitions.common.files import locked
 
 FILE, LENGTH = "noise-key", 32
-_SAID: set[str] = set()
+_LOGGED: set[str] = set()
 
 
 def noise_key(context: Context, seed: int, run_id: str) -> bytes:
@@ -31,8 +31,8 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
         return derived(kept_key(Path(state)), "run", run_id)
     if is_own_file(context):
         raise UserError(f"dp = true: {name} has no state-dir to keep the key of its noise in")
-    if name not in _SAID:
-        _SAID.add(name)
+    if name not in _LOGGED:
+        _LOGGED.add(name)
         log(INFO, "%s: a simulation, its noise is made of the seed: it protects no data that matter", name)
     return derived(b"", "simulation", seed, name)
 

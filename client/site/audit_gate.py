@@ -77,7 +77,7 @@ class MessageInfo:
 
 def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
     """Return what is known of a message; `app` is the SHA-256 of the app's build."""
-    node, told = dict(context.node_config), config_of(message)
+    node, config = dict(context.node_config), config_of(message)
     policy, rule = rule_of(node)
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
     return MessageInfo(
@@ -85,8 +85,8 @@ def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
         silo=str(node.get("name", "")),
         asked_by=os.environ.get("SILOFL_SERVER") or "unknown",
         run_id=str(context.run_id),
-        run=str(told.get("run", ""))[:MOST_TEXT],
-        round=told.get("round", 0) if isinstance(told.get("round", 0), int) else 0,
+        run=str(config.get("run", ""))[:MOST_TEXT],
+        round=config.get("round", 0) if isinstance(config.get("round", 0), int) else 0,
         asked=str(message.metadata.message_type)[:MOST_TEXT],
         method=str(settings.get("strategy", ""))[:MOST_TEXT],
         app=app,

@@ -68,9 +68,9 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
     """
     if reply.has_error() or RECORD not in reply.content:
         return None
-    told = reply.content.config_records.get(RECORD, {})
+    record = reply.content.config_records.get(RECORD, {})
     del reply.content[RECORD]
-    lists = {rule: value if isinstance(value, list) else [value] for rule, value in told.items()}
+    lists = {rule: value if isinstance(value, list) else [value] for rule, value in record.items()}
     return {
         str(rule)[:MOST_TEXT]: [str(one)[:MOST_TEXT] for one in lists[rule][:MOST_ITEMS]]
         for rule in sorted(lists)[:MOST_ITEMS]

@@ -34,7 +34,7 @@ def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> 
     return hashlib.sha256(own.encode()).hexdigest(), frozenset({number, *trained})
 
 
-def claim(state: Any, run: Names, silo: str, model: str, says: str) -> str:
+def claim(state: Any, run: Names, silo: str, model: str, rule: str) -> str:
     """Note that this model is about to leave; why it may not, or nothing. One that has left may leave again.
 
     ``model``: its SHA-256; ``says``: the rule, for a directory in which nothing can be noted.
@@ -46,7 +46,7 @@ def claim(state: Any, run: Names, silo: str, model: str, says: str) -> str:
         words = [model, run[0], ",".join(sorted(run[1])), *silo.split()]
         return ("" if words in lines else " ".join(words)), ""
 
-    return noted(state, FILE, says, entry)
+    return noted(state, FILE, rule, entry)
 
 
 def has_left(state: Any, run: Names, silo: str) -> bool:

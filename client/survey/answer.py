@@ -120,8 +120,8 @@ def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
     """What is equal where the same samples have the same answer; no fill, for filled values are in no statistic."""
     content = recipe.content if recipe else {}
     columns = [{key: v for key, v in own.items() if key != "fill-value"} for own in content.get("columns", ())]
-    said = [schema.text, content | {"columns": columns}, asdict(limits)]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    content_parts = [schema.text, content | {"columns": columns}, asdict(limits)]
+    return hashlib.sha256(json.dumps(content_parts, sort_keys=True).encode()).hexdigest()
 
 
 def withheld(answer: Answer, policy: Policy, note: dict[str, list[str]]) -> dict[str, list[str]]:

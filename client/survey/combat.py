@@ -46,7 +46,7 @@ PATIENTS_PER_TERM = 10  # p covariates give p (p + 1) / 2 equations about n p va
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """The columns to harmonise, and the covariates, as they are in the hospital's table."""
 
     columns: tuple[TableColumn, ...]
@@ -89,14 +89,14 @@ def answer_combat(
     try:
         if not policy.combat:
             raise PolicyRefusedError(f"its policy has {policy.line('combat')}, the run survey.harmonize")
-        choice = chosen(settings, contents, recipe)
+        selection = chosen(settings, contents, recipe)
         split, gaps = training_part(contents)
         table = table_of(split)
         rows = Rows(table, np.zeros(table.shape, bool) if gaps is None else gaps, split.y, split.units)
         if policy.public:
-            return {KEY: sums_for(choice, rows, policy)[0]}, {}
+            return {KEY: sums_for(selection, rows, policy)[0]}, {}
         state = str(session.context.node_config.get("state-dir", ""))
-        found, note = once(choice, rows, policy, digests(split, gaps), state)
+        found, note = once(selection, rows, policy, digests(split, gaps), state)
         return {KEY: found}, note
     except (PolicyRefusedError, UserError, DataError) as error:
         return {KEY: {"refused": str(error)}}, {"combat": [settings.harmonize]}
@@ -112,7 +112,7 @@ def training_part(contents: Contents) -> tuple[Split, Array | None]:
 # ---- The choice ------------------------------------------------------------------------------------------------------
 
 
-def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) -> Choice:
+def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) -> Selection:
     """The columns that a run names. Raises UserError, one line, for what cannot be harmonised, or be a covariate."""
     if recipe and recipe.combat:
         raise UserError("its data file is harmonised already: survey the file without [combat]")
@@ -138,14 +138,14 @@ def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) 
         raise UserError(f"{twice[0]!r} is named twice: a column is harmonised, or a covariate")
     if not names:
         raise UserError("it has no column of numbers to harmonise")
-    return Choice(tuple(known[name] for name in names), tuple(known[name] for name in wanted))
+    return Selection(tuple(known[name] for name in names), tuple(known[name] for name in wanted))
 
 
 # ---- Once ------------------------------------------------------------------------------------------------------------
 
 
 def once(
-    choice: Choice, rows: Rows, policy: Policy, samples: Sequence[str], state: str
+    selection: Selection, rows: Rows, policy: Policy, samples: Sequence[str], state: str
 ) -> tuple[Part, dict[str, list[str]]]:
     """The answer that was given before, or the first one, which is noted. Raises PolicyRefusedError."""
     if not state:
@@ -155,10 +155,10 @@ def once(
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(file.with_suffix(".lock"), "another process of this silo is at its sums for ComBat"):
             before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-            if before is not None and not may_try_again(before, choice, policy, samples):
+            if before is not None and not may_try_again(before, selection, policy, samples):
                 return before["answer"], {}
-            answer, note = sums_for(choice, rows, policy)
-            noted = {"choice": choice.names, "least": least_of(policy), "samples": list(samples), "answer": answer}
+            answer, note = sums_for(selection, rows, policy)
+            noted = {"choice": selection.names, "least": least_of(policy), "samples": list(samples), "answer": answer}
             write_atomically(file, json.dumps(noted), mode=0o600)
             return answer, note
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -169,12 +169,12 @@ def once(
         ) from None
 
 
-def may_try_again(before: dict[str, Any], choice: Choice, policy: Policy, samples: Sequence[str]) -> bool:
+def may_try_again(before: dict[str, Any], selection: Selection, policy: Policy, samples: Sequence[str]) -> bool:
     """Return whether the first answer was a refusal, for other data or another rule. Raises PolicyRefusedError."""
     day, (own, then) = before["answer"]["day"], (Counter(samples), Counter(before["samples"]))
     changed = fewest_changed(own, then)
     remove = f"a second answer needs the hospital to remove {FILE} (docs/privacy.md)"
-    if before["choice"] != choice.names:
+    if before["choice"] != selection.names:
         chose = ", ".join(before["choice"]["columns"])
         raise PolicyRefusedError(f"it gave sums of {chose:.200} on {day}, and answers one choice; {remove}")
     if before["answer"].get("refused"):
@@ -192,7 +192,7 @@ def least_of(policy: Policy) -> int:
     return 1 if policy.public else max(policy.min_sum_samples, policy.min_cell)
 
 
-def sums_for(choice: Choice, rows: Rows, policy: Policy) -> tuple[Part, dict[str, list[str]]]:
+def sums_for(selection: Selection, rows: Rows, policy: Policy) -> tuple[Part, dict[str, list[str]]]:
     """The answer, and by rule what stays. ``day`` is that of this answer, empty for public data."""
     least, gap = least_of(policy), 1 if policy.public else policy.min_cell
     day = "" if policy.public else time.strftime("%Y-%m-%d", time.gmtime())
@@ -200,66 +200,66 @@ def sums_for(choice: Choice, rows: Rows, policy: Policy) -> tuple[Part, dict[str
     held = f"its policy has {rule}, and exact sums would be about fewer patients"
     part: Part = {"day": day}
     order = patient_digests(sample_digests(rows.table), rows.units)
-    places = [own.places[0] for own in (*choice.columns, *choice.covariates)]
+    places = [own.places[0] for own in (*selection.columns, *selection.covariates)]
     common = kept_rows(np.any(rows.gone[:, places], axis=1), rows.units, order, gap)
     groups: list[list[Array]] = []
-    if choice.covariates:
-        if fault := covariate_fault(choice, rows, common, least, held, public=policy.public):
+    if selection.covariates:
+        if fault := covariate_fault(selection, rows, common, least, held, public=policy.public):
             return part | {"refused": fault}, {"combat": [fault]}
-        groups = cells_of(choice, rows, common)
-        x = design(rows.table[common], choice.terms, terms_of(choice.covariates))
+        groups = cells_of(selection, rows, common)
+        x = design(rows.table[common], selection.terms, terms_of(selection.covariates))
         shared = sums_of(np.zeros(len(x)), x)
-        part |= {"covariates": choice.terms, "x": shared.x.tolist(), "xx": shared.xx.tolist()}
+        part |= {"covariates": selection.terms, "x": shared.x.tolist(), "xx": shared.xx.tolist()}
     note: dict[str, list[str]] = {}
     columns, withheld = dict[str, Part](), dict[str, str]()
-    for own in choice.columns:
-        kept = common if choice.covariates else kept_rows(rows.gone[:, own.places[0]], rows.units, order, gap)
+    for own in selection.columns:
+        kept = common if selection.covariates else kept_rows(rows.gone[:, own.places[0]], rows.units, order, gap)
         y, units = rows.table[kept, own.places[0]], rows.units[kept]
         cells = [cell for cells in groups for cell in cells]
-        others = [*measured(choice, rows, kept).values()]
+        others = [*measured(selection, rows, kept).values()]
         why = "" if policy.public else tells_of_few(y, units, cells, least, others) if len(y) else "no value"
         if patients(units) < least or why:
             withheld[own.name] = held if not policy.public else "no value"
             note.setdefault("combat", []).append(f"{own.name}: {why or rule}")
             continue
-        sums = sums_of(y, design(rows.table[kept], choice.terms, terms_of(choice.covariates)))
+        sums = sums_of(y, design(rows.table[kept], selection.terms, terms_of(selection.covariates)))
         columns[own.name] = {"n": sums.n, "mean": sums.mean, "square": sums.square, "xy": sums.xy.tolist()}
     return part | {"columns": columns, "withheld": withheld}, note
 
 
-def covariate_fault(choice: Choice, rows: Rows, kept: Array, least: int, held: str, *, public: bool) -> str:
+def covariate_fault(selection: Selection, rows: Rows, kept: Array, least: int, held: str, *, public: bool) -> str:
     """Why these covariates' sums cannot leave; empty: they can. The text has nothing of the rows."""
     units = rows.units[kept]
     if patients(units) < least:
         return held
-    for own in choice.covariates:
+    for own in selection.covariates:
         if tells_label(code_of(own, rows.table[kept]), rows.y[kept]):
             return f"the covariate {own.name!r} gives the label away, which a future patient does not have"
     if public:
         return ""
-    if patients(units) < (needed := PATIENTS_PER_TERM * len(choice.terms)):
-        return f"{len(choice.terms)} covariates, categories counted singly, need {needed} patients: name fewer"
-    groups = cells_of(choice, rows, kept)
+    if patients(units) < (needed := PATIENTS_PER_TERM * len(selection.terms)):
+        return f"{len(selection.terms)} covariates, categories counted singly, need {needed} patients: name fewer"
+    groups = cells_of(selection, rows, kept)
     if has_small_cells(groups, units, least):
-        return f"{held} in a category of {few([own.name for own in choice.covariates])}"
+        return f"{held} in a category of {few([own.name for own in selection.covariates])}"
     cells = [cell for group in groups for cell in group]
-    found = measured(choice, rows, kept)
+    found = measured(selection, rows, kept)
     for i, (name, values) in enumerate(found.items()):
         if tells_of_few(values, units, cells, least, [*found.values()][:i]):
             return f"{held} ({name})"
     return ""
 
 
-def measured(choice: Choice, rows: Rows, kept: Array) -> dict[str, Array]:
+def measured(selection: Selection, rows: Rows, kept: Array) -> dict[str, Array]:
     """The covariates (n,) that have no categories, by name."""
-    found = {own.name: code_of(own, rows.table[kept]) for own in choice.covariates if own.kind != "category"}
+    found = {own.name: code_of(own, rows.table[kept]) for own in selection.covariates if own.kind != "category"}
     return {name: values for name, values in found.items() if not is_discrete(values)}
 
 
-def cells_of(choice: Choice, rows: Rows, kept: Array) -> list[list[Array]]:
+def cells_of(selection: Selection, rows: Rows, kept: Array) -> list[list[Array]]:
     """The rows of each category of each covariate that has some; a number with few values has these."""
     groups = []
-    for own in choice.covariates:
+    for own in selection.covariates:
         values = code_of(own, rows.table[kept])
         if own.kind == "category":
             groups.append([values == code for code in range(len(own.levels))])

@@ -93,8 +93,8 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
     """The options that go with --recipe: those that a recipe of this kind does not replace."""
-    if said := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
-        raise UserError(f"--{said[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
+    if needless := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
+        raise UserError(f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
     recipe = load_any(args.recipe)
     kept = ImportOptions(overwrite=args.overwrite, cohort=args.cohort, subgroup=args.subgroup)
     if isinstance(recipe, Recipe):
@@ -157,8 +157,8 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
         if mapped != Mapped():
             raise UserError("--map and --codes go with --schema")
         return options
-    if said := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED.get(key)]:
-        raise UserError(f"--{said[0].replace('_', '-')} beside --schema: the schema says that")
+    if needless := [key for key in OF_SCHEMA if getattr(args, key) != REPLACED.get(key)]:
+        raise UserError(f"--{needless[0].replace('_', '-')} beside --schema: the schema says that")
     source = Path(args.source)
     if not source.is_file():
         raise UserError(f"--schema is of a csv table; {source} is none")
@@ -217,8 +217,8 @@ def import_from(args: argparse.Namespace) -> Iterator[str]:
     made = import_source(args.source, out, options)
     yield from str(made).splitlines()
     if made.recipe and args.recipe is None:
-        told = describe_mapping if args.schema else explain
-        yield from (f"column {line}" for line in told(made.recipe))
+        describe = describe_mapping if args.schema else explain
+        yield from (f"column {line}" for line in describe(made.recipe))
     yield from (f"note: {note}" for note in made.notes)
     if args.harmonize and made.recipe and made.recipe.combat:
         yield f"harmonised: {few(made.recipe.combat.names, 20)}, by {args.harmonize}; ranges are checked before"

@@ -56,8 +56,8 @@ def read_asked(
     """
     if not needs_recipe(data):
         if recipe or as_gaps or key:
-            said = "--recipe" if recipe else "--as-gaps" if as_gaps else "--key"
-            raise UserError(f"{said} is of new rows or pictures; an .npz file has gone through its recipe already")
+            option = "--recipe" if recipe else "--as-gaps" if as_gaps else "--key"
+            raise UserError(f"{option} is of new rows or pictures; an .npz file has gone through its recipe already")
         x, vocabulary, schema = read_samples(data)
         return Asked(x, vocabulary, schema, [str(i) for i in range(len(x))])
     try:

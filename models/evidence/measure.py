@@ -90,7 +90,9 @@ def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units
         found = _of_survival(model, test, train, units, ask) if ask.horizon else {}
     elif isinstance(task, Regression):
         each = _measured(task, model, test, ask.labels)
-        found = {prefix + k: v for prefix, said, truth in each for k, v in _of_values(said, truth, units, ask).items()}
+        found = {
+            prefix + k: v for prefix, output, truth in each for k, v in _of_values(output, truth, units, ask).items()
+        }
     else:
         found = _of_outputs(task, predict(model, test), test.labels(), units, ask)
     return {name: value for name, value in found.items() if _finite(value)}
@@ -121,8 +123,8 @@ def conformal_intervals(
     ``common``: one for each measurement.
     """
     found: Evidence = {}
-    for (prefix, said, truth), half in zip(_measured(task, model, test, labels), common, strict=True):
-        values = interval_shares(np.abs(truth - said), units, half)
+    for (prefix, output, truth), half in zip(_measured(task, model, test, labels), common, strict=True):
+        values = interval_shares(np.abs(truth - output), units, half)
         found |= {f"{prefix}conformal_intervals": values} if _finite(values) else {}
     return found
 
@@ -135,25 +137,25 @@ def _measured(
     """
     pair = (predict(model, test), test.labels())
     scale, shift = np.array(task.std or 1.0), np.array(task.mean or 0.0)
-    said, truth = (values.detach().double().cpu().numpy() * scale + shift for values in pair)
-    names = measurements(labels, said.shape[1])
-    for k in range(said.shape[1]):
-        yield f"{MEASUREMENT}{names[k]}." if names else "", said[:, k], truth[:, k]
+    output, truth = (values.detach().double().cpu().numpy() * scale + shift for values in pair)
+    names = measurements(labels, output.shape[1])
+    for k in range(output.shape[1]):
+        yield f"{MEASUREMENT}{names[k]}." if names else "", output[:, k], truth[:, k]
 
 
-def _of_values(said: Array, truth: Array, units: Units, ask: Ask) -> Evidence:
-    if not np.isfinite(said).all():
+def _of_values(output: Array, truth: Array, units: Units, ask: Ask) -> Evidence:
+    if not np.isfinite(output).all():
         return {}
-    intercept, slope = recalibration(said, truth)
-    between = agreement(said, truth)
+    intercept, slope = recalibration(output, truth)
+    between = agreement(output, truth)
     values: Evidence = {
         "calibration_slope": slope,
         "calibration_intercept": intercept,
         "calibration_in_the_large": between[0],
-        "agreement": [float(len(said)), *between],
-        "value_bins": value_bins(said, truth, ask.least, units),
+        "agreement": [float(len(output)), *between],
+        "value_bins": value_bins(output, truth, ask.least, units),
     }
-    n, half = own_width(np.abs(truth - said), units, ask.least)
+    n, half = own_width(np.abs(truth - output), units, ask.least)
     return {**values, "conformal_width": [float(n), half]}
 
 

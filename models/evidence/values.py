@@ -16,35 +16,35 @@ from models.evidence.conformal import ALPHA, enough, halves, shrunk
 SPREAD = 1.96  # standard deviations on either side, for limits of agreement
 
 
-def recalibration(said: Array, truth: Array) -> tuple[float, float]:
+def recalibration(predicted: Array, truth: Array) -> tuple[float, float]:
     """Return intercept a and slope b of truth = a + b said by least squares, ideal 0 and 1; ``nan`` where all said are
     alike (Stevens and Poppe, J. Clin. Epidemiol. 2020).
     """
-    if len(said) < 2 or np.ptp(said) <= 1e-9 * max(1.0, float(np.abs(said).max())):
+    if len(predicted) < 2 or np.ptp(predicted) <= 1e-9 * max(1.0, float(np.abs(predicted).max())):
         return math.nan, math.nan
-    centred = said - said.mean()
+    centred = predicted - predicted.mean()
     slope = float(centred @ truth / (centred @ centred))
-    return float(truth.mean() - slope * said.mean()), slope
+    return float(truth.mean() - slope * predicted.mean()), slope
 
 
-def agreement(said: Array, truth: Array) -> tuple[float, float, float]:
+def agreement(predicted: Array, truth: Array) -> tuple[float, float, float]:
     """Return the mean difference and its limits of agreement, mean -+ 1.96 SD (Bland and Altman, Lancet 1986)."""
-    if len(said) < 2:
+    if len(predicted) < 2:
         return (math.nan,) * 3
-    difference = truth - said
+    difference = truth - predicted
     mean, half = float(difference.mean()), SPREAD * float(difference.std(ddof=1))
     return mean, mean - half, mean + half
 
 
-def value_bins(said: Array, truth: Array, least: int, units: Units | None = None) -> list[float]:
+def value_bins(predicted: Array, truth: Array, least: int, units: Units | None = None) -> list[float]:
     """Return samples, mean prediction, mean measurement and mean absolute error of each bin, bin after bin.
 
     The bins are those of a reliability diagram: of about equally many samples, none with fewer than ``least`` of
     ``units`` (n,).
     """
-    own = groups_of(said, least, units)
+    own = groups_of(predicted, least, units)
     counts = np.bincount(own)
-    sums = [np.bincount(own, values) / counts for values in (said, truth, np.abs(truth - said))]
+    sums = [np.bincount(own, values) / counts for values in (predicted, truth, np.abs(truth - predicted))]
     return [float(v) for row in zip(counts, *sums, strict=True) for v in row]
 
 

@@ -44,7 +44,7 @@ class Multilabel(SingleLossTask):
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
         logits, labels = outputs.detach().double().cpu(), y.double().cpu()
-        known, truth, said = (labels >= 0).numpy(), (labels == 1).numpy(), (logits > 0).numpy()
+        known, truth, predicted = (labels >= 0).numpy(), (labels == 1).numpy(), (logits > 0).numpy()
         found, effects, counts = [], [], []
         scores = logits.numpy()
         for k in range(labels.shape[1]):
@@ -58,8 +58,10 @@ class Multilabel(SingleLossTask):
         area = float(np.mean(found)) if found and np.isfinite(scores).all() else math.nan
         variance = float((np.mean(effects, axis=0) ** 2).sum()) if effects else 0.0
         ends = of_area(area, variance, *min(counts, key=min, default=(1, 1)))
-        right = [float((said == truth)[known[:, k], k].mean()) for k in range(labels.shape[1]) if known[:, k].any()]
-        hits, all_ = (truth & said & known).sum(0), (truth & known).sum(0) + (said & known).sum(0)
+        right = [
+            float((predicted == truth)[known[:, k], k].mean()) for k in range(labels.shape[1]) if known[:, k].any()
+        ]
+        hits, all_ = (truth & predicted & known).sum(0), (truth & known).sum(0) + (predicted & known).sum(0)
         occur = all_ > 0
         return {
             "loss": float(binary_loss(logits, labels)),

@@ -44,8 +44,8 @@ class Regression(SingleLossTask):
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
-        said, truth = outputs.detach().double().cpu(), y.double().cpu()
-        error = said - truth
+        predicted, truth = outputs.detach().double().cpu(), y.double().cpu()
+        error = predicted - truth
         squares, spread = error.square(), (truth - truth.mean(0)).square()
         varies = spread.mean(0) > 1e-12
         r2, ends = math.nan, UNKNOWN

@@ -71,10 +71,10 @@ class Segmentation(SingleLossTask):
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss (n,) and Dice (n,) of each picture."""
-        said = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)
+        predicted = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)
         dice = []
         for c in range(1, outputs.shape[1]):
-            a, b = (said == c).flatten(1), (y == c).flatten(1)
+            a, b = (predicted == c).flatten(1), (y == c).flatten(1)
             total = (a.sum(1) + b.sum(1)).double()
             dice.append(torch.where(total > 0, 2 * (a & b).sum(1) / total, torch.nan))
         return pixel_losses(outputs.detach().double(), y).cpu(), torch.stack(dice, 1).nanmean(1).cpu()
@@ -93,6 +93,6 @@ class Segmentation(SingleLossTask):
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
         """Return the number of pixels of each class; the masks themselves go into a file."""
-        said = outputs.argmax(1).flatten(1)
+        predicted = outputs.argmax(1).flatten(1)
         names = [f"pixels_{c}" for c in range(outputs.shape[1])]
-        return names, [torch.bincount(row, minlength=len(names)).tolist() for row in said]
+        return names, [torch.bincount(row, minlength=len(names)).tolist() for row in predicted]

@@ -59,16 +59,16 @@ class Noted:
     """In an array's place: what is said of it."""
 
     def __init__(self, *_: Any) -> None:
-        self.told: tuple[Any, ...] = ()
+        self.arguments: tuple[Any, ...] = ()
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, content = state
-        self.told = (content, kind, shape, "F" if fortran else "C", None)
+        self.arguments = (content, kind, shape, "F" if fortran else "C", None)
 
     def array(self) -> Array:
-        if len(self.told) != 5:
+        if len(self.arguments) != 5:
             raise DataError("it has an array without content")
-        content, kind, shape, order, axes = self.told
+        content, kind, shape, order, axes = self.arguments
         whole = isinstance(shape, tuple) and all(isinstance(n, int) and n >= 0 for n in shape)
         if not (whole and isinstance(kind, Kind) and isinstance(content, bytes | bytearray)):
             raise DataError("it has an array that is not of plain numbers")
@@ -82,7 +82,7 @@ class Noted:
 def noted(content: Any, kind: Any, shape: Any, order: Any, axes: Any = None) -> Noted:
     """In ``_frombuffer``'s place, by which newer pickles make an array."""
     made = Noted()
-    made.told = (content, kind, shape, order, axes)
+    made.arguments = (content, kind, shape, order, axes)
     return made
 
 

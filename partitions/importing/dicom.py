@@ -317,11 +317,11 @@ def _plane(header: Dataset) -> str:
 
 
 def warnings_of(dataset: Dataset) -> tuple[str, ...]:
-    said = _text(dataset, "BurnedInAnnotation").upper()
-    if said == "YES":
+    burned = _text(dataset, "BurnedInAnnotation").upper()
+    if burned == "YES":
         return (BURNT,)
     often = dataset.get("Modality") in OFTEN_BURNT or "ConversionType" in dataset
-    return (MAYBE_BURNT,) if often and said != "NO" else ()
+    return (MAYBE_BURNT,) if often and burned != "NO" else ()
 
 
 def check_decoder(dataset: Dataset, path: Path) -> None:

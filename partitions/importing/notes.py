@@ -70,9 +70,9 @@ def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tupl
     """
     if not take.text:
         return values, 0, ()
-    vocabulary, said = parse_vocabulary(take.vocabulary)
+    vocabulary, note = parse_vocabulary(take.vocabulary)
     made = encode([row.text for row in rows], vocabulary, take.length)
-    notes = [said]
+    notes = [note]
     for count, of, what in (
         (made.cut, len(rows), f"texts are cut at {take.length} tokens (--length)"),
         (made.unknown, made.words, "words are not in the vocabulary"),

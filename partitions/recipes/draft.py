@@ -168,12 +168,12 @@ def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs:
     values = {cell: parse_number(cell, signs.decimal, signs.thousands) for _, cell in cells}
     if strange := [own for own in cells if values[own[1]] is None]:
         raise no_number(name, strange)
-    said = [said_of_gaps(lines, name, gaps, "the training part's median")]
-    if any(said) or signs.decimal != "." or signs.thousands:
+    remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]
+    if any(remarks) or signs.decimal != "." or signs.thousands:
         sign = f"number, decimal sign {signs.decimal!r}"
-        said.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
-    said += odd_numbers(cells, {cell: value for cell, value in values.items() if value is not None})
-    why = "; ".join(filter(None, said)) or PLAIN
+        remarks.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
+    remarks += odd_numbers(cells, {cell: value for cell, value in values.items() if value is not None})
+    why = "; ".join(filter(None, remarks)) or PLAIN
     return Column(
         tidy(name),
         "number",
@@ -219,7 +219,7 @@ def odd_numbers(cells: Sequence[tuple[str, str]], values: Mapping[str, float]) -
         yield f'cells begin with 0, such as {code}: codes need kind = "category"'
 
 
-def said_of_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
+def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
     """How many gaps a column has, or nothing."""
     count = sum(row[name] in gaps for _, row in lines)
     return f"{count} gaps become {filled}" if count else ""
@@ -242,7 +242,7 @@ def draft_other(
         options = " or ".join(f"--dates {form!r}" for form in formats)
         raise DataError(f"{where}: {name} is {cell!r}, and all its dates can be read in {len(formats)} ways: {options}")
     if formats:
-        filled = said_of_gaps(lines, name, gaps, "the training part's median")
+        filled = remark_on_gaps(lines, name, gaps, "the training part's median")
         why = "; ".join(filter(None, (f"date written {formats[0]}: years since 2000-01-01", filled)))
         return Column(tidy(name), "date", source, format=formats[0], fill="median", why=why)
     return draft_category(name, lines, cells, gaps, patient)
@@ -270,7 +270,7 @@ def draft_category(
     source = name if tidy(name) != name else ""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
-        return Column(tidy(name), "skip", source, why="; ".join([why, *said_of_units(cells)]))
+        return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     whose: dict[str, set[str]] = {}
     for i, (_, row) in enumerate(lines):
         whose.setdefault(row[name], set()).add(row.get(patient, "") or f"\0{i}")
@@ -278,19 +278,19 @@ def draft_category(
     rare = len(cells) - len(common)
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
-        return Column(tidy(name), "skip", source, why="; ".join([why, *said_of_units(cells)]))
+        return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
     levels = {tidy(cell): cell for cell in common}
-    said = [f"category, one column for each of {few(levels, 8)}"]
-    said += [f"{rare} values of fewer than {FEWEST} patients become {other!r}, unnamed"] if rare else []
-    said.append(said_of_gaps(lines, name, gaps, "the training part's most frequent"))
-    if len(cells) == 1 and said[-1]:
+    remarks = [f"category, one column for each of {few(levels, 8)}"]
+    remarks += [f"{rare} values of fewer than {FEWEST} patients become {other!r}, unnamed"] if rare else []
+    remarks.append(remark_on_gaps(lines, name, gaps, "the training part's most frequent"))
+    if len(cells) == 1 and remarks[-1]:
         level = next(iter(levels), "")
-        said.append(f'if a gap means no: categories = ["{level}", "no"], fill = "value", fill-value = "no"')
-    said += said_of_units(cells)
+        remarks.append(f'if a gap means no: categories = ["{level}", "no"], fill = "value", fill-value = "no"')
+    remarks += remarks_on_units(cells)
     folded = Counter(cell.casefold() for cell in cells)
     if twice := [cell for cell in common if folded[cell.casefold()] > 1]:
-        said.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
+        remarks.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
     values = {cell: level for level, cell in levels.items() if cell != level}
     return Column(
         tidy(name),
@@ -300,11 +300,11 @@ def draft_category(
         values=values,
         other=other,
         fill="most-frequent",
-        why="; ".join(filter(None, said)),
+        why="; ".join(filter(None, remarks)),
     )
 
 
-def said_of_units(cells: Collection[str]) -> list[str]:
+def remarks_on_units(cells: Collection[str]) -> list[str]:
     """What to do where most texts of a column are numbers with something behind them."""
     found = [cell for cell in cells if WITH_UNIT.fullmatch(cell)]
     if len(found) <= MOST_NUMBERS * len(cells):

@@ -311,12 +311,12 @@ def rounded(sizes: Sequence[float | None]) -> tuple[float, float] | None:
 
 def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
     """What of a picture is not as expected, each a text such as "its modality is MR, where the recipe has CT"."""
-    told = [("format", own.format, expected.formats)]
+    stated = [("format", own.format, expected.formats)]
     if own.format == "dicom":
-        told.append(("modality", own.modality, expected.modalities))
+        stated.append(("modality", own.modality, expected.modalities))
     if own.format != "picture":
-        told.append(("plane", own.plane, expected.planes))
-    for what, value, known in told:
+        stated.append(("plane", own.plane, expected.planes))
+    for what, value, known in stated:
         if known and value not in known:
             there = " or ".join(name or "none" for name in known)
             yield f"its {what} is {value or 'not stated'}, where the recipe has {there}"

@@ -42,10 +42,10 @@ def server_checks(federation: Federation, connection_name: str) -> list[Check]:
     fix = "the federation is up with another file: bring it up again with this one"
     detail = f"not registered: {', '.join(missing)}" if missing else f"{len(names)} silos: {', '.join(sorted(names))}"
     checks.append(Check("registrations", not missing, detail, fix if missing else ""))
-    away = sorted(node.name for node in nodes if node.status != "online")
+    offline = sorted(node.name for node in nodes if node.status != "online")
     fix = "ask these sites for the end of their log and for `silofl doctor`; a run waits for --set silos=N silos only"
-    detail = f"not online: {', '.join(away)}" if away else f"all {len(nodes)} silos"
-    checks.append(Check("online", not away, detail, fix if away else ""))
+    detail = f"not online: {', '.join(offline)}" if offline else f"all {len(nodes)} silos"
+    checks.append(Check("online", not offline, detail, fix if offline else ""))
     active = [run for run in runs if not run.finished]
     checks.append(Check("runs", True, f"{len(active)} under way, {len(runs) - len(active)} ended"))
     return checks

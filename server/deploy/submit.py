@@ -125,12 +125,12 @@ def _silos_online(control: Control, late: str) -> int:
     from strategies.base.newcomer.settings import ANY
 
     nodes = control.nodes()
-    away = {node.name for node in nodes if node.status != "online"}
-    coming = away if late == ANY else {entry.partition("=")[0].strip() for entry in late.split(",") if "=" in entry}
-    if left := sorted(away - coming):
+    offline = {node.name for node in nodes if node.status != "online"}
+    coming = offline if late == ANY else {entry.partition("=")[0].strip() for entry in late.split(",") if "=" in entry}
+    if left := sorted(offline - coming):
         print(f"without {', '.join(left)}: not online (--set silos={len(nodes)} waits)", file=sys.stderr)
-    here = {node.name for node in nodes} - away
-    return max(1, len(here | coming))
+    online = {node.name for node in nodes} - offline
+    return max(1, len(online | coming))
 
 
 def _check_silos(common: Common, registered: Set[str]) -> None:

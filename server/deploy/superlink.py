@@ -98,13 +98,13 @@ def give_again(state: Any, store: Any, node: int, times: Counter[str]) -> None:
     """
     for message in messages_to(state, node):
         name = message.metadata.message_id
-        if message.metadata.delivered_at and times[name] < MOST_TIMES and is_here(store, name):
+        if message.metadata.delivered_at and times[name] < MOST_TIMES and is_stored(store, name):
             times[name] += 1
             logging.getLogger("flwr").info("node %d did not get message %s; it is given to it again", node, name)
             message.metadata.delivered_at = ""
 
 
-def is_here(store: Any, message: str) -> bool:
+def is_stored(store: Any, message: str) -> bool:
     """Return whether the store has parts of a message still."""
     try:
         store.get_object_tree(message)

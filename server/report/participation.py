@@ -63,6 +63,6 @@ def without(study: Study, method: str, silos: Collection[str]) -> tuple[float, f
 
 def rounds_missed(found: Mapping[str, Rounds]) -> str:
     """Return the silos' rounds as the beginning of a sentence: ``b took part in 3 of 25 rounds``."""
-    said = [f"{silo} took part in {taken} of {of} rounds" for silo, (taken, of) in list(found.items())[:5]]
-    more = len(found) - len(said)
-    return ", ".join(said) + (f", and {more} more in few" if more else "")
+    lines = [f"{silo} took part in {taken} of {of} rounds" for silo, (taken, of) in list(found.items())[:5]]
+    more = len(found) - len(lines)
+    return ", ".join(lines) + (f", and {more} more in few" if more else "")

@@ -89,8 +89,8 @@ class Study:
     @cached_property
     def task(self) -> Task:
         """The task that the silos train on."""
-        said = (str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found)
-        return task_of(next(said, "multiclass"))
+        found_tasks = (str(found["task"]) for found in (*self.summarised, *self.events) if "task" in found)
+        return task_of(next(found_tasks, "multiclass"))
 
     @cached_property
     def methods(self) -> list[str]:

@@ -64,9 +64,9 @@ def export_kept(source: Path, run: RunSettings, silo: str, entry: Mapping[str, A
     if kept.numbers["round"] != wanted:  # the report changed since: the run was resumed
         return False
     card = model_card(run, state, wanted, {}, entry["rounds"])
-    told = state.numbers["cards"][silo]
+    summary = state.numbers["cards"][silo]
     card |= {"silo": silo, "which": "reported", "snapshot": entry["reports"]}
     card |= {"when": when(entry["reports"], wanted, entry["rounds"])}
-    card |= {"samples": {part: told[f"n_{part}"] for part in ("train", "val", "test")}}
+    card |= {"samples": {part: summary[f"n_{part}"] for part in ("train", "val", "test")}}
     write_model(out, card, kept.arrays[OWN], kept.arrays.get(BUFFERS))
     return True

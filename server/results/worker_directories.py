@@ -67,7 +67,7 @@ class WorkerDirectories:
         if not part.own.is_dir():
             return []
         with part.held():
-            told = self.follow(run)
+            new_events = self.follow(run)
             if part.history.exists():
                 others = [r for r in History(self.directory.history).rows if (r.strategy, r.seed) != which]
                 rows = [*others, *History(part.history).rows]
@@ -77,7 +77,7 @@ class WorkerDirectories:
             if part.summary.exists():
                 add_to_summary(self.directory, entries(part), self.order)
             shutil.rmtree(part.own)
-        return told
+        return new_events
 
     def take_back_all(self) -> None:
         """Move the results of every run that has a directory (:meth:`take_back`)."""

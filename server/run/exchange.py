@@ -237,14 +237,14 @@ class Exchange:
         # group id is the part of it that no other sender can know.
         for message in messages:
             message.metadata.group_id = group_id(self.most(message))
-        names = self._handed_over(messages)
+        names = self._pushed(messages)
         pushed = list(zip(names, messages, strict=True))
         self.sent |= {name: message for name, message in pushed if name}
         self.waiting |= {name for name in names if name}
         gone = Error(CODES.NODE_UNAVAILABLE, "the server does not know it any more")
         return [Message(gone, reply_to=message) for name, message in pushed if not name]
 
-    def _handed_over(self, messages: Sequence[Message]) -> list[str]:
+    def _pushed(self, messages: Sequence[Message]) -> list[str]:
         for pause in PUSH_PAUSES:
             try:
                 return list(self.grid.push_messages(messages))

@@ -173,8 +173,8 @@ def _clean_summary(run: Path, name: str) -> bool:
     """Compute the entries of the others anew: the old means would reveal the silo's own values."""
     summary = json.loads((run / "summary.json").read_text())
     before, held, named = summary["runs"], summary.get("hold_out", {}), _named(name)
-    told = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
-    if not any(name in entry["silos"] for entry in before) and not named.search(json.dumps([told, held])):
+    left_texts = [json.dumps([entry.get("left_out", {}), entry.get("hold_out", {})]) for entry in before]
+    if not any(name in entry["silos"] for entry in before) and not named.search(json.dumps([left_texts, held])):
         return False
     history, after = History(run / "history.csv"), []
     cap = float(read_toml(run / "config.toml").get("weight-cap", 0))

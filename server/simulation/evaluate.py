@@ -106,8 +106,8 @@ def evaluate(
     with cleared(out), private():
         models = read_models(gather_models(source, out / MODELS, which, strategy, seed))
         settings = parse_settings({**where, **run_values(models, owned=False)})
-        said = parse_settings({**where, **run_values(models)})  # as a federation's evaluation, for a study of it
-        write_atomically(out / "config.toml", toml_text(said.flat()))
+        parsed = parse_settings({**where, **run_values(models)})  # as a federation's evaluation, for a study of it
+        write_atomically(out / "config.toml", toml_text(parsed.flat()))
         grid = InProcessGrid(client_app, settings.common.silos, settings.flat())
         if data is not None:
             for context in grid.contexts.values():

@@ -131,7 +131,7 @@ class Going:
         self.runs, self.directories, self.trackers = {run.label: run for run in runs}, directories, trackers
         self.going = dict(self.runs)
         self.failed: dict[str, tuple[int, str]] = {}
-        self.said: dict[str, str] = {}  # why a run failed, in its own words
+        self.failures: dict[str, str] = {}  # why a run failed, in its own words
         self.seen: dict[str, int] = {}  # by run, the last round that has been shown
         self.known: dict[str, set[int]] = {}
         for of_part in dict.fromkeys(directories.values()):
@@ -161,7 +161,7 @@ class Going:
     def show(self, key: str, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["event"] == "error":
-                self.said[key] = event["message"]
+                self.failures[key] = event["message"]
             if event["event"] == "round":
                 if key not in self.seen:
                     skip(self.bar, event["round"] - 1)
@@ -176,7 +176,7 @@ class Going:
         self.bar.set_description(f"{done} of {len(self.runs)} runs{failed}")
 
     def fail(self, key: str, code: int) -> None:
-        why = self.said.get(key)
+        why = self.failures.get(key)
         if why is None:
             why = f"its process was killed (signal {-code})" if code < 0 else f"its process ended with exit code {code}"
             strategy, seed = _which(self.runs[key])

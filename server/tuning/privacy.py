@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from client.site.budget.accounting import epsilon_of
-from client.site.budget.told import KEPT
+from client.site.budget.run_cost import KEPT
 from server.report.study import newest_states
 from server.results.history import History
 from server.results.run_directory import RunDirectory

@@ -223,10 +223,10 @@ class Searcher:
         with contextlib.closing(self.engine(jobs)) as engine:
             for ended in engine:
                 for name, code in ended.items():
-                    told = directories[name].follow(jobs[name].run)
+                    events = directories[name].follow(jobs[name].run)
                     directories[name].take_back_all()
-                    said = [str(event["message"]) for event in told if event["event"] == "error"]
-                    yield name, "" if not code else (said[-1] if said else f"its process ended with code {code}")
+                    errors = [str(event["message"]) for event in events if event["event"] == "error"]
+                    yield (name, "" if not code else (errors[-1] if errors else f"its process ended with code {code}"))
 
     def fail(self, trial: Trial, why: str) -> None:
         """End a trial that has no result; the values may be to blame, and the search goes on."""

@@ -51,14 +51,14 @@ def drawn(picture: Mapping[str, Any], title: str) -> RenderableType:
 
 def headline(run: Mapping[str, Any], title: str, now: float) -> str:
     where = "closing evaluation" if run["closing"] and run["state"] == "running" else f"round {run['round']}"
-    said = [f"{escaped(title)}: {escaped(run['strategy'])} seed {run['seed']}", run["state"]]
-    said.append(f"{where} of {run['rounds']}")
+    phrases = [f"{escaped(title)}: {escaped(run['strategy'])} seed {run['seed']}", run["state"]]
+    phrases.append(f"{where} of {run['rounds']}")
     if run["asked"]:
-        said.append(f"the next one for {seconds(now - run['asked'])}")
+        phrases.append(f"the next one for {seconds(now - run['asked'])}")
     if run["left"] is not None:
-        said.append(f"about {seconds(run['left'])} to the end")
-    said.append(f"{run['bytes'] / 1e6:.1f} MB")
-    return ", ".join(said)
+        phrases.append(f"about {seconds(run['left'])} to the end")
+    phrases.append(f"{run['bytes'] / 1e6:.1f} MB")
+    return ", ".join(phrases)
 
 
 def silo_table(run: Mapping[str, Any], now: float) -> Table:

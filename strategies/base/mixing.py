@@ -76,7 +76,7 @@ class MixingStrategy(PersonalizedStrategy):
         raise NotImplementedError
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
-        self._told = False
+        self._reported = False
 
     def welcome(self, silo: str) -> None:
         """Hold the mean of the others' models as this silo's, which is mixed with theirs from now on."""
@@ -107,9 +107,9 @@ class MixingStrategy(PersonalizedStrategy):
         others = coefficients.abs().fill_diagonal_(0)
         most, least = float(others.max()), float(others.fill_diagonal_(torch.inf).min())
         none, alike = most < NO_WEIGHT, least > ALIKE * most
-        if self._told or not (none or alike):
+        if self._reported or not (none or alike):
             return
-        self._told = True
+        self._reported = True
         distance = float(squared_distances(models).sqrt().fill_diagonal_(torch.nan).nanmedian())
         log(
             WARNING,

@@ -20,7 +20,7 @@ from client.site.study.approvals import approve
 from client.site.study.dangers import dangers
 from client.site.trust.policy import Policy, parse_policy
 from client.studies import released_page
-from client.survey.combat import FILE, Choice, Rows, chosen, sums_for
+from client.survey.combat import FILE, Rows, Selection, chosen, sums_for
 from models.survey.exact import has_small_cells, kept_rows, tells_label, tells_of_few
 from partitions.common.errors import DataError, UserError
 from partitions.recipes.places import TableColumn
@@ -284,10 +284,10 @@ def test_as_many_covariates_as_patients_would_be_the_table() -> None:
     table = rng.integers(18, 95, (60, 8)).astype(np.float32)
     columns = tuple(TableColumn(f"c{i}", "number", (i,)) for i in range(8))
     rows = Rows(table, np.zeros(table.shape, bool), rng.integers(0, 2, 60), np.arange(60))
-    refused = sums_for(Choice(columns[:1], columns[1:]), rows, policy)[0]
+    refused = sums_for(Selection(columns[:1], columns[1:]), rows, policy)[0]
     assert refused["refused"] == "7 covariates, categories counted singly, need 70 patients: name fewer"
     assert "xx" not in refused and "columns" not in refused
-    assert len(sums_for(Choice(columns[:1], columns[1:7]), rows, policy)[0]["xx"]) == 6
+    assert len(sums_for(Selection(columns[:1], columns[1:7]), rows, policy)[0]["xx"]) == 6
 
 
 def test_a_product_that_one_patient_outweighs_stays() -> None:
@@ -296,9 +296,9 @@ def test_a_product_that_one_patient_outweighs_stays() -> None:
     table[3, :2] = 12
     a, b, c = (TableColumn(name, "number", (i,)) for i, name in enumerate("abc"))
     rows = Rows(table, np.zeros(table.shape, bool), rng.integers(0, 2, 200), np.arange(200))
-    found = sums_for(Choice((a, c), (b,)), rows, policy)[0]
+    found = sums_for(Selection((a, c), (b,)), rows, policy)[0]
     assert set(found["columns"]) == {"c"} and set(found["withheld"]) == {"a"}
-    assert sums_for(Choice((c,), (b, a)), rows, policy)[0]["refused"].endswith("(a)")
+    assert sums_for(Selection((c,), (b, a)), rows, policy)[0]["refused"].endswith("(a)")
 
 
 def test_a_covariate_of_a_single_patient_stays() -> None:

@@ -34,7 +34,7 @@ def charge(
     node, run = context.node_config, context.run_config
     if message.metadata.message_type.partition(".")[0] != "train" or not is_private(run):
         return None
-    silo, told = str(node.get("name", "this silo")), config_of(message)
+    silo, config = str(node.get("name", "this silo")), config_of(message)
     try:
         if not sha256:
             raise SiteError("its data file cannot be read, so no cost can be charged")
@@ -45,13 +45,13 @@ def charge(
         release = Release(
             key=key_of(message, context, sha256, cost),
             silo=silo,
-            run_id=str(told.get("run_id") or int(context.run_id))[:MOST_TEXT],
-            run=str(told.get("run", ""))[:MOST_TEXT],
-            round=whole(told.get("round")),
+            run_id=str(config.get("run_id") or int(context.run_id))[:MOST_TEXT],
+            run=str(config.get("run", ""))[:MOST_TEXT],
+            round=whole(config.get("round")),
             data=data,
             cost=cost,
         )
-        spent = Ledger(state).charge(release, policy, whole(told.get("attended")))
+        spent = Ledger(state).charge(release, policy, whole(config.get("attended")))
     except SiteError as error:
         raise PolicyRefusedError(f"{silo} refuses: {error}") from None
     except OSError as error:

@@ -167,8 +167,8 @@ def policy_check(where: str) -> Check:
     if policy.public:
         return Check("policy", True, "the data are public: nothing is held back")
     names = ("whole_model", "own_model", "peers", "sums", "combat", "min_metric_samples", "floor")
-    told = ", ".join(map(policy.line, names))
-    return Check("policy", True, f"{policy.where}: {told}; `silofl policy{' FILE' if where else ''}` prints all")
+    rule_lines = ", ".join(map(policy.line, names))
+    return Check("policy", True, f"{policy.where}: {rule_lines}; `silofl policy{' FILE' if where else ''}` prints all")
 
 
 def study_checks(site: Site) -> list[Check]:

@@ -83,8 +83,8 @@ class Executor:
 
     def rest(self, seconds: float) -> None:
         """Wait for a process that has done its task: `seconds` at most, and less for one that cannot say so."""
-        says_so = all(isinstance(task, socket.socket) for task in self._tasks)
-        self._done.wait(seconds if says_so else min(seconds, REPLY_SECONDS))
+        notifies = all(isinstance(task, socket.socket) for task in self._tasks)
+        self._done.wait(seconds if notifies else min(seconds, REPLY_SECONDS))
         self._done.clear()
 
 

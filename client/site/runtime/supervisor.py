@@ -80,13 +80,13 @@ def run(
             if silo.stopped:
                 return 0
             if since is None or silo.was_online:
-                since, told = time.monotonic(), ""
+                since, reported = time.monotonic(), ""
             trouble, patience, error = diagnose(silo)
             if time.monotonic() - since >= patience:
                 raise error(f"{site.name}: {trouble}")
-            if trouble != told:
+            if trouble != reported:
                 echo(f"{site.name}: {trouble}; trying again")
-                told = trouble
+                reported = trouble
             silo.pause(WAIT_SECONDS)
     finally:
         online.unlink(missing_ok=True)

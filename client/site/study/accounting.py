@@ -33,8 +33,8 @@ def count_message(study: Study, state: str, silo: str, run: str, kind: str, day:
         after = used([*lines, [day, run, kind, *silo.split()]], silo)
         for name, count in after.items():
             if count > limits[name] and count > before[name]:
-                says = f"the study {study.name} has limits.{name} = {limits[name]}"
-                return "", f"{says}, and this is number {count}: it is used up here"
+                limit_text = f"the study {study.name} has limits.{name} = {limits[name]}"
+                return "", f"{limit_text}, and this is number {count}: it is used up here"
         return f"{day} {run} {kind} {silo}", ""
 
     return noted(state, f"{folder(study.name)}/{MESSAGES}", f"limits for the study {study.name}", entry)

@@ -130,13 +130,13 @@ def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
             elif "keys" in record:
                 what = f"{what}: {', '.join(record['keys'])}"
             elif "text" in record:
-                what = f"{what}: {' '.join(said(record['text']).split())}"
+                what = f"{what}: {' '.join(cause(record['text']).split())}"
             counts[what] += 1
             sizes[what] += record["bytes"]
     return {what: (counts[what], sizes[what]) for what in counts}
 
 
-def said(error: str) -> str:
+def cause(error: str) -> str:
     """What a reply's error says, without the class around it that Flower writes."""
     return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 

@@ -26,17 +26,17 @@ def count_run(policy: Policy, state: Any, run: str) -> str:
     """Note this run as one of today's; why it may not be one more, or nothing. A run counts once."""
     if not policy.runs_per_day:
         return ""
-    says, today = policy.line("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
+    rule, today = policy.line("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
         runs = {line[1] for line in lines if len(line) == 2 and line[0] == today}
         if run in runs:
             return "", ""
         if len(runs) >= policy.runs_per_day:
-            return "", f"its policy has {says}, and this is run {len(runs) + 1} of {today}"
+            return "", f"its policy has {rule}, and this is run {len(runs) + 1} of {today}"
         return f"{today} {run}", ""
 
-    return noted(state, RUNS, says, entry)
+    return noted(state, RUNS, rule, entry)
 
 
 def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) -> str:
@@ -57,13 +57,13 @@ def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) ->
     return noted(state, f"{MESSAGES}/{run}", policy.line(next(iter(limits))), entry)
 
 
-def noted(state: Any, name: str, says: str, entry: Callable[[list[list[str]]], tuple[str, str]]) -> str:
+def noted(state: Any, name: str, rule: str, entry: Callable[[list[list[str]]], tuple[str, str]]) -> str:
     """Append to a file of the state directory what ``entry`` makes of its lines' words: (line or nothing, fault).
 
     Returns the fault, or why nothing can be counted.
     """
     if not state:
-        return f"its policy has {says}, and this silo no state-dir to count in"
+        return f"its policy has {rule}, and this silo no state-dir to count in"
     path = Path(state) / name
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -79,4 +79,4 @@ def noted(state: Any, name: str, says: str, entry: Callable[[list[list[str]]], t
                 os.fsync(file.fileno())
             return fault
     except OSError as error:
-        return f"its policy has {says}, which cannot be counted: {error.strerror}"
+        return f"its policy has {rule}, which cannot be counted: {error.strerror}"

@@ -224,7 +224,7 @@ def wait_for_silos(
     """
     keys = {silo.name: credentials.node_public_pem(silo.name).strip() for silo in local.silos}
     deadline = time.monotonic() + START_SECONDS
-    told: set[str] = set()
+    reported: set[str] = set()
     while True:
         nodes = {node.public_key.strip(): node for node in control.nodes()}
         missing = []
@@ -237,9 +237,9 @@ def wait_for_silos(
             log = log_file(local.directory, silo.name)
             if not any(REFUSED in line for line in last_lines(log, 20)):
                 raise failure(local, running[silo.name])
-            if silo.name not in told:
+            if silo.name not in reported:
                 echo(f"{silo.name} was killed a moment ago: waiting until the server takes it for gone")
-            told.add(silo.name)
+            reported.add(silo.name)
             time.sleep(2.0)
             running[silo.name] = start_silo(local, silo, credentials)
         if not missing:

@@ -50,11 +50,16 @@ def page(found: Surveyed) -> str:
         for part, key in PARTS.items()
         for name in found.names(key)
     ]
-    told = list(combat_text(found.combat)) if found.combat else []
+    combat_lines = list(combat_text(found.combat)) if found.combat else []
     template = environment().from_string(PAGE_TEXT)
     nothing = nothing_found(found)
     return template.render(
-        css=Markup(CSS), silos=len(found.answers), found=found.findings, tables=tables, nothing=nothing, combat=told
+        css=Markup(CSS),
+        silos=len(found.answers),
+        found=found.findings,
+        tables=tables,
+        nothing=nothing,
+        combat=combat_lines,
     )
 
 

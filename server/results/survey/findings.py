@@ -54,7 +54,7 @@ def findings(answers: Mapping[str, Mapping[str, Any]], without: Mapping[str, str
             for silo, (n, item) in items.items():
                 others = [other for own, other in items.items() if own != silo]
                 if len(others) >= OTHERS:
-                    found += [Finding(silo, name, *told) for told in _of_column(name, n, item, others)][:1]
+                    found += [Finding(silo, name, *texts) for texts in _of_column(name, n, item, others)][:1]
     return found
 
 
@@ -70,11 +70,11 @@ def _lacking(name: str, items: Mapping[str, Any], answers: Mapping[str, Any]) ->
     ]
 
 
-Told = tuple[str, str, str]
+Texts = tuple[str, str, str]
 Others = Sequence[tuple[int, Mapping[str, Any]]]
 
 
-def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Told]:
+def _of_column(name: str, n: int, item: Mapping[str, Any], others: Others) -> Iterator[Texts]:
     """What is odd in this hospital's column, the likeliest first."""
     here, there = share(n, item), [s for k, other in others if (s := share(k, other)) is not None]
     if here is not None and here >= ALMOST_ALL and there and median(there) <= FEW:
@@ -95,7 +95,7 @@ def share(n: int, item: Mapping[str, Any]) -> float | None:
     return None if item[MISSING] is None or not n else min(item[MISSING] / n, 1.0)
 
 
-def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
     mean, sd = item["mean"], item["sd"]
     of, spread = median(o["mean"] for o in others), median(o["sd"] for o in others)
     against = f"mean {mean:g}, sd {sd:g}, elsewhere {of:g}, {spread:g} (medians of {len(others)} hospitals)"
@@ -119,7 +119,7 @@ def _of_numbers(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str
         yield "shift", what, f"`format` and `since` of {column}" if date else f"`offset` and `from` of {column}"
 
 
-def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+def _of_cells(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
     """Whether nearly all values lie at an end of the range, and elsewhere they do not."""
     here, there = (
         shares(item),
@@ -146,7 +146,7 @@ def shares(item: Mapping[str, Any]) -> list[float]:
     return [count / sum(counts) for count in counts] if sum(counts) else []
 
 
-def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Told]:
+def _of_category(name: str, item: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[Texts]:
     """Whether a category has another code here: two change places, or one is not there that others have."""
     levels, here = item["levels"], shares(item)
     there = [s for other in others if (s := shares(other)) and other.get("levels") == levels]

@@ -64,71 +64,71 @@ class Reconciled:
 def read_agreed(text: str) -> dict[str, Any]:
     """The setting ``agreed``. Raises UserError for what it cannot be."""
     try:
-        said = json.loads(text or "{}")
+        stated = json.loads(text or "{}")
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or not set(said) <= {"task", "shape", "classes", "samples", SCHEMA}:
+        stated = None
+    if not isinstance(stated, dict) or not set(stated) <= {"task", "shape", "classes", "samples", SCHEMA}:
         raise UserError(
             f"agreed = {text[:80]!r}: a JSON object of task, shape, classes, samples, schema is wanted here"
         )
-    if said.get("task", TASKS[0]) not in TASKS:
-        raise UserError(f"agreed: task = {said['task']!r}: one of {', '.join(TASKS)} is wanted here")
-    if "shape" in said and not is_shape(said["shape"]):
+    if stated.get("task", TASKS[0]) not in TASKS:
+        raise UserError(f"agreed: task = {stated['task']!r}: one of {', '.join(TASKS)} is wanted here")
+    if "shape" in stated and not is_shape(stated["shape"]):
         raise UserError(
-            f"agreed: shape = {said['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as a "
-            "silo's data summary has them"
+            f"agreed: shape = {stated['shape']!r}: a list of one to four whole numbers is wanted here, or of texts as "
+            "a silo's data summary has them"
         )
-    if "classes" in said and not is_whole(said["classes"], 1, MOST_CLASSES):
-        raise UserError(f"agreed: classes = {said['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
-    if SCHEMA in said:
-        check_schema(said)
-    samples = said.get("samples", {})
+    if "classes" in stated and not is_whole(stated["classes"], 1, MOST_CLASSES):
+        raise UserError(f"agreed: classes = {stated['classes']!r}: a whole number up to {MOST_CLASSES} is wanted here")
+    if SCHEMA in stated:
+        check_schema(stated)
+    samples = stated.get("samples", {})
     if not isinstance(samples, dict) or not all(is_whole(n, 1, MOST) for n in samples.values()):
         raise UserError(f"agreed: samples = {samples!r}: a whole number from 1 on for each silo is wanted here")
-    return said
+    return stated
 
 
-def check_schema(said: Mapping[str, Any]) -> None:
+def check_schema(stated: Mapping[str, Any]) -> None:
     """Raise UserError where the agreed schema is none, or names other numbers of columns or labels than are agreed."""
     try:
-        schema = parse_schema(said[SCHEMA])
+        schema = parse_schema(stated[SCHEMA])
     except ValueError as error:
         raise UserError(f"agreed: schema: {error}") from None
-    if schema.labels and said.get("classes", len(schema.labels)) != len(schema.labels):
-        raise UserError(f"agreed: schema names {len(schema.labels)} labels, and classes = {said['classes']}")
-    shape = read_shape(said["shape"]) if "shape" in said else ()
+    if schema.labels and stated.get("classes", len(schema.labels)) != len(schema.labels):
+        raise UserError(f"agreed: schema names {len(schema.labels)} labels, and classes = {stated['classes']}")
+    shape = read_shape(stated["shape"]) if "shape" in stated else ()
     if schema.features and shape and columns(shape) != len(schema.features):
-        raise UserError(f"agreed: schema names {len(schema.features)} columns, and shape = {said['shape']}")
+        raise UserError(f"agreed: schema names {len(schema.features)} columns, and shape = {stated['shape']}")
 
 
-def declared_spec(said: Mapping[str, Any]) -> dict[str, Any]:
+def declared_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
     """What the setting ``agreed`` fixes of a :class:`DataSpec`; the labels of its schema fix the number of classes."""
-    fixed = {key: said[key] for key in ("task", "shape", "classes") if key in said}
-    labels = said.get(SCHEMA, {}).get("labels")
-    return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": said.get(SCHEMA, {})}
+    fixed = {key: stated[key] for key in ("task", "shape", "classes") if key in stated}
+    labels = stated.get(SCHEMA, {}).get("labels")
+    return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": stated.get(SCHEMA, {})}
 
 
-def read_data_spec(said: Mapping[str, Any]) -> dict[str, Any]:
+def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a :class:`DataSpec`, all or some, from their JSON."""
-    fixed = {key: said[key] for key in SPEC if key in said}
-    if "shape" in said:
-        fixed["shape"] = read_shape(said["shape"])
-    return fixed | {key: parse_schema(said[key]) for key in SCHEMAS if key in said}
+    fixed = {key: stated[key] for key in SPEC if key in stated}
+    if "shape" in stated:
+        fixed["shape"] = read_shape(stated["shape"])
+    return fixed | {key: parse_schema(stated[key]) for key in SCHEMAS if key in stated}
 
 
 def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, int] | None = None) -> dict[str, int]:
     """What each silo counts in a mean: its samples, as they are agreed, or as it says and at most ``cap`` (0: no cap)
     times the (lower) median of all.
     """
-    told = {name: (agreed or {}).get(name, n) for name, n in counts.items()}
-    known = [n for n in told.values() if n > 0]
+    counted = {name: (agreed or {}).get(name, n) for name, n in counts.items()}
+    known = [n for n in counted.values() if n > 0]
     if not cap or not known:
-        return told
+        return counted
     most = max(int(cap * statistics.median_low(known)), 1)
-    return {name: n if name in (agreed or {}) else min(n, most) for name, n in told.items()}
+    return {name: n if name in (agreed or {}) else min(n, most) for name, n in counted.items()}
 
 
-def reconcile(summaries: Sequence[Summary], said: Mapping[str, Any], by: str, *, sums: bool) -> Reconciled:
+def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, *, sums: bool) -> Reconciled:
     """What holds for all silos, and who does not fit. At least one summary; their names differ.
 
     ``said`` holds what is fixed of :class:`DataSpec`, ``by`` whom: "the federation file has". ``sums``: whether tables'
@@ -140,8 +140,8 @@ def reconcile(summaries: Sequence[Summary], said: Mapping[str, Any], by: str, *,
     for key in SPEC:
         if not rest:
             break
-        spec[key] = _agreed_value(key, [_value(summary, key) for summary in rest], said, spec)
-        source = by if key in said else "most silos have"
+        spec[key] = _agreed_value(key, [_value(summary, key) for summary in rest], stated, spec)
+        source = by if key in stated else "most silos have"
         for summary in rest:
             if reason := _misfit(key, _value(summary, key), spec, source):
                 left_out[summary["name"]] = printable(f"{summary['name']} is left out: it has {reason}")
@@ -167,13 +167,13 @@ def _value(summary: Summary, key: str) -> Any:
     return read_shape(summary["shape"]) if key == "shape" else summary[key]
 
 
-def _agreed_value(key: str, values: Sequence[Any], said: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
+def _agreed_value(key: str, values: Sequence[Any], stated: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
     """What holds for all silos: as it is said, or as most silos have it. Of a schema that goes for each part."""
     if key == "declared":
-        return said.get(key, NO_SCHEMA)
+        return stated.get(key, NO_SCHEMA)
     if key != SCHEMA:
-        return said.get(key, _most_said(values))
-    first, most = said.get(key, spec["declared"]), majority(values)
+        return stated.get(key, _most_stated(values))
+    first, most = stated.get(key, spec["declared"]), majority(values)
     return Schema(first.features or most.features, first.labels or most.labels, first.dtype or most.dtype)
 
 
@@ -187,7 +187,7 @@ def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
     return summary | {key: [summary[key][i] for i in order] for key in SUMS if key in summary}
 
 
-def _most_said(values: Sequence[Any]) -> Any:
+def _most_stated(values: Sequence[Any]) -> Any:
     """The most frequent one; of a tie the largest number, or else the first."""
     counts = Counter(values)
     most = [value for value, count in counts.items() if count == max(counts.values())]

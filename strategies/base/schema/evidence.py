@@ -37,7 +37,7 @@ def split_name(name: str) -> tuple[str, str]:
     return measurement, key
 
 
-def word_of(name: str) -> str:
+def evidence_kind(name: str) -> str:
     """Return the word by which a policy allows this value; empty for a name that is not known."""
     if name.startswith(PREFIX):
         return "subgroups"
@@ -54,7 +54,7 @@ def fewest(name: str, value: float | list[float]) -> float:
     _, name = split_name(name)
     if name in ("reliability", "value_bins"):
         return min(value[:: 3 if name == "reliability" else 4], default=0.0)
-    return value[0] if word_of(name) in ("conformal", "agreement", "subgroups") else math.inf
+    return value[0] if evidence_kind(name) in ("conformal", "agreement", "subgroups") else math.inf
 
 
 def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
@@ -68,7 +68,7 @@ def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
     for name, given in record.items():
         value: Any = given
         measurement, key = split_name(name)
-        if not word_of(name) or (name != key and measurement not in measured):
+        if not evidence_kind(name) or (name != key and measurement not in measured):
             raise DataError(f"'{name[:80]}' is no evidence that is known here")
         numbers = value if isinstance(value, list) else [value]
         if isinstance(value, list) == (key in RANGES) or not all(math.isfinite(v) for v in numbers):

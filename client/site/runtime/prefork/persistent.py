@@ -139,12 +139,12 @@ class PersistentWorker:
             try:
                 with connect_to(self.path) as connection:
                     socket.send_fds(connection, [f"{idle:.3f}".encode()], fds)
-                    word = connection.recv(8)
+                    sign = connection.recv(8)
             except OSError:
-                word = b""
-            if word[:1] == DIED:
-                raise PersistentWorkerDied(int(word[1:]))
-            if word not in (DONE, LAST):
+                sign = b""
+            if sign[:1] == DIED:
+                raise PersistentWorkerDied(int(sign[1:]))
+            if sign not in (DONE, LAST):
                 return None
             return read_answer(answer, message)
 
@@ -152,8 +152,8 @@ class PersistentWorker:
 def is_last(message: Any, context: Any) -> bool:
     """Return whether a message is of its run's last round, as the server's loop says it."""
     try:
-        told = message.content.config_records["config"]
-        return int(told["round"]) >= int(context.run_config["rounds"])
+        config = message.content.config_records["config"]
+        return int(config["round"]) >= int(context.run_config["rounds"])
     except Exception:  # an error has no content, and what is missing may be said in many ways
         return False
 
@@ -205,7 +205,7 @@ class Dispatcher:
             watched: list[Any] = [self.channel, self.listener, self.worker or self.starter]
             ready = select.select(watched, [], [], LOOK_SECONDS)[0]
             if self.channel in ready:
-                goes_on = self._pass_on_word()
+                goes_on = self._forward_sign()
             elif self.worker in ready or self.starter in ready:
                 goes_on = False  # the one has hung up, the other ended
             elif self.listener in ready:
@@ -215,17 +215,17 @@ class Dispatcher:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.persistent, signal.SIGKILL)
 
-    def _pass_on_word(self) -> bool:
+    def _forward_sign(self) -> bool:
         """Give the worker the persistent worker's word, or how it died; return whether it goes on."""
-        word = self.channel.recv(1)
-        if not word:
+        sign = self.channel.recv(1)
+        if not sign:
             _, status = os.waitpid(self.persistent, 0)
-            word = DIED + str(os.waitstatus_to_exitcode(status)).encode()
+            sign = DIED + str(os.waitstatus_to_exitcode(status)).encode()
         if self.worker is not None:
             with self.worker, contextlib.suppress(OSError):
-                self.worker.sendall(word)
+                self.worker.sendall(sign)
         self.worker, self.idle_since = None, time.monotonic()
-        return word == DONE
+        return sign == DONE
 
     def _take_question(self) -> None:
         """From a worker that calls: one question at a time. (A worker that only looks whether we are here has none.)"""
@@ -285,8 +285,8 @@ def answer_all(channel: socket.socket, null: int) -> None:
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.unfreeze()
-    app, word = OneApp(), DONE
-    while word == DONE:
+    app, sign = OneApp(), DONE
+    while sign == DONE:
         data, fds, _, _ = socket.recv_fds(channel, 1, 5)
         if not data:
             return
@@ -294,12 +294,12 @@ def answer_all(channel: socket.socket, null: int) -> None:
         with open(question, "rb") as file, open(answer, "wb") as answered:
             asked, message, context = read_question(file)
             adopt(asked["looks"], streams)
-            word = app.answer(asked, message, context, answered)
+            sign = app.answer(asked, message, context, answered)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
         silence(null)
-        channel.sendall(word)
+        channel.sendall(sign)
 
 
 def silence(null: int) -> None:
