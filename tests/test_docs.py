@@ -98,6 +98,13 @@ def test_every_page_is_reachable(start: str) -> None:
     assert {*ids(PAGES), "benchmarks/README.md"} - {relative(page) for page in seen} == set()
 
 
+@pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
+def test_every_page_of_docs_is_one_link_away(start: str) -> None:
+    page = ROOT / start
+    linked = {resolve(page, target)[0] for target in links(page.read_text("utf-8"))}
+    assert {*(ROOT / "docs").glob("*.md")} - linked - {page} == set()
+
+
 # --- names of the code
 
 

@@ -66,12 +66,12 @@ class Transfer:
         if self.over.wait(LONG_SECONDS):
             return
         self.lasting(True)
-        told, wait = False, EVERY_SECONDS - LONG_SECONDS
+        reported, wait = False, EVERY_SECONDS - LONG_SECONDS
         while not self.over.wait(wait):
             self.echo(f"{self.what}: {self.line()}")
-            told, wait = True, EVERY_SECONDS
+            reported, wait = True, EVERY_SECONDS
         self.lasting(False)
-        if told:
+        if reported:
             seconds = self.moved - self.began
             self.echo(f"{self.what}: {self.bytes / 1e6:.0f} MB, {self.done} parts, in {seconds:.0f} s")
 
@@ -125,7 +125,7 @@ def install() -> None:
 
 def be_patient(yes: bool) -> None:
     """Ask the SuperLink not to take this silo for gone so soon, or take that back: in what its heartbeats say."""
-    told, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
-    told.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
+    connection, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
+    connection.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
     if yes and HEARTS:  # at once: the next would be up to six seconds later
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()
