@@ -28,6 +28,7 @@ def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     others, or where another one of the run has left.
     """
     context, sent = session.context, dict(message.content.config_records.get("config", {}))
+    # `check_message` has asked this for a hospital's own data; of a simulated or public silo it is asked here alone.
     for fault in own_model_faults(session.policy, context.run_config, sent):
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     if not session.sends_own_model:

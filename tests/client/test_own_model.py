@@ -247,6 +247,18 @@ def test_settings_that_cannot_be(changes: dict[str, Any], line: str) -> None:
         settings_of({"a": Path()}, **{**KEEP, **changes})
 
 
+@pytest.mark.parametrize("public", [True, False])
+def test_the_runs_settings_hold_for_public_data_too(tmp_path: Path, public: bool) -> None:
+    """There the site's process asks nothing: the app's own look at the settings is the only one."""
+    run = Sites(tmp_path).run()
+    message, reply = asked(run)
+    assert not reply.has_error()
+    context = next(c for c in run.grid.contexts.values() if c.node_config["name"] == "a")
+    context.node_config["policy"] = "public" if public else context.node_config["policy"]
+    for changes in ({"run__keep_models": "none"}, {"round": 1}, {"round": 4}):
+        assert "and a message asks for this silo's own model" in reason(ask(run, message, **changes))
+
+
 # ---- A server that asks for more -------------------------------------------------------------------------------------
 
 
