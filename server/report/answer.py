@@ -29,6 +29,7 @@ from server.report.scores import Gain
 from server.report.study import Study
 from server.report.uncertainty import UNKNOWN, Interval
 from server.report.verdict import Verdict, excludes_zero, verdict
+from server.results.hold_out import results_in
 from server.results.tuned import TUNING
 
 MOST_NAMES = 4  # of harmed hospitals in the sentence
@@ -109,7 +110,7 @@ def worst_part(study: Study, best: str, base: str) -> Markup:
 
 def unseen_part(study: Study, best: str) -> Markup:
     """Return how a silo does that took no part in the training, against training alone."""
-    held = (read_json(study.path / "summary.json") or {}).get("hold_out") or {}
+    held = results_in(read_json(study.path / "summary.json") or {})
     pairs = [
         (float(values[best]["zero_shot"]), float(values[best]["local"]))
         for values in held.values()
@@ -120,7 +121,8 @@ def unseen_part(study: Study, best: str) -> Markup:
         return markup("an unseen silo: not shown, {}", why)
     mine, other = (statistics.fmean(side) for side in zip(*pairs, strict=True))
     what = markup("{}&#8239;% as it comes, {}&#8239;% alone", percent(mine), percent(other))
-    sign = compared([a - b for a, b in pairs])
+    # What a reader sees as equal is no difference, however certain its sign is.
+    sign = 0 if percent(mine) == percent(other) else compared([a - b for a, b in pairs])
     word = {1: "a gain is shown", -1: "a loss is shown", 0: "no difference is shown"}[sign]
     missing = f", in {len(pairs)} of {silos_of(len(held))} held out" if len(pairs) < len(held) else ""
     few = f", {silos_of(len(pairs))} held out, at least {HOSPITALS_NEEDED} needed" if few_of(pairs) else ""
@@ -139,7 +141,7 @@ def calibration_part(study: Study, best: str, base: str) -> Markup:
         why = "each measurement has its own (evidence per silo)" if each else "it was not measured"
         return markup("calibration: not shown, {}", why)
     means = [number(statistics.fmean(found[s] for s in both), 3) for found in (mine, other)]
-    sign = compared([other[s] - mine[s] for s in both])
+    sign = 0 if means[0] == means[1] else compared([other[s] - mine[s] for s in both])
     word = {1: "better", -1: "worse", 0: "no difference is shown"}[sign]
     few = f", {silos_of(len(both))}, at least {HOSPITALS_NEEDED} needed" if few_of(both) else ""
     return markup("calibration: {} ({} {}, {} alone{})", word, what, *means, few)

@@ -101,11 +101,30 @@ def write_results(directory: RunDirectory, groups: Groups) -> None:
                 row["local"] = score_of(everybody.get(("local", run["seed"])), name)
                 row["all_in"] = score_of(everybody.get((run["strategy"], run["seed"])), name)
                 scores.setdefault(name, {}).setdefault(run["strategy"], []).append(row)
-    means = {
-        name: {method: {kind: mean([row[kind] for row in rows]) for kind in rows[0]} for method, rows in of.items()}
-        for name, of in sorted(scores.items())
+    directory.write_json("summary.json", {**summary, "hold_out": means(scores)})
+
+
+def results_in(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return by held-out silo and method the scores in a summary: the study's, or else those of its runs themselves.
+
+    A run that holds silos out itself (``hold-out``, ``role: held-out``) has them in its entry, and only the first two.
+    """
+    if summary.get("hold_out"):
+        return dict(summary["hold_out"])
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run in summary.get("runs", []):
+        for silo, result in run.get("hold_out", {}).items():
+            row = {kind: result[kind].get(run["score"]) for kind in KINDS}
+            found.setdefault(silo, {}).setdefault(run["strategy"], []).append(row)
+    return means(found)
+
+
+def means(rows: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return each silo's and method's scores as means over the seeds."""
+    return {
+        silo: {method: {kind: mean([row[kind] for row in own]) for kind in own[0]} for method, own in of.items()}
+        for silo, of in sorted(rows.items())
     }
-    directory.write_json("summary.json", {**summary, "hold_out": means})
 
 
 def score_of(run: Mapping[str, Any] | None, silo: str) -> float | None:

@@ -16,6 +16,7 @@ from server.report.inference import HOSPITALS_NEEDED
 from server.report.methods import spelled
 from server.report.study import Study
 from server.report.templates import render
+from server.results.hold_out import results_in
 
 KINDS = {"zero_shot": "Zero-shot", "personalised": "Personalised", "local": "Alone", "all_in": "All in"}
 Scores = Mapping[str, float]  # by kind; nan where it is not known
@@ -23,7 +24,7 @@ Scores = Mapping[str, float]  # by kind; nan where it is not known
 
 def held_out(study: Study) -> dict[str, dict[str, Scores]]:
     """Return the scores of each held-out silo by method, from ``summary.json``."""
-    found = (read_json(study.path / "summary.json") or {}).get("hold_out") or {}
+    found = results_in(read_json(study.path / "summary.json") or {})
     return {silo: {method: scores_of(values) for method, values in of.items()} for silo, of in found.items()}
 
 
@@ -52,7 +53,7 @@ def unseen_section(study: Study) -> Markup:
 
 def about(silos: int) -> str:
     """Return how the intervals were made, or why there are none."""
-    held = "Each silo is held out in a run of its own, so the runs share most of their training data"
+    held = "Their models come of mostly the same data, or are one model: the differences are not independent"
     if silos < HOSPITALS_NEEDED:
         return f"No interval is shown: {silos_of(silos)} held out, at least {HOSPITALS_NEEDED} needed."
     return f"Below a difference is Student's 95 % interval over silos, not corrected for several methods. {held}."

@@ -188,6 +188,8 @@ def test_an_unseen_hospital(tmp_path: Path) -> None:
     text = said(changed(study, hold_out([0.1, 0.12, 0.09, 0.11, 0.1, 0.1])))
     assert "an unseen silo: a gain is shown (70.3 % as it comes, 60.0 % alone)" in text
     assert "a loss is shown (49.8 %" in said(changed(study, hold_out([-0.1, -0.12, -0.09, -0.11, -0.1, -0.09])))
+    equal = said(changed(study, hold_out([1e-5] * 5 + [2e-5])))
+    assert "an unseen silo: no difference is shown (60.0 % as it comes, 60.0 % alone)" in equal
     few = said(changed(study, hold_out([0.1, 0.1])))
     assert "no difference is shown (70.0 % as it comes, 60.0 % alone, 2 silos held out, at least 6 needed)" in few
     missing = changed(study, lambda content: content.update({"hold_out": {"h1": {"apple": {"zero_shot": None}}}}))
@@ -206,6 +208,8 @@ def test_calibration(tmp_path: Path) -> None:
     study = planted(tmp_path / "run", SIX, BETTER)
     better = said(changed(study, scores([0.05, 0.06, 0.04, 0.05, 0.05, 0.05])))
     assert "calibration: better (Brier score 0.150, 0.200 alone)" in better
+    equal = said(changed(study, scores([-1e-5] * 5 + [-2e-5])))  # certain, and nothing that a reader can see
+    assert "calibration: no difference is shown (Brier score 0.200, 0.200 alone)" in equal
     assert "calibration: worse" in said(changed(study, scores([-0.05, -0.06, -0.04, -0.05, -0.05, -0.05])))
     assert "calibration: no difference is shown" in said(changed(study, scores([0.3, -0.3, 0.1, -0.1, 0.05, -0.05])))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from studies import changed, checked, make_run
 
-from server.report.answer import condition
+from server.report.answer import answer, condition
 from server.report.sections.unseen import held_out, mean_row, unseen_section
 from server.report.study import Study
 
@@ -65,6 +65,19 @@ def test_what_is_withheld_makes_no_mean(tmp_path: Path) -> None:
 
 def test_a_run_without_any_has_no_section(tmp_path: Path) -> None:
     assert not unseen_section(planted(tmp_path / "run", SIX, BETTER))
+
+
+def test_a_run_that_holds_out_itself_shows_what_it_has(tmp_path: Path) -> None:
+    """``role: held-out`` in a federation: the run's entry has the scores, and nobody trained alone there."""
+
+    def change(summary: dict[str, Any]) -> None:
+        for run in summary["runs"]:
+            run["hold_out"] = {"h9": {"n_test": 50, "zero_shot": {"accuracy": 0.7}, "personalised": {"accuracy": 0.8}}}
+
+    study = changed(planted(tmp_path / "run", SIX, BETTER), change)
+    assert "APPLE 70.0 80.0 – – – – 70.0" in text_of(study)
+    found = answer(study)
+    assert found and "an unseen silo: not shown, 1 silo held out, none with both scores" in found.sentence
 
 
 @pytest.mark.parametrize("late", [{}, {"h2": 4}])
