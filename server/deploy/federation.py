@@ -17,6 +17,7 @@ own directory.
 """
 
 import json
+import os
 import re
 import reprlib
 from collections import Counter
@@ -301,7 +302,7 @@ def _silo(content: Any, number: int, path: Path, check_data: bool) -> SiloEntry:
     if data == "demo":
         return SiloEntry(name, device, None, memory, policy or PUBLIC, samples, role)  # public data
     file = _file(data, f"{where}: data", path)
-    if check_data and not file.is_file():
+    if check_data and not os.path.isfile(file):  # also of a name that is too long
         raise UserError(f"{where}: data: there is no file {file}; give the path of an .npz file, or `demo`")
     return SiloEntry(name, device, file, memory, policy, samples, role)
 
@@ -318,6 +319,8 @@ def _policy(named: Any, where: str, path: Path) -> str:
 
 
 def _file(named: str, where: str, path: Path) -> Path:
+    if "\0" in named or any("\ud800" <= character <= "\udfff" for character in named):
+        raise UserError(f"{where}: {shown(named)} is no path: no file name has such a character")
     try:
         return (path.parent / Path(named).expanduser()).absolute()
     except RuntimeError:
