@@ -98,16 +98,15 @@ def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     """One array, whose header is looked at first: it may not ask for more memory than the file has values for."""
     name = member.filename.removesuffix(".npy")
     again = "copy it again, or make it with `silofl import`, or with numpy.savez"
+    read = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}
     with archive.open(member) as file:
-        if file.read(6) != b"\x93NUMPY":
+        start = file.read(8)  # the magic bytes, and the version of the header
+        if start[:6] != b"\x93NUMPY":
             raise Fault(f"holds {name!r}, which is no array", again)
-    try:
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            shape, _, dtype = read[version](file)
-    except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise Fault(f"{name} is damaged ({error})", again) from error
+        try:
+            shape, _, dtype = read[start[6:]](file)
+        except (KeyError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise Fault(f"{name} is damaged ({error})", again) from error
     if dtype.hasobject:
         raise Fault(
             f"{name} is an array of Python objects, which are not read: they could run code",

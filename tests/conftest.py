@@ -31,11 +31,14 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What begins first where several processes run the suite: what takes longest, much of it waiting; then other
-# federations.
+# federations. Of the rest no file takes ten seconds, so no process works long when the others have ended.
 FIRST = (
-    *("test_deployed.py", "test_local_federation.py", "test_policy_deployed.py", "test_tasks_deployed.py"),
-    *("test_every_method.py", "test_every_task.py", "test_device.py", "test_workers.py", "test_prefork.py"),
-    *("test_supernode.py", "test_robust.py", ""),
+    *("test_deployed.py", "test_prefork.py", "test_local_federation.py", "test_policy_deployed.py"),
+    *("test_every_method.py", "test_every_task.py", "test_tasks_deployed.py", "test_resume.py", "test_workers.py"),
+    *("test_fresh_machine.py", "test_robust.py", "test_persistent.py", "test_device.py", "test_tune.py"),
+    *("test_info.py", "test_reported.py", "test_release.py", "test_architectures.py", "test_private.py"),
+    *("test_tutorial.py", "test_cli.py", "test_speed.py", "test_report.py", "test_vectorized.py"),
+    *("test_coded_runs.py", "test_every_input.py", "test_screening.py", "test_lock.py", ""),
 )
 
 

@@ -9,6 +9,7 @@ limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py 
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -278,7 +279,8 @@ def key_of(f: Field[Any], owner: str = "") -> str:
     return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda
 
 
-def keys_of(cls: type[Any], owner: str = "") -> dict[str, Field[Any]]:
+@functools.cache
+def keys_of(cls: type[Any], owner: str = "") -> Mapping[str, Field[Any]]:
     """Command-line key to field."""
     return {key_of(f, owner): f for f in fields(cls)}
 
