@@ -126,6 +126,7 @@ def test_federation_yaml(place: Path, edits: Edits) -> None:
 @example(top={"server": {"\n": None}}, silo={})
 @example(top={"demo": {"dataset": []}}, silo={})
 @example(top={}, silo={"data": "~nobody-of-that-name/x.npz"})
+@example(top={}, silo={"policy": "nowhere"})
 @example(top={}, silo={"policy": "\0"})
 @example(top={}, silo={"policy": "\ud800"})
 @given(

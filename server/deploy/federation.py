@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from client.site.errors import SiteError
 from client.site.trust.policy import PUBLIC, read_policy
 from partitions.common.errors import UserError
 from partitions.common.names import SILO, unknown_name
@@ -314,7 +315,10 @@ def _policy(named: Any, where: str, path: Path) -> str:
     if not isinstance(named, str) or not named:
         raise UserError(f"{where}: {shown(named)} is neither the path of a policy.toml nor `public`")
     file = str(_file(named, where, path))
-    read_policy(file)
+    try:
+        read_policy(file)
+    except SiteError as error:
+        raise UserError(f"{where}: {error}") from None
     return file
 
 

@@ -9,7 +9,6 @@ limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py 
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -279,10 +278,14 @@ def key_of(f: Field[Any], owner: str = "") -> str:
     return (f"{owner}." if owner else "") + f.name.rstrip("_").replace("_", "-")  # lambda_ is lambda
 
 
-@functools.cache
 def keys_of(cls: type[Any], owner: str = "") -> Mapping[str, Field[Any]]:
-    """Command-line key to field."""
-    return {key_of(f, owner): f for f in fields(cls)}
+    """Command-line key to field, made once."""
+    if (cls, owner) not in _KEYS:
+        _KEYS[cls, owner] = {key_of(f, owner): f for f in fields(cls)}
+    return _KEYS[cls, owner]
+
+
+_KEYS: dict[tuple[type[Any], str], Mapping[str, Field[Any]]] = {}
 
 
 def choose(kind: str, name: str, known: Iterable[str]) -> str:
