@@ -1,0 +1,33 @@
+"""ClientSession: one for each message, which opens policy, data and state once."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tiny import Files, federate
+
+from client import session
+from client.exchange import answer
+
+OPENED = ("open_data", "silo_policy", "device_of", "StateStore")
+
+
+def test_a_message_has_one_session_which_opens_everything_once(three: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Counter[str]()
+
+    def count(module: Any, name: str) -> None:
+        original = getattr(module, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(answer, "ClientSession")
+    for name in OPENED:
+        count(session, name)
+    run = federate(three, strategy="apple", rounds=2)
+    messages = len(run.grid.traffic)
+    assert calls["ClientSession"] == messages > 9
+    assert all(0 < calls[name] <= messages for name in OPENED), calls
