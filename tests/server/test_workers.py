@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import ended, fork
 from inline_workers import inline, left, read_json
 
 import server.simulation.simulate
@@ -24,7 +28,7 @@ from server.results.worker_directories import WorkerDirectories
 from server.run.loop import RoundLoop
 from server.run.withdrawal import withdraw
 from server.simulation.simulate import simulate
-from server.simulation.workers import Job, executor_of, in_processes, side_by_side, start, work
+from server.simulation.workers import Job, end_with_parent, executor_of, in_processes, side_by_side, start, work
 from strategies.base.run_settings import RunSettings
 
 
@@ -261,13 +265,22 @@ def test_of_processes_that_have_ended_nothing_stays_open(table: Path, tmp_path: 
 
 
 def test_a_worker_ends_with_its_study() -> None:
-    code = "import threading, time; from server.simulation.workers import end_with_parent; "
-    code += "threading.Thread(target=end_with_parent).start(); print(1, flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == b"1\n" and process.poll() is None
-        process.stdin.close()
-        assert process.wait(60) == 1
+    (stdin, study), (ready, begun) = os.pipe(), os.pipe()
+
+    def at_work() -> None:
+        os.close(study)
+        os.dup2(stdin, 0)
+        sys.stdin = os.fdopen(0, closefd=False)
+        threading.Thread(target=end_with_parent).start()
+        os.write(begun, b"1")
+        time.sleep(600)
+
+    worker = fork(at_work)
+    assert os.read(ready, 1) == b"1" and os.waitpid(worker, os.WNOHANG) == (0, 0)  # it goes on
+    os.close(study)
+    assert ended(worker) == 1
+    for descriptor in (stdin, ready, begun):
+        os.close(descriptor)
 
 
 def test_a_hospital_withdraws_from_a_study_that_was_killed(table: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_of_one_silo_it_is_fedavg() -> None:
 
 def test_it_shows_what_federation_costs(tmp_path: Path) -> None:
     """On skewed silos the pooled model is better than FedAvg's, and no method's headline."""
-    values = {"silos": 6, "rounds": 4, "local-epochs": 3, "dirichlet.beta": 0.1, "threads": 1, "learning-rate": 0.2}
+    values = {"silos": 6, "rounds": 2, "local-epochs": 3, "dirichlet.beta": 0.1, "threads": 1, "learning-rate": 0.2}
     names = "local,fedavg,pooled"
     study = Study(simulate({**values, "strategy": names, "out": str(tmp_path / "run")}, quiet=True))
     pool, fedavg = (study.final(name, "accuracy_mean")[0] for name in ("pooled", "fedavg"))

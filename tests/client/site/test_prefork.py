@@ -490,6 +490,7 @@ def silofls_app() -> Fab:
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 
+@pytest.mark.exhaustive  # in process: test_private_kills.py
 def test_flowers_own_start_writes_down_what_silofls_app_sends(silo: Silo) -> None:
     """Then the app does it itself."""
     code, out, err = without_shim(silo, fab := silofls_app())
