@@ -272,31 +272,33 @@ def draft_category(
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
         return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     whose: dict[str, set[str]] = {}
+    spellings: dict[str, list[str]] = {}  # of each value: cells may differ in blanks and line breaks
     for i, (_, row) in enumerate(lines):
-        whose.setdefault(row[name], set()).add(row.get(patient, "") or f"\0{i}")
-    common = sorted(cell for cell in cells if len(whose[cell]) >= FEWEST and cell.isprintable())
-    rare = len(cells) - len(common)
+        whose.setdefault(tidy(row[name]), set()).add(row.get(patient, "") or f"\0{i}")
+    for cell in cells:
+        spellings.setdefault(tidy(cell), []).append(cell)
+    common = sorted(own for own in spellings if len(whose[own]) >= FEWEST and own.isprintable())
+    rare = len(spellings) - len(common)
+    of_few = f"of fewer than {FEWEST} patients" + ("" if all(map(str.isprintable, spellings)) else ", or unprintable,")
     if not common:
         why = f"left out: none of its values has {FEWEST} patients or more"
         return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     other = next(own for own in ("other", "other values", "all others") if own not in common) if rare else ""
-    levels = {tidy(cell): cell for cell in common}
-    remarks = [f"category, one column for each of {few(levels, 8)}"]
-    remarks += [f"{rare} values of fewer than {FEWEST} patients become {other!r}, unnamed"] if rare else []
+    remarks = [f"category, one column for each of {few(common, 8)}"]
+    remarks += [f"{rare} values {of_few} become {other!r}, unnamed"] if rare else []
     remarks.append(remark_on_gaps(lines, name, gaps, "the training part's most frequent"))
-    if len(cells) == 1 and remarks[-1]:
-        level = next(iter(levels), "")
-        remarks.append(f'if a gap means no: categories = ["{level}", "no"], fill = "value", fill-value = "no"')
+    if len(spellings) == 1 and remarks[-1]:
+        remarks.append(f'if a gap means no: categories = ["{common[0]}", "no"], fill = "value", fill-value = "no"')
     remarks += remarks_on_units(cells)
-    folded = Counter(cell.casefold() for cell in cells)
-    if twice := [cell for cell in common if folded[cell.casefold()] > 1]:
+    folded = Counter(own.casefold() for own in spellings)
+    if twice := [own for own in common if folded[own.casefold()] > 1]:
         remarks.append(f"{few(twice, 4)} differ in case only: `values` in the recipe makes one of them")
-    values = {cell: level for level, cell in levels.items() if cell != level}
+    values = {cell: own for own in common for cell in spellings[own] if cell != own}
     return Column(
         tidy(name),
         "category",
         source,
-        categories=tuple(levels),
+        categories=tuple(common),
         values=values,
         other=other,
         fill="most-frequent",

@@ -118,6 +118,18 @@ def test_rare_values_and_notes_stay_out_of_the_recipe(tmp_path):
         assert "Dorf" not in text and "Meier" not in text and "P001" not in text
 
 
+def test_categories_that_differ_in_blanks_and_line_breaks_are_one(tmp_path):
+    made = drafted(tmp_path, ["a b", "a  b", '"a\nb"', "c", "c\a"] * 8)
+    assert made.recipe is not None
+    (column,) = made.recipe.used
+    assert column.categories == ("a b", "c") and column.values == {"a  b": "a b", "a\nb": "a b"}
+    assert "1 values of fewer than 5 patients, or unprintable, become 'other'" in column.why
+    assert all_x(made).sum(0).tolist() == [24, 8, 8]
+    rows = table(tmp_path / "new.csv", {"v": ['"a\nb"', "a  b"]})
+    x = np.load(again(rows, read(made.recipe.json, parse_recipe), tmp_path / "new.npz").file)["x"]
+    assert x.tolist() == [[1, 0, 0], [1, 0, 0]]
+
+
 def test_a_plain_table_is_what_it_was(tmp_path):
     made = drafted(tmp_path, ["1", "2.5", "-3e2", ".5"] * 5)
     assert made.feature_names == ("v",) and made.notes == ()
