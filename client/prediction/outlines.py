@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from client.tables.new_samples import Asked
@@ -23,19 +23,18 @@ def check_folder(folder: Path, asked: Asked) -> None:
         raise UserError(str(error)) from None
 
 
-def write_outlines(folder: Path, asked: Asked, outlines: Array, labels: Sequence[str]) -> list[str]:
-    """Write the outlines (n, d, h, w) as 0001.nii.gz, of a series also 0001.dcm; each volume's NIfTI file.
+def write_outlines(folder: Path, asked: Asked, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
+    """Write the outlines, each (d, h, w), as 0001.nii.gz, of a series also 0001.dcm; each volume's NIfTI file.
 
-    ``labels``: names of the classes 0, 1, ..., if they have some. Raises UserError, one line.
+    ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
     """
     assert asked.pictures is not None
-    most = max(int(outlines.max(initial=0)), 1)
-    classes = labels or [f"class {i}" for i in range(most + 1)]
-    reading, names = asked.pictures.recipe.reading, []
-    for number, (sample, mask) in enumerate(zip(asked.pictures.samples, outlines, strict=True), 1):
-        try:
-            written = write_masks(folder / f"{number:04}", mask, sample.files, classes, sample.where, reading)
-        except DataError as error:
-            raise UserError(f"{error}; {number - 1} of {len(outlines)} outlines are in {folder}") from None
-        names.append(written[0].name)
+    reading, samples, names = asked.pictures.recipe.reading, asked.pictures.samples, list[str]()
+    try:
+        for sample, mask in zip(samples, outlines, strict=True):
+            to = folder / f"{len(names) + 1:04}"
+            names.append(write_masks(to, mask, sample.files, classes, sample.where, reading)[0].name)
+    except DataError as error:
+        done = f"; {len(names)} of {len(samples)} outlines are in {folder}" if names else ""
+        raise UserError(f"{error}{done}") from None
     return names

@@ -57,8 +57,7 @@ def predict_scans(
         source = laid_out(body, source)
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
             found = read_new_pictures(source, recipe, key)
-        asked = asked_pictures(found)
-        answers = answer(card, net, asked, THE_REQUEST, "the model")
+            answers = answer(card, net, asked_pictures(found), THE_REQUEST, "the model")
     except (UserError, DataError) as error:
         text = str(error).replace(str(source), THE_REQUEST).replace(str(body.parent), THE_REQUEST)
         raise UserError(text) from None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from models.flat import FlatModel
 from models.samples import BYTE_MEAN, BYTE_STD, Samples
 from models.shapes import read_shape
 from models.training import predict as logits_of
-from partitions.common.errors import UserError
+from partitions.common.errors import DataError, UserError
+from partitions.importing.source import reading
+from partitions.importing.streams import blank
 from partitions.labels import ONE_CLASS
 from partitions.npz import write_npz
 from partitions.reorder import reorder_columns
@@ -34,19 +38,19 @@ from partitions.schema import Schema, difference, few, moved, order_of, parse_sc
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
-MOST_VALUES = 1 << 22  # of volumes at once; a U-Net's outputs are several times that
+MOST_VALUES = 1 << 22  # of pictures and volumes at once; a U-Net's outputs are several times that
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says: names of columns, a row (columns,) of values for each sample, and outlines (n, ...) or None.
+    """What a model says: names of columns, a row (columns,) of values for each sample, and outlines, each ([d,] h, w).
 
     A value is a number, or a text: the name of a class.
     """
 
-    columns: tuple[str, ...]
-    rows: list[list[float | str]]
-    outlines: Array | None = None
+    columns: tuple[str, ...] = ()
+    rows: tuple[list[float | str], ...] = ()
+    outlines: Sequence[Array] = ()
 
 
 def predict_file(
@@ -69,21 +73,47 @@ def predict_file(
     asked = read_asked(data, card, recipe, as_gaps, key)
     if masks is not None and masks.suffix != ".npz":
         check_folder(masks, asked)
-    found = answer(card, net, asked, str(data), str(model))
-    if masks is None or found.outlines is None:
+    parts: list[Answers] = []
+
+    def outlines() -> Iterator[Array]:
+        for part in answers_of(card, net, asked, str(data), str(model)):
+            parts.append(replace(part, outlines=()))
+            yield from part.outlines
+
+    names: list[str] = []
+    labels = parse_schema(card.get("schema", {})).labels
+    try:
+        if masks is None:
+            deque(outlines(), maxlen=0)
+        elif masks.suffix == ".npz":
+            write_npz(masks, {"masks": blank(asked.x.shape[:-1], np.uint8)}, {"masks": outlines()})
+        else:
+            classes = labels or [f"class {i}" for i in range(card["classes"])]
+            names = write_outlines(masks, asked, outlines(), classes)
+    except DataError as error:
+        raise UserError(str(error)) from None
+    found = together(parts)
+    if not names:
         return answers_csv(asked, found.columns, found.rows)
-    if masks.suffix == ".npz":
-        write_npz(masks, {"masks": found.outlines})
-        return answers_csv(asked, found.columns, found.rows)
-    names = write_outlines(masks, asked, found.outlines, parse_schema(card.get("schema", {})).labels)
     rows = [[*row, name] for row, name in zip(found.rows, names, strict=True)]
     return answers_csv(asked, (*found.columns, "mask"), rows)
 
 
 def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
-    """What the model says of each sample. ``data`` and ``model``: their names in messages.
+    """What the model says of all samples, without outlines; as :func:`answers_of`."""
+    return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
 
-    Raises UserError where the samples do not fit the model.
+
+def together(parts: Sequence[Answers]) -> Answers:
+    """The answers of all batches."""
+    return Answers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else Answers()
+
+
+def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[Answers]:
+    """What the model says, one batch after the other: memory does not grow with pictures and scans.
+
+    ``data`` and ``model``: their names in messages. Raises UserError where the samples do not fit the model, and
+    DataError where a picture cannot be read.
     """
     x, own = asked.x, asked.schema
     shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
@@ -92,23 +122,31 @@ def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, mod
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
-    x = reorder_columns(x, check_schema(own, card, data))
+    order = check_schema(own, card, data)
     scale = card["normalisation"]
     if dtype is None and kind == "uint8":
         scale = {"mean": BYTE_MEAN, "std": BYTE_STD}
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
-    names: tuple[str, ...] = ()
-    rows: list[list[float | str]] = []
-    drawn: list[Array] = []
-    at_once = BATCH if x.ndim < 5 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
-    for i in range(0, len(x), at_once):
-        part = x[i : i + at_once]
+    for batch in batches_of(asked, data):
+        part = reorder_columns(batch, order)
         part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
-        names, found = rows_of(card, outputs)
-        rows += found
-        drawn += [outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
-    return Answers(names, rows, np.concatenate(drawn) if drawn else None)
+        names, rows = rows_of(card, outputs)
+        drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
+        yield Answers(names, tuple(rows), drawn)
+
+
+def batches_of(asked: Asked, data: str) -> Iterator[Array]:
+    """The samples, some at a time; pictures and scans are read as they are wanted. Raises DataError."""
+    x = asked.x
+    at_once = BATCH if x.ndim < 4 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
+    if asked.pictures is None:
+        yield from (x[i : i + at_once] for i in range(0, len(x), at_once))
+        return
+    with reading(Path(data)):
+        source = iter(asked.pictures)
+        while batch := list(islice(source, at_once)):
+            yield np.stack(batch).astype(x.dtype, copy=False)
 
 
 def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:

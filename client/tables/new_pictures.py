@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from partitions.common.errors import DataError, UserError
 from partitions.common.names import unknown_name
-from partitions.common.sizes import check_size
 from partitions.importing.dicom import IDENTITY, read_key
 from partitions.importing.discovery import find_others
 from partitions.importing.images import SampleSource, kind_of
@@ -18,7 +15,6 @@ from partitions.importing.new_rows import NewPictures, new_pictures
 from partitions.importing.options import ImportOptions
 from partitions.importing.source import reading, with_recipe
 from partitions.recipes.pictures import PictureRecipe
-from partitions.splits import Array
 
 FILE = "file"
 KEYS = (FILE, "patient", "study", "accession")  # what a row of the predictions may be called by
@@ -26,9 +22,8 @@ KEYS = (FILE, "patient", "study", "accession")  # what a row of the predictions 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures ``x`` (n, [d,] h, w, c), each one's key and what that is called, where they come from, and notes."""
+    """Each picture's key and what that is called, where the pictures come from, and notes."""
 
-    x: Array
     column: str
     keys: list[str]
     source: NewPictures
@@ -36,7 +31,7 @@ class Pictures:
 
 
 def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictures:
-    """The pictures of a folder, a csv with a column ``file``, or one picture.
+    """The pictures of a folder, a csv with a column ``file``, or one picture, by their headers.
 
     ``key``: one of :data:`KEYS`; "": the csv's column of patients, of DICOM files the PatientID, and else the file.
     Raises UserError, one line; notes say what was passed over.
@@ -49,18 +44,14 @@ def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictu
         with reading(data):
             found = find_others(data, recipe, with_recipe(ImportOptions(pictures=recipe)), labelled=False)
             pictures, notes = new_pictures(found, recipe)
-            check_size(pictures.like.nbytes, f"{data}, with {len(pictures.like)} pictures,")
             column, keys = keys_of(data, pictures.samples, found.patient, key)
-            x = np.empty(pictures.like.shape, pictures.like.dtype)
-            for i, picture in enumerate(pictures):
-                x[i] = picture
     except DataError as error:
         raise UserError(str(error)) from None
     if data.is_dir() and (lists := sum(path.suffix.lower() == ".csv" for path in data.iterdir())):
         notes = (*notes, f"{lists} csv files in {data} are not read; --data FILE.csv asks about what one lists")
     if without := keys.count(""):
         notes = (*notes, f"{without} of {len(keys)} pictures have no {column}")
-    return Pictures(x, column, keys, pictures, (*found.notes, *notes))
+    return Pictures(column, keys, pictures, (*found.notes, *notes))
 
 
 def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:

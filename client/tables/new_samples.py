@@ -44,7 +44,7 @@ class Asked:
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
-    pictures: NewPictures | None = None  # where the samples come from, if these are pictures or scans
+    pictures: NewPictures | None = None  # pictures or scans are read from here; ``x`` has shape and type alone
 
 
 def read_asked(
@@ -78,8 +78,9 @@ def read_asked(
 
 def asked_pictures(found: Pictures) -> Asked:
     """Pictures as a model is asked about them."""
-    schema = make_schema((), (), dtype_of(found.x))
-    return Asked(found.x, 0, schema, found.keys, found.column, found.source)
+    x = found.source.like
+    schema = make_schema((), (), dtype_of(x))
+    return Asked(x, 0, schema, found.keys, found.column, found.source)
 
 
 def needs_recipe(data: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,22 @@ import nibabel
 import numpy as np
 import pydicom
 import pytest
+from PIL import Image
 from scans import NAMED, leaks, write_dicom, write_nifti
 
+from client.prediction import predict
+from client.tables.new_samples import Asked
+from partitions.importing.images import SampleSource
+from partitions.importing.new_rows import NewPictures
 from partitions.importing.scans import pseudonym
+from partitions.importing.streams import blank
 from partitions.importing.volumes import volume
 from partitions.importing.volumes.grid import RAS
 from partitions.importing.volumes.outlines import referenced_series
 from partitions.importing.volumes.series import read_series
+from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.reading import ReadOptions
+from partitions.silo_file import make_schema
 from server.cli.main import main
 
 SHAPE = (8, 8, 8)
@@ -125,3 +134,34 @@ def test_a_folder_of_masks_is_for_volumes(tmp_path, model, capsys):
     assert main(["predict", "--model", str(model), "--data", str(data), "--masks", str(tmp_path / "m.npz")]) == 0
     with np.load(tmp_path / "m.npz") as npz:
         assert npz["masks"].shape[1:] == SHAPE and not masks.exists()
+
+
+def test_volumes_are_read_one_after_the_other(tmp_path, model, capsys, monkeypatch):
+    """A second series whose last slice is cut short: the first one's outlines are there by then, and no csv is."""
+    monkeypatch.setattr(predict, "MOST_VALUES", 1)
+    scan(tmp_path / "new", 20)
+    last = scan(tmp_path / "new", 21)[-1]
+    last.write_bytes(last.read_bytes()[:-20])
+    out, masks = tmp_path / "p.csv", tmp_path / "masks"
+    command = ["predict", "--model", str(model), "--data", str(tmp_path / "new"), "--out", str(out), "--masks"]
+    assert main([*command, str(masks)]) == 2
+    assert f"; 1 of 2 outlines are in {masks}\n" in capsys.readouterr().err and not out.exists()
+    assert sorted(path.name for path in masks.iterdir()) == ["0001.dcm", "0001.nii.gz"]
+    assert main([*command, str(tmp_path / "m.npz")]) == 2
+    assert "outlines are in" not in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks", "new"]
+
+
+def test_memory_does_not_grow_with_pictures(tmp_path, monkeypatch):
+    picture, count = np.full((128, 128), 7, np.uint8), 200
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    samples = [SampleSource("here", (), "", "", file=tmp_path / "a.png")] * count
+    like = blank((count, *picture.shape, 1), np.uint8)
+    pictures = NewPictures(samples, PictureRecipe(like.shape[1:], "uint8"), like)
+    monkeypatch.setattr(predict, "MOST_VALUES", 4 * picture.size)
+    asked = Asked(like, 0, make_schema((), (), "uint8"), [""] * count, pictures=pictures)
+    tracemalloc.start()
+    sizes = [(len(batch), int(batch.min())) for batch in predict.batches_of(asked, "here")]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sizes == [(4, 7)] * (count // 4) and peak < count * picture.size / 4
