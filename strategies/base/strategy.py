@@ -234,8 +234,8 @@ class PersonalizedStrategy(Strategy):
         rng = generator(self.common.seed, "participants", self.round)
         return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
 
-    def _present(self) -> list[str]:
-        """The silos that can be asked; those that were away when the run was resumed are named."""
+    def _online(self) -> list[str]:
+        """The silos that can be asked; those that were offline when the run was resumed are named."""
         for name, info in self.silos.items():
             if info.node_id == OFFLINE:
                 self.reject(name, "it was offline when the run was resumed")
@@ -257,11 +257,11 @@ class PersonalizedStrategy(Strategy):
         self.rejected, self.bounded, self.sent = {}, {}, {}
         self.wire = Wire(self.common.wire_dtype)
         self.begin_round()
-        here = self._present()
-        chosen = set(self.participants()) & set(here)
+        online = self._online()
+        chosen = set(self.participants()) & set(online)
         evaluate = self.evaluates()
         messages = []
-        for name in here:
+        for name in online:
             if name in chosen:  # how many train with it: a silo may want some to be lost among
                 flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
                 messages.append(self._message(name, MessageType.TRAIN, config, **flags))
@@ -279,7 +279,7 @@ class PersonalizedStrategy(Strategy):
         self.rejected, self.bounded, self.sent = {}, {}, {}
         self.wire = Wire(self.common.wire_dtype)
         self.begin_round()
-        return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._present()]
+        return [self._message(n, MessageType.EVALUATE, config, personal=False) for n in self._online()]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
