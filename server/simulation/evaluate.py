@@ -95,9 +95,10 @@ def evaluate(
     ``data``: one silo's file, instead of the silos of the simulated run. Raises UserError.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    check_there(source)
+    check_new(out)
     if source.is_file() and data is None:
         raise UserError(f"{source} is a model: --data FILE, or --connection NAME, says where to evaluate it")
-    check_new(out)
     if which == ALL and source.is_dir() and not has_models(source, find_run(source, strategy, seed)):
         raise UserError(
             f"--models all: the silos' own models of {source} lie at the silos: --connection NAME evaluates there"
@@ -115,6 +116,12 @@ def evaluate(
         with flower_identity():
             loop = EvaluationLoop(grid, settings)
             return write_matrix(out, loop.run(models))
+
+
+def check_there(source: Path) -> None:
+    """Raise UserError where there is no such run or model."""
+    if not source.exists():
+        raise UserError(f"there is no {source}: a run directory, or an exported model (.safetensors), is wanted here")
 
 
 def check_new(out: Path) -> None:
@@ -150,6 +157,7 @@ def evaluate_deployed(
     With ``all``, the matrix has what the run measured of each silo's model at that silo, where the server has not got
     the model itself. ``study``: the approved study that it belongs to. Raises UserError, RunFailedError.
     """
+    check_there(source)
     check_new(out)
     with tempfile.TemporaryDirectory() as temporary:
         files = gather_models(source, Path(temporary) / MODELS, which, strategy, seed)
