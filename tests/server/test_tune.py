@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import in_fork
 from tiny import federate, write_silo
 
 import server.tuning.search
@@ -23,6 +24,7 @@ from server.results.history import History
 from server.results.run_directory import RunDirectory, read_toml
 from server.results.study import study_runs
 from server.results.tuned import tuned_study
+from server.run.loop import RoundLoop
 from server.simulation.workers import Job, engine_of, kept, work
 from server.tuning.privacy import together
 from server.tuning.search import Request, budgets, tune
@@ -30,7 +32,6 @@ from server.tuning.space import read_space
 from server.tuning.trials import Book, score_of
 from strategies.base.state import State
 
-ROOT = Path(__file__).parents[2]
 SPACE = ("learning-rate=log(0.001,1.0)", "fedprox.mu=[0.0,0.1]")
 
 
@@ -339,28 +340,25 @@ def test_workers_have_processes_of_their_own(table: Path, tmp_path: Path) -> Non
 
 
 # A run that has got to round 2 of this trial, and a search that has ended two trials, are killed as the kernel kills.
-KILLED = """
-import os, signal, sys
+def killed(given: list[str]) -> None:
+    ordinary, keep = RoundLoop.round, Book.keep
 
-import server.run.loop, server.tuning.trials
-from server.cli.main import main
+    def round_until(loop: RoundLoop, strategy: Any, number: int) -> None:
+        if loop.directory and loop.directory.path.name == "fedprox-0001" and number == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ordinary(loop, strategy, number)
 
-def round(self, strategy, number, ordinary=server.run.loop.RoundLoop.round):
-    if self.directory.path.name == "fedprox-0001" and number == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    ordinary(self, strategy, number)
+    def keep_until(book: Book, trial: Any) -> None:
+        keep(book, trial)
+        if sum(one.state != "" for one in book.trials) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def keep(self, trial, ordinary=server.tuning.trials.Book.keep):
-    ordinary(self, trial)
-    if sum(one.state != "" for one in self.trials) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-if "--workers" in sys.argv:
-    server.tuning.trials.Book.keep = keep
-else:
-    server.run.loop.RoundLoop.round = round
-main(sys.argv[1:])
-"""
+    patch = pytest.MonkeyPatch()
+    if "--workers" in given:
+        patch.setattr(Book, "keep", keep_until)
+    else:
+        patch.setattr(RoundLoop, "round", round_until)
+    main(given)
 
 
 @pytest.mark.parametrize("workers", [[], pytest.param(["--workers", "2"], marks=pytest.mark.exhaustive)])
@@ -371,8 +369,7 @@ def test_kill_9_in_the_middle_of_a_search(
     given = ["tune", "--strategy", "fedavg,fedprox", "--data", str(table), "--partition", "iid", "--silos", "2"]
     given += ["--rounds", "2", "--seed", "5", "--trials", "3", "--sampler", "random", "--out", str(tmp_path / "out")]
     given += ["--set", "threads=1", "model=mlp", "mlp.hidden=", "validation=0.3", "--space", *SPACE, *workers]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *given], cwd=ROOT, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert in_fork(partial(killed, given)) == -signal.SIGKILL
     done = rows(tmp_path / "out")
     assert 1 <= len(done) < 6
     assert main(given) == 0

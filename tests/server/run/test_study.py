@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-import subprocess
-import sys
+import os
+import signal
 import threading
 import tomllib
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import ended, fork
 from tiny import SIMULATED, history_without_seconds
 
 from models.evidence.measure import CALIBRATION
@@ -515,17 +516,16 @@ def test_two_processes_do_not_write_one_run_directory(tmp_path: Path, monkeypatc
     with RunDirectory.open(config.parent, {"rounds": 1}, resume=False) as directory:
         pass
     before = config.read_bytes(), config.stat().st_mtime_ns
-    code = f"""
-from pathlib import Path
-from server.results.run_directory import RunDirectory
-directory = RunDirectory(Path({str(directory.path)!r}))
-with directory.held():
-    print("held", flush=True)
-    input()
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
-        assert other.stdout is not None and other.stdin is not None
-        assert other.stdout.readline() == "held\n"
+    ready, says = os.pipe()
+
+    def hold() -> None:
+        with RunDirectory(directory.path).held():
+            os.write(says, b"1")
+            signal.pause()
+
+    other = fork(hold)
+    try:
+        assert os.read(ready, 1) == b"1"
         refused = "another run is writing to it; silofl stop ends it"
         with pytest.raises(ValueError, match=refused), directory.held():
             pass
@@ -537,9 +537,14 @@ with directory.held():
             pass
         assert (config.read_bytes(), config.stat().st_mtime_ns) == before
         monkeypatch.setattr(run_directory, "LINGER_SECONDS", 60.0)
-        threading.Timer(0.3, other.kill).start()
+        threading.Timer(0.3, os.kill, (other, signal.SIGKILL)).start()
         with RunDirectory.open(config.parent, {"rounds": 9}, resume=True):
             assert b"rounds = 9" in config.read_bytes()
+    finally:
+        os.kill(other, signal.SIGKILL)
+        assert ended(other) == -signal.SIGKILL
+        os.close(ready)
+        os.close(says)
     directory.check_free()
 
 
