@@ -17,7 +17,7 @@ from models.flat import FlatModel
 from partitions.common.errors import DataError, UserError
 from partitions.importing.csv_source import check_columns, table_rows
 from partitions.importing.new_rows import new_inputs
-from partitions.importing.tables import Line
+from partitions.recipes.lines import Line
 from partitions.recipes.recipe import Recipe
 from partitions.silo_file import make_schema
 from partitions.splits import dtype_of
@@ -62,7 +62,7 @@ def lines_of(body: bytes, recipe: Recipe) -> list[Line]:
     if not 0 < len(rows) <= MOST_ROWS:
         raise DataError(f"the request has {len(rows)} rows; 1 to {MOST_ROWS} are answered at once")
     signs = {column.source or column.name: column.decimal for column in recipe.used}
-    lines = []
+    lines = list[Line]()
     for number, row in enumerate(rows, 1):
         check_columns(f"row {number}", list(row), recipe)
         cells = {name: cell_of(cell, signs.get(name, "."), f"row {number}, {name[:40]}") for name, cell in row.items()}

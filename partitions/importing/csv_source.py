@@ -18,7 +18,6 @@ from partitions.importing.tables import (
     LONGEST_SHOWN,
     UTF8,
     Label,
-    Line,
     feature_columns,
     find_encoding,
     find_separator,
@@ -40,6 +39,7 @@ from partitions.recipes.draft import (
     share_of_numbers,
     signs_of,
 )
+from partitions.recipes.lines import Line, Lines, cells_in, column_of
 from partitions.recipes.pictures import PictureRecipe
 from partitions.recipes.pipeline import check_gaps, check_misfits, convert
 from partitions.recipes.recipe import Column, Recipe
@@ -108,9 +108,7 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
     return replace(found, notes=notes)  # what becomes `other` is in the draft's own comments
 
 
-def read_others(
-    path: Path, header: list[str], lines: list[Line], recipe: PictureRecipe, options: ImportOptions
-) -> Found:
+def read_others(path: Path, header: list[str], lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Found:
     """The samples of a list of pictures that a recipe is to read; without any of its label columns without labels."""
     if "file" not in header:
         raise DataError(f"{path} has no column file; the recipe is of pictures: there are {list_columns(header)}")
@@ -123,9 +121,7 @@ def read_others(
     return read_list(path, header, lines, recipe.label, take, labelled=bool(there))
 
 
-def read_list(
-    path: Path, header: list[str], lines: list[Line], label: Label, take: Take, *, labelled: bool = True
-) -> Found:
+def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
     """The samples of a list of pictures."""
     masks = labelled and "mask" in header and not label
     columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
@@ -180,7 +176,7 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
         )
 
 
-def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
+def table_rows(lines: Sequence[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
     """The samples of a table's lines."""
     check_identifiers(lines, recipe.patient)
     table, misfits = convert(lines, recipe)
@@ -198,15 +194,15 @@ def table_rows(lines: list[Line], recipe: Recipe, columns: tuple[str, ...], as_g
 
 def check_identifiers(lines: Sequence[Line], patient: str) -> None:
     """Raise DataError where Excel has rounded identifiers: patients that differ in the last digits became one."""
-    for where, row in lines if patient else ():
-        if ROUNDED.fullmatch(row[patient]):
+    for i, cell in enumerate(column_of(lines, patient) if patient else ()):
+        if ROUNDED.fullmatch(cell):
             raise DataError(
-                f"{where}: {patient} is {row[patient]!r}, an identifier that Excel has rounded: export it again as text"
+                f"{lines[i][0]}: {patient} is {cell!r}, an identifier that Excel has rounded: export it again as text"
             )
 
 
 def draft_recipe(
-    path: Path, header: list[str], lines: list[Line], options: ImportOptions, encoding: str
+    path: Path, header: list[str], lines: Lines, options: ImportOptions, encoding: str
 ) -> tuple[Recipe, tuple[str, ...]]:
     """The first draft of a table's recipe, and notes on what is left out."""
     take, label = options.take, options.survival or options.label
@@ -298,13 +294,10 @@ def long_text(lines: Sequence[Line], name: str) -> str:
     return f"; {first[0]}: {name} is a text of {len(first[1])} characters; --text {name} takes it" if first else ""
 
 
-def label_sign(lines: Sequence[Line], columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
+def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
     """The decimal sign of the labels: as asked for or as they show it, or else that of the columns."""
     for name in columns:
-        cells: dict[str, str] = {}
-        for where, row in lines:
-            if row[name] not in gaps:
-                cells.setdefault(row[name], where)
+        cells = cells_in(lines, name, gaps)
         own = evidence_of(cells)
         if share_of_numbers(cells) > MOST_NUMBERS and (own.decimal or own.unclear) and not all(map(is_number, cells)):
             return signs_of(name, own, evidence_of({}), asked).decimal

@@ -29,7 +29,7 @@ DICOM = (".dcm", ".dicom", ".ima")  # what is called so is never named, be it DI
 ORIENTATION = 0x0112  # of EXIF
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SampleSource:
     """One sample before it is read: where it was found, and what is said of it."""
 

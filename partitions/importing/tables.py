@@ -15,6 +15,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import unknown_name
 from partitions.common.sizes import CELL_BYTES, MOST_LINE, bounded_lines, check_columns, check_size
 from partitions.recipes.cells import MINUS, is_number
+from partitions.recipes.lines import Line, Lines
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as Excel writes and reads it
@@ -45,7 +46,6 @@ LONGEST_SHOWN = 40  # characters of a cell that are put into a message
 CELLS_UNCHECKED = 1 << 17  # between two looks at how many there are
 
 Label = str | tuple[str, ...] | None  # a column, or several joined by commas; time and event; None: the usual one
-Line = tuple[str, dict[str, str]]  # "table.csv, line 7", and its cells by column
 
 
 @contextmanager
@@ -148,13 +148,21 @@ def find_separator(path: Path, encoding: str) -> str:
     return declared[1] if declared else max(",;\t|", key=first.count)
 
 
+class Stripped(dict[str, str]):
+    """Cells without blanks around them, equal ones as the same text: most of an export comes more than once."""
+
+    def __missing__(self, cell: str) -> str:
+        return self.setdefault(cell, cell.strip())
+
+
 def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
     """The rows that have a cell, each with the line that it begins on. Raises DataError at a quote out of place."""
     reader, start = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True), 1
+    plain = Stripped()
     try:
         for cells in counted(reader, path):
             if any(cells):
-                yield start, [cell.strip() for cell in cells]
+                yield start, [plain[cell] for cell in cells]
             start = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
@@ -162,7 +170,7 @@ def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, li
         ) from None
 
 
-def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], list[Line]]:
+def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], Lines]:
     """The columns of a csv and its lines. Without a header the columns are named here.
 
     ``separator``: what stands between cells; "": as :func:`find_separator` has it; ``encoding``: "" as
@@ -197,7 +205,8 @@ def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[lis
                 f"{path}, line {number} has {len(cells)} cells, the header {len(header)}; "
                 + mend_cells(len(cells), len(header), separator)
             )
-    return header, [(f"{path}, line {number}", dict(zip(header, cells, strict=True))) for number, cells in lines]
+    columns = dict(zip(header, zip(*(cells for _, cells in lines), strict=True), strict=True))
+    return header, Lines(path, columns, [number for number, _ in lines])
 
 
 def mend_cells(count: int, columns: int, separator: str) -> str:

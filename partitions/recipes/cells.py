@@ -8,6 +8,7 @@ from datetime import datetime
 import numpy as np
 
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+LARGEST = float(np.finfo(np.float32).max)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
 SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, and never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
@@ -24,7 +25,7 @@ LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([
 
 def is_number(text: str) -> bool:
     """Return whether the text is a finite number of float32, as other programs write it: not 1_000, as Python."""
-    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= float(np.finfo(np.float32).max)
+    return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= LARGEST
 
 
 def parse_number(cell: str, decimal: str, thousands: str) -> float | None:

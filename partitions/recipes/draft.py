@@ -22,7 +22,8 @@ from partitions.recipes.cells import (
     parse_date,
     parse_number,
 )
-from partitions.recipes.pipeline import Line, shown
+from partitions.recipes.lines import Line, Lines, Places, cells_in, column_of
+from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few, tidy
 
@@ -69,7 +70,7 @@ class Evidence:
 
 def find_gaps(lines: Sequence[Line], columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
     """The cells in these columns that mean a missing value, as they are written; the empty one first."""
-    found = {row[column] for _, row in lines for column in columns if row[column].casefold() in GAPS}
+    found = {cell for name in columns for cell in set(column_of(lines, name)) if cell.casefold() in GAPS}
     return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
 
 
@@ -129,17 +130,13 @@ def sign_asked(sign: str, asked: Asked, cell: str) -> str:
 
 
 def draft_columns(
-    lines: Sequence[Line], columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str
+    lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str
 ) -> tuple[tuple[Column, ...], str]:
     """A column of the recipe for each of the csv's, and the decimal sign of most. ``patient``: a column, or "".
 
     Raises DataError, one line, for what the cells do not tell.
     """
-    cells: dict[str, dict[str, str]] = {name: {} for name in columns}
-    for where, row in lines:
-        for name in columns:
-            if row[name] not in gaps:
-                cells[name].setdefault(row[name], where)
+    cells = {name: cells_in(lines, name, gaps) for name in columns}
     evidence = {name: evidence_of(own) for name, own in cells.items() if share_of_numbers(own) > MOST_NUMBERS}
     whole = Evidence()
     for found in evidence.values():
@@ -148,7 +145,7 @@ def draft_columns(
     made = []
     for name in columns:
         if name in evidence:
-            made.append(draft_number(name, lines, gaps, signs_of(name, evidence[name], whole, asked)))
+            made.append(draft_number(name, lines, cells[name], gaps, signs_of(name, evidence[name], whole, asked)))
         else:
             made.append(draft_other(name, lines, cells[name], gaps, asked, patient))
     decimals = Counter(
@@ -159,20 +156,22 @@ def draft_columns(
 
 def share_of_numbers(cells: Collection[str]) -> float:
     """The share of different cells that are numbers by some signs."""
-    return sum(any(own.fullmatch(cell) for own in ANY_NUMBER) for cell in cells) / max(len(cells), 1)
+    whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
+    count = sum(1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell))
+    return count / max(len(cells), 1)
 
 
-def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs: Signs) -> Column:
+def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs) -> Column:
     """A column of numbers. Raises DataError at a cell that is none."""
-    cells = [(where, row[name]) for where, row in lines if row[name] not in gaps]
-    values = {cell: parse_number(cell, signs.decimal, signs.thousands) for _, cell in cells}
-    if strange := [own for own in cells if values[own[1]] is None]:
-        raise no_number(name, strange)
+    values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
+    counts = Counter(lines.columns[name])
+    if strange := [cell for cell, value in values.items() if value is None]:
+        raise no_number(name, cells[strange[0]], strange[0], sum(counts[cell] for cell in strange))
     remarks = [remark_on_gaps(lines, name, gaps, "the training part's median")]
     if any(remarks) or signs.decimal != "." or signs.thousands:
         sign = f"number, decimal sign {signs.decimal!r}"
         remarks.insert(0, sign + (f", {signs.thousands!r} between thousands" if signs.thousands else ""))
-    remarks += odd_numbers(cells, {cell: value for cell, value in values.items() if value is not None})
+    remarks += odd_numbers(cells, counts, {cell: value for cell, value in values.items() if value is not None})
     why = "; ".join(filter(None, remarks)) or PLAIN
     return Column(
         tidy(name),
@@ -185,9 +184,8 @@ def draft_number(name: str, lines: Sequence[Line], gaps: Collection[str], signs:
     )
 
 
-def no_number(name: str, strange: Sequence[tuple[str, str]]) -> DataError:
-    """The error for cells in a column of numbers that are none, each after its place: names the first one."""
-    where, cell = strange[0]
+def no_number(name: str, where: str, cell: str, count: int) -> DataError:
+    """The error for cells in a column of numbers that are none: how many, and the first one with its place."""
     mend = "fill or drop such rows"
     if shown(cell) != repr(cell):
         mend = f"--text {name} takes it as such"
@@ -196,20 +194,19 @@ def no_number(name: str, strange: Sequence[tuple[str, str]]) -> DataError:
     elif WITH_UNIT.fullmatch(cell):
         mend = "write numbers without units"
     more = f", or --gaps={shlex.quote(cell)} takes it as missing" if len(cell) < MOST_OPTION else ""
-    others = f"; {len(strange) - 1} cells more are no numbers" if len(strange) > 1 else ""
+    others = f"; {count - 1} cells more are no numbers" if count > 1 else ""
     return DataError(f"{where}: {name} is {shown(cell)}, no number; {mend}{more}{others}")
 
 
-def odd_numbers(cells: Sequence[tuple[str, str]], values: Mapping[str, float]) -> Iterator[str]:
-    """What a person should look at in a column of numbers. ``cells``: each after its place."""
-    counts = Counter(cell for _, cell in cells)
+def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, float]) -> Iterator[str]:
+    """What a person should look at in a column of numbers. ``counts``: how often a cell comes."""
     negative = [cell for cell, value in values.items() if value < 0]
     below = sum(counts[cell] for cell in negative)
     if len(negative) == 1 and negative[0] in CODED_GAPS:
         cell = negative[0]
         yield f"{below} cells are {cell} and no other is below 0: if that means missing, add --gaps={cell}"
-    elif 0 < below <= FEW_BELOW * len(cells):
-        first = next(where for where, cell in cells if values[cell] < 0).rpartition(", ")[2]
+    elif 0 < below <= FEW_BELOW * sum(counts[cell] for cell in values):
+        first = cells[negative[0]].rpartition(", ")[2]
         yield f"{below} cells are below 0, the first in {first}: a `range` refuses such"
     cell = max(values, key=lambda own: values[own], default="")
     others = max((value for own, value in values.items() if own != cell), default=0.0)
@@ -221,12 +218,12 @@ def odd_numbers(cells: Sequence[tuple[str, str]], values: Mapping[str, float]) -
 
 def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
     """How many gaps a column has, or nothing."""
-    count = sum(row[name] in gaps for _, row in lines)
+    count = sum(cell in gaps for cell in column_of(lines, name))
     return f"{count} gaps become {filled}" if count else ""
 
 
 def draft_other(
-    name: str, lines: Sequence[Line], cells: Mapping[str, str], gaps: Collection[str], asked: Asked, patient: str
+    name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], asked: Asked, patient: str
 ) -> Column:
     """A column of dates or categories, or one that is left out, with the reason."""
     source = name if tidy(name) != name else ""
@@ -263,9 +260,7 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
     )
 
 
-def draft_category(
-    name: str, lines: Sequence[Line], cells: Mapping[str, str], gaps: Collection[str], patient: str
-) -> Column:
+def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str) -> Column:
     """A column of categories; rare ones become ``other``, because their names would tell of a few patients."""
     source = name if tidy(name) != name else ""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
@@ -273,10 +268,12 @@ def draft_category(
         return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     whose: dict[str, set[str]] = {}
     spellings: dict[str, list[str]] = {}  # of each value: cells may differ in blanks and line breaks
-    for i, (_, row) in enumerate(lines):
-        whose.setdefault(tidy(row[name]), set()).add(row.get(patient, "") or f"\0{i}")
+    tidied = {cell: tidy(cell) for cell in dict.fromkeys(lines.columns[name])}
+    patients = lines.columns.get(patient, [""] * len(lines))
+    for i, (cell, own) in enumerate(zip(lines.columns[name], patients, strict=True)):
+        whose.setdefault(tidied[cell], set()).add(own or f"\0{i}")
     for cell in cells:
-        spellings.setdefault(tidy(cell), []).append(cell)
+        spellings.setdefault(tidied[cell], []).append(cell)
     common = sorted(own for own in spellings if len(whose[own]) >= FEWEST and own.isprintable())
     rare = len(spellings) - len(common)
     of_few = f"of fewer than {FEWEST} patients" + ("" if all(map(str.isprintable, spellings)) else ", or unprintable,")

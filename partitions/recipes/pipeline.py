@@ -18,6 +18,7 @@ from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.recipes.cells import DAYS, EPOCH, parse_date, parse_number
 from partitions.recipes.combat import Combat, harmonised
+from partitions.recipes.lines import Line, column_of
 from partitions.recipes.places import columns_of, terms_of
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import NO_SCHEMA, few
@@ -26,8 +27,6 @@ from partitions.splits import Array
 LONGEST_SHOWN = 40  # characters of a cell that are put into a message
 MOST_SHOWN = 3  # cells in a message
 ENOUGH_VALUES = 10  # that a fill which was fitted elsewhere is held against
-
-Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,21 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
     made = np.full((len(lines), len(recipe.used)), None, object)
     gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c.format for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
-        for i, (where, row) in enumerate(lines):
-            cell = row[column.source or column.name]
-            if cell in gaps:
-                continue
-            value, fault = value_of(cell, column, row, gaps, formats)
-            made[i, j] = value
+        cells = column_of(lines, column.source or column.name)
+        # Each different cell once, or pair of cells where a date counts from another one.
+        others = column_of(lines, column.since) if column.since in formats else [""] * len(cells)
+        values = {
+            (cell, other): (None, "") if cell in gaps else value_of(cell, column, {column.since: other}, gaps, formats)
+            for cell, other in dict.fromkeys(zip(cells, others, strict=True))
+        }
+        made[:, j] = [values[own][0] for own in zip(cells, others, strict=True)]
+        if not any(fault for _, fault in values.values()):
+            continue
+        for i, own in enumerate(zip(cells, others, strict=True)):
+            value, fault = values[own]
             if fault:
-                found.append(
-                    (i, Misfit(where, f"{column.name} is {shown(cell)}, {fault}", str(value or ""), column.name))
-                )
+                what = f"{column.name} is {shown(own[0])}, {fault}"
+                found.append((i, Misfit(lines[i][0], what, str(value or ""), column.name)))
     return made, [misfit for _, misfit in sorted(found, key=lambda own: own[0])]
 
 
@@ -123,11 +127,17 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def gaps_in(made: Array) -> Array:
+    """Which cells of an array of objects are None, bool of its shape."""
+    missing: Array = np.equal(made, np.array(None, object))
+    return missing.astype(bool)
+
+
 def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
     """Raise DataError where a column without a way to fill gaps has one."""
     for j, column in enumerate(recipe.used):
-        empty = [i for i in range(len(made)) if made[i, j] is None]
-        if empty and column.fill == "refuse":
+        empty = np.flatnonzero(gaps_in(made[:, j])) if column.fill == "refuse" else np.empty(0, int)
+        if len(empty):
             raise DataError(
                 f'{lines[empty[0]][0]}: {column.name} is missing, and the recipe says fill = "refuse"; fill it, or '
                 f"give the column another fill"
@@ -170,7 +180,7 @@ def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
 
 def gaps_of(made: Array, recipe: Recipe) -> Array:
     """Which values of the data file's columns are filled, bool (n, columns). ``made``: as :func:`convert` has it."""
-    missing = np.array([[value is None for value in row] for row in made], bool).reshape(made.shape)
+    missing = gaps_in(made)
     counts = [len(column.features) for column in recipe.used]
     flags = np.repeat(missing, counts, axis=1)
     ends = np.cumsum(counts)

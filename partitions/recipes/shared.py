@@ -14,7 +14,8 @@ from partitions.common.errors import DataError
 from partitions.common.names import nearest
 from partitions.recipes.cells import date_formats
 from partitions.recipes.draft import Asked, Evidence, Signs, evidence_of, signs_of
-from partitions.recipes.pipeline import Line, shown
+from partitions.recipes.lines import Lines, cells_in
+from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import Column, Recipe, check_recipe, parse_column, written
 from partitions.recipes.values import refuse_unknown, table_of, texts, typed
 from partitions.schema import Schema, few, tidy
@@ -115,7 +116,7 @@ def stand_in(content: Mapping[str, object]) -> dict[str, str]:
 def recipe_for(
     path: object,
     header: Sequence[str],
-    lines: Sequence[Line],
+    lines: Lines,
     shared: Shared,
     labels: Sequence[str],
     mapped: Mapped,
@@ -185,15 +186,6 @@ def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapp
         twice = next(source for source in found.values() if list(found.values()).count(source) > 1)
         raise DataError(f"{path}: {twice} stands for two columns of the schema; see --map")
     return found
-
-
-def cells_in(lines: Sequence[Line], column: str, gaps: Collection[str]) -> dict[str, str]:
-    """The different cells of a column that are no gaps, each with where it first stands."""
-    cells: dict[str, str] = {}
-    for where, row in lines:
-        if row[column] not in gaps:
-            cells.setdefault(row[column], where)
-    return cells
 
 
 def codes_of(

@@ -14,11 +14,12 @@ from partitions.importing.discovery import class_folders, is_joined, only_csv
 from partitions.importing.images import NIFTI, PICTURES, SampleSource, is_dicom
 from partitions.importing.options import ImportOptions
 from partitions.importing.proposal.inventory import Inventory
-from partitions.importing.tables import Line, label_columns, labels_of, list_columns, read_lines
+from partitions.importing.tables import label_columns, labels_of, list_columns, read_lines
 from partitions.importing.targets import find_import_task, number_labels
 from partitions.labels import ONE_CLASS
 from partitions.patients import names_patients, patient_column
 from partitions.recipes.draft import FEWEST, MOST_LEVELS
+from partitions.recipes.lines import Line
 from partitions.schema import few
 
 MOST_COLUMNS = 12  # in a question

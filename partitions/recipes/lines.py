@@ -1,0 +1,58 @@
+"""Lines of a csv, kept by column: a cell that comes again is the same text, and a line's place is its number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by column
+
+
+class Lines(Sequence[Line]):
+    """The lines of a csv. ``columns``: each one's cells; ``numbers``: of the lines in the file, from 1."""
+
+    def __init__(self, path: Path, columns: Mapping[str, Sequence[str]], numbers: Sequence[int]) -> None:
+        self.path, self.columns, self.numbers = path, columns, numbers
+
+    def where(self, i: int) -> str:
+        """The place of a line, for messages."""
+        return f"{self.path}, line {self.numbers[i]}"
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.where(i), {name: cells[i] for name, cells in self.columns.items()}
+
+    def __iter__(self) -> Iterator[Line]:
+        for i, cells in enumerate(zip(*self.columns.values(), strict=True)):
+            yield self.where(i), dict(zip(self.columns, cells, strict=True))
+
+
+class Places(Mapping[str, str]):
+    """The different cells of a column, each with where it first stands. ``first``: the lines, from 0."""
+
+    def __init__(self, lines: Lines, first: Mapping[str, int]) -> None:
+        self.lines, self.first = lines, first
+
+    def __getitem__(self, cell: str) -> str:
+        return self.lines.where(self.first[cell])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.first)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def column_of(lines: Sequence[Line], name: str) -> Sequence[str]:
+    """The cells of a column, one for each line."""
+    return lines.columns[name] if isinstance(lines, Lines) else [row[name] for _, row in lines]
+
+
+def cells_in(lines: Lines, name: str, gaps: Collection[str]) -> Places:
+    """The different cells of a column that are no gaps, in the order of the lines, each with where it first stands."""
+    cells = lines.columns[name]
+    first = dict(zip(reversed(cells), range(len(cells) - 1, -1, -1), strict=True))
+    return Places(lines, {cell: first[cell] for cell in dict.fromkeys(cells) if cell not in gaps})
