@@ -357,7 +357,7 @@ def test_a_silo_that_diverges_keeps_its_last_good_state(three: Files, tmp_path: 
 # ---- Faults of the program are blamed on nobody ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["registration", "collector"])
+@pytest.mark.parametrize("place", ["registration.data_summaries", "collector"])
 def test_a_fault_of_the_server_is_blamed_on_no_silo(three: Files, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """A ValueError of NumPy's or our own mistake, as a reply is checked, ends the run; no silo is left out for it."""
 
