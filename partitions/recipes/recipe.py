@@ -288,6 +288,8 @@ def check_recipe(recipe: Recipe) -> None:
         raise DataError(f"[combat] harmonises {strange[0][:80]!r}, which is no column of numbers")
     if recipe.decimal not in (".", ","):
         raise DataError(f"decimal is {recipe.decimal[:10]!r}; it is a point or a comma")
+    if len(recipe.separator) != 1 or recipe.separator in '"\r\n':
+        raise DataError(f"separator is {recipe.separator[:10]!r}; it is one sign, for example ; or a tab")
     dates = {column.source or column.name for column in recipe.columns if column.format}
     for column in recipe.used:
         if column.kind == "date" and column.since not in dates:

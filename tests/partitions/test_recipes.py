@@ -370,6 +370,8 @@ def test_units_codes_dates_and_marks(tmp_path):
         ({"columns": [{"name": "a", "kind": "date"}]}, "a date needs its format"),
         ({"columns": [{"name": "a", "kind": "number"}] * 2}, "two columns of the csv are called 'a'"),
         ({"columns": [{"name": "a", "kind": "number", "decimal": ",", "thousands": ","}]}, "are both ','"),
+        ({"file": {"separator": ";;"}}, "separator is ';;'; it is one sign"),
+        ({"file": {"separator": '"'}}, "separator is '\"'; it is one sign"),
         ({"columns": [{"name": "a", "kind": "number", "fill": "value"}]}, 'fill = "value" needs fill-value'),
     ],
 )
