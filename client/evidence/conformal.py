@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from client.evidence.temperature import fitting, outputs_and_labels
+from client.evidence.temperature import fitting, is_as_trained, outputs_and_labels
 from models.evidence.conformal import Array, threshold_of, true_scores
 from models.flat import FlatModel
 from models.tasks import Task, probabilities, task_of
@@ -56,8 +56,7 @@ def conformal_for(card: Mapping[str, Any], net: FlatModel, file: Path, coverage:
     outputs, labels = outputs_and_labels(card, net, test)
     outputs = outputs / card.get("temperature", {}).get("T", 1.0)
     about = {"coverage": coverage, "records": len(test), "patients": patients}
-    counts = {"train": len(data.train), "val": len(data.val), "test": len(data.test)}
-    about["as_trained"] = counts == card["samples"]
+    about["as_trained"] = is_as_trained(card, data)
     if card["task"] in SETS:
         scores = true_scores(probabilities(outputs), labels.cpu().numpy())
         return {**about, "threshold": threshold_of(scores, 1 - coverage)}

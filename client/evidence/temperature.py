@@ -34,7 +34,7 @@ RANGE = (0.05, 20.0)  # of T
 STEPS = 100
 
 
-def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict[str, float]:
+def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict[str, Any]:
     """Return T, the validation samples and the loss before and after, for a model's card.
 
     Raises UserError where the task has no probabilities, or the file does not fit or has too few validation samples.
@@ -50,7 +50,13 @@ def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict
     outputs, labels = outputs_and_labels(card, net, data.val)
     temperature = fitted(card["task"], outputs, labels)
     losses = [float(loss_of(card["task"], outputs / t, labels)) for t in (1.0, temperature)]
-    return {"T": temperature, "samples": len(data.val), "loss_before": losses[0], "loss_after": losses[1]}
+    about = {"T": temperature, "samples": len(data.val), "loss_before": losses[0], "loss_after": losses[1]}
+    return {**about, "as_trained": is_as_trained(card, data)}
+
+
+def is_as_trained(card: Mapping[str, Any], data: SiloData) -> bool:
+    """Return whether the parts of a file are as large as those that the run had: a simulation draws its own."""
+    return bool({"train": len(data.train), "val": len(data.val), "test": len(data.test)} == card["samples"])
 
 
 def fitting(card: Mapping[str, Any], file: Path, option: str) -> SiloData:

@@ -141,15 +141,19 @@ def export(args: argparse.Namespace) -> None:
         }
         card = export_model(source, *which, recipe=not args.no_recipe, **own)
     whose = f"model of {card['silo']}" if card["silo"] else "model of all silos"
-    if scaled := card.get("temperature"):
+    scaled, known = card.get("temperature"), card.get("conformal")
+    if scaled:
         print(
             f"temperature {scaled['T']:.3f} from {scaled['samples']} validation samples: their loss was "
             f"{scaled['loss_before']:.4f} and is {scaled['loss_after']:.4f}"
         )
-    if known := card.get("conformal"):
+    if known:
         print(in_words(known))
-        if not known["as_trained"]:
-            print("note: the run had other numbers of samples: no test sample of this file may have trained the model")
+    if not all(own["as_trained"] for own in (scaled, known) if own):
+        print(
+            "note: the run divided the samples otherwise than this file (a simulation draws validation parts): what is "
+            "computed here holds only if the model was not trained on the file's validation and test part"
+        )
     if made := card.get("onnx"):
         print(f"{made['file']}: onnxruntime gives PyTorch's answers, to {made['apart']:.1g}")
     elif (older := onnx_file(out)) != out and older.exists():

@@ -34,6 +34,17 @@ def test_it_is_statsmodels() -> None:
     assert fitted("multiclass", two * 0 + torch.eye(2)[labels].double(), labels) == pytest.approx(RANGE[0])  # all right
 
 
+def test_parts_that_the_run_did_not_have_are_pointed_out(tmp_path: Path, finished: tuple[Path, Path], capsys: Any):
+    """A simulation draws validation parts anew: those of the file may have trained the model."""
+    run, file = finished
+    with np.load(file) as npz:
+        arrays = dict(npz)
+    np.savez(tmp_path / "other.npz", **{key: own[:-1] if key.endswith("_val") else own for key, own in arrays.items()})
+    out = ["--out", str(tmp_path / "m.safetensors")]
+    assert main(["export", str(run), "--silo", "a", "--temperature", str(tmp_path / "other.npz"), *out]) == 0
+    assert "note: the run divided the samples otherwise than this file" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: Any) -> tuple[Path, Path]:
     """A run with steps so long that its models are far too sure, and a hospital's file."""
@@ -52,7 +63,8 @@ def test_the_model_predicts_with_it(tmp_path: Path, finished: tuple[Path, Path],
     assert main(arguments) == 0
     card = json.loads(scaled.with_name("scaled.safetensors.json").read_text())["temperature"]
     assert card["T"] > 1 and card["samples"] == 90
-    assert f"temperature {card['T']:.3f} from 90 validation samples" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"temperature {card['T']:.3f} from 90 validation samples" in said and "divided the samples" not in said
     assert scaled.read_bytes()[200:] != b"" and card["loss_after"] < card["loss_before"]
     (_, labels, p), (_, same, q) = (read_csv(predict_file(model, file)) for model in (plain, scaled))
     y = torch.tensor(rows_of(file)[1])  # its test part is its validation part
