@@ -43,9 +43,13 @@ FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Newer versions of Python warn of other things in other libraries: there, warnings are no errors."""
+    """Newer versions of Python warn of other things in other libraries: there, warnings are no errors.
+
+    In the place of "error": a later filter wins, and appended it would print what the filters before it ignore.
+    """
     if sys.version_info >= (3, 12):
-        config.addinivalue_line("filterwarnings", "default")
+        filters = config.getini("filterwarnings")
+        filters[filters.index("error")] = "default"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
