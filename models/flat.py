@@ -9,6 +9,7 @@ Floating-point buffers (BatchNorm statistics) are a second vector; integer buffe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -181,7 +182,7 @@ class FlatModel:
     def freeze(self, *parts: slice) -> None:
         """Leave the parameters inside these parts out of the backward pass; without any, all are trained again."""
         for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
-            parameter.requires_grad_(not any(p.start <= entry.start < p.stop for p in parts))
+            parameter.requires_grad_(not (parts and any(p.start <= entry.start < p.stop for p in parts)))
 
     def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
         """An ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
@@ -202,7 +203,7 @@ def is_finite(vector: Tensor) -> bool:
     A sum is not finite where an element is not, and is made in a tenth of the time; only where it is not, which large
     finite elements can cause too, is each looked at.
     """
-    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
+    return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())
 
 
 def gather(vector: Tensor, parts: Iterable[slice]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -23,7 +24,8 @@ def batch_norm(volume: bool) -> type[nn.BatchNorm2d] | type[nn.BatchNorm3d]:
 
 def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
     """Max-pooling of a batch (b, c, [d,] h, w)."""
-    return (F.max_pool2d if x.dim() == 4 else F.max_pool3d)(x, kernel, stride, padding)
+    # Not of torch.nn.functional, which asks first whether indices are wanted, too.
+    return (torch.max_pool2d if x.dim() == 4 else torch.max_pool3d)(x, kernel, stride or kernel, padding)
 
 
 def mean_over_places(x: Tensor) -> Tensor:

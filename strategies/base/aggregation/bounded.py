@@ -17,6 +17,7 @@ from logging import WARNING
 import torch
 from flwr.common import log
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from partitions.common.errors import UserError
 from strategies.base.aggregation.robust import (
@@ -126,7 +127,9 @@ class Bounds:
             if gram is not None and name == names[0]:
                 lengths = gram.diagonal().sqrt().tolist()
             else:
-                lengths = [self._gram(name, [update]).sqrt().item() for update in updates]
+                lengths = torch.stack(
+                    [vector_norm(self._step(name, update), dtype=torch.float64) for update in updates]
+                ).tolist()
             norms[name] = dict(zip((u.silo for u in updates), lengths, strict=True))
         return norms
 

@@ -109,7 +109,8 @@ def median_weights(squares: Tensor) -> Tensor:
     a = torch.full((n,), 1 / n, dtype=torch.float64)
     for _ in range(ITERATIONS):
         inner = squares @ a
-        b = 1 / (inner - a @ inner / 2).clamp(min=nu * nu).sqrt()
+        # As 1 / (inner - a @ inner / 2).clamp(min=nu * nu).sqrt(): of few numbers, each operation costs its call.
+        b = inner.sub(a @ inner, alpha=0.5).clamp_(min=nu * nu).sqrt_().reciprocal_()
         before, a = a, b / b.sum()
         if float((a - before).abs().max()) < 1e-9:
             break

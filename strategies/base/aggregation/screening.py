@@ -74,18 +74,19 @@ def opposing(gram: Tensor, f: int) -> dict[int, float]:
     """The places of up to f steps that point against the others, with their cosines, from
     :func:`~strategies.base.aggregation.robust.gram_of`."""
     lengths = gram.diagonal().clamp(min=0).sqrt()
-    middle = lengths.sort().values[(len(lengths) - 1) // 2]
-    shares = torch.where(lengths > middle, middle / lengths, torch.ones_like(lengths))
+    middle = lengths.median()
+    shares = torch.where(lengths > middle, middle / lengths, 1.0)
     gram = gram * shares[:, None] * shares
     kept, found = list(range(len(gram))), dict[int, float]()
     for _ in range(f):
-        inner = gram[kept][:, kept]
-        square = inner.diagonal()
-        weights = median_weights((square[:, None] + square - 2 * inner).clamp(min=0))
-        dots, length = inner @ weights, (weights @ inner @ weights).clamp(min=0).sqrt()
-        cosines = torch.nan_to_num(dots / (square.clamp(min=0).sqrt() * length))
-        worst = int(cosines.argmin())
-        if not float(cosines[worst] * length) < -OPPOSED * float(middle):
+        square = gram.diagonal()
+        weights = median_weights((square[:, None] + square - 2 * gram).clamp(min=0))
+        dots, length = gram @ weights, (weights @ gram @ weights).clamp(min=0).sqrt()
+        cosines = torch.nan_to_num(dots / (square.clamp(min=0).sqrt() * length)).tolist()
+        worst = cosines.index(min(cosines))
+        if not cosines[worst] * float(length) < -OPPOSED * float(middle):
             break
-        found[kept.pop(worst)] = float(cosines[worst])
+        found[kept.pop(worst)] = cosines[worst]
+        others = [i for i in range(len(gram)) if i != worst]
+        gram = gram[others][:, others]
     return found
