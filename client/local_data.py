@@ -58,6 +58,8 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
         name = settings.common.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device(name)
     if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch knows more, and some of them hold no numbers
         raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is wanted here")
     try:

@@ -34,10 +34,9 @@ class OwnProgress:
     """The events of one message; in a simulation, where the server's file has all, none are written."""
 
     def __init__(self, session: ClientSession, message: Message) -> None:
-        self.session, self.kind = session, message.metadata.message_type
+        self.session, self.message, self.kind = session, message, message.metadata.message_type
         self.started = time.time()
         self.closing = False
-        self.received = wire_bytes(message.content)
         self.folder: Path | None = None
 
     def begins(self) -> None:
@@ -64,7 +63,7 @@ class OwnProgress:
         score, snapshot = self.session.silo.task.score, self.session.info.reports
         found = {part: metrics.get(f"{snapshot}.{part}.{score}", math.nan) for part in ("val", "test")}
         scores = {part: float(value) for part, value in found.items() if math.isfinite(value)}
-        up = wire_bytes(sent)
+        down, up = wire_bytes(self.message.content), wire_bytes(sent)
         common = {"score": score, "per_silo": {self.session.name: scores}}
         if self.closing:
             self._add("closed", number=server_round - 1, **common)
@@ -72,7 +71,7 @@ class OwnProgress:
             return
         seconds, rounds = time.time() - self.started, self.session.settings.common.rounds
         self._add("reply", silo=self.session.name, seconds=seconds)
-        size = {"bytes": self.received + up, "bytes_down": self.received, "bytes_up": up}
+        size = {"bytes": down + up, "bytes_down": down, "bytes_up": up}
         if EPSILON in metrics:
             common["epsilon"] = {self.session.name: float(metrics[EPSILON])}
         self._add("round", round=server_round, rounds=rounds, seconds=seconds, **size, **common)

@@ -55,7 +55,7 @@ from models.standardisation import Columns, standardisation
 from models.tasks import task_of
 from models.trainable import WHOLE, Part
 from partitions.common.errors import UserError
-from partitions.splits import SiloData, dtype_of
+from partitions.splits import SiloData
 from strategies.base.client import SiloClient
 from strategies.base.evaluation import input_digest
 from strategies.base.evaluation.own_model import asks_for_models
@@ -170,7 +170,7 @@ class ClientSession:
             "task": data.task,
             "shape": written(data.input_shape),
             "classes": data.classes,
-            SCHEMA: replace(data.schema, dtype=dtype_of(data.train.x)).text,
+            SCHEMA: replace(data.schema, dtype=data.dtype).text,
             "own_file": own_file,
             "simulated": not own_file,
             "device": str(self.device),
@@ -260,12 +260,17 @@ class ClientSession:
         return part
 
     @cached_property
+    def network(self) -> tuple[str, Any]:
+        """The architecture, and its settings."""
+        return self.settings.model_for(self.own_data.input_shape, self.own_data.task)
+
+    @cached_property
     def silo(self) -> Silo:
         """What the method works with: the data on the device, one network, seeded initial models."""
         data, settings, classes, device = self.used_data, self.settings, self.classes, self.device
         inputs, labels = self.statistics
         (train, val, test), known = samples_on(data, device, inputs, labels)
-        name, options = settings.model_for(data.input_shape, data.task)
+        name, options = self.network
         head = settings.head
         model = flat_model(name, data.input_shape, classes, options, str(device), head, self.part)
         initial = initial_model(name, data.input_shape, classes, options, settings.common.seed, head, self.part)
@@ -340,7 +345,7 @@ class ClientSession:
         ``normalisation`` is the mean and std that inputs are standardised with, (x - mean) / std; None: taken as is.
         """
         data, c = self.own_data, self.settings.common
-        name, options = self.settings.model_for(data.input_shape, data.task)
+        name, options = self.network
         (mean, std), (label_mean, label_std) = self.statistics
         scale: dict[str, Any] | None = {"mean": mean, "std": std} if mean else None
         if data.train.x.dtype == np.uint8:
@@ -356,10 +361,10 @@ class ClientSession:
             "reports": self.info.reports,
             "samples": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
             "model": {"name": name, "settings": {} if options is None else asdict(options), **more},
-            "input": {"shape": written(data.input_shape), "dtype": dtype_of(data.train.x)},
+            "input": {"shape": written(data.input_shape), "dtype": data.dtype},
             "task": data.task,
             "classes": self.classes,
-            "schema": replace(agreed_schema(self.config), dtype=dtype_of(data.train.x)).content,
+            "schema": {**agreed_schema(self.config).content, "dtype": data.dtype},
             "normalisation": scale,
             "labels": {"mean": label_mean, "std": label_std} if label_mean else None,
             **({"recipe": data.recipe} if data.recipe else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,12 @@ class SiloData:
     recipe: str = ""
     cohort: str = ""
 
-    @property
+    @cached_property
+    def dtype(self) -> str:
+        """The samples' number format."""
+        return dtype_of(self.train.x)
+
+    @cached_property
     def input_shape(self) -> tuple[Any, ...]:
         """Shape of one sample as a model sees it (models/shapes.py)."""
         return input_shape(self.train.x, self.vocabulary)

@@ -40,14 +40,15 @@ Handler = Callable[[Message, ClientSession], RecordDict]
 
 
 @functools.lru_cache(maxsize=4)
-def settings_of(run_config: tuple[tuple[str, type, Any], ...]) -> RunSettings:
-    """The run's settings, parsed once for all its messages. (With the types, for True equals 1.)"""
-    return parse_settings({key: value for key, _, value in run_config})
+def settings_of(keys: tuple[str, ...], values: tuple[Any, ...], types: tuple[type, ...]) -> RunSettings:
+    """The run's settings, parsed once for all its messages. (With the values' types, for True equals 1.)"""
+    return parse_settings(dict(zip(keys, values, strict=True)))
 
 
 def settings_in(context: Context) -> RunSettings:
     """The settings of the run that a message is of."""
-    return settings_of(tuple((key, type(value), value) for key, value in context.run_config.items()))
+    values = tuple(context.run_config.values())
+    return settings_of(tuple(context.run_config), values, tuple(map(type, values)))
 
 
 def answer(handler: Handler) -> Callable[[Message, Context], Message]:

@@ -57,8 +57,9 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
 
 def privacy_card(settings: RunSettings) -> dict[str, Any]:
     """What a model card says of differential privacy: the personal model has it only where all of it is sent."""
-    s, method = settings.privacy, settings.strategy
+    s = settings.privacy
     if s is None:
         return {}
+    method = settings.strategy
     noised = method.info.dp == "gradient" and method.client.personal is SiloClient.personal
     return {"privacy": {**asdict(s), "personal": "trained with noise" if noised else "trained without noise"}}

@@ -232,7 +232,7 @@ def measured(data: bytes) -> dict[str, Any]:
 
 def runs_alone() -> bool:
     """Return whether this is Flower's `flwr-clientapp` of a SuperNode, without our wrappers around it."""
-    return Path(sys.argv[0]).name == "flwr-clientapp" and not os.environ.get(BY_SITE)
+    return os.path.basename(sys.argv[0]) == "flwr-clientapp" and not os.environ.get(BY_SITE)
 
 
 def own_build(file: Path) -> str:

@@ -95,6 +95,8 @@ class Recorder:
 
     def attended(self) -> dict[str, int]:
         """Return how many rounds with differential privacy this run has had of each silo."""
+        if not self.common.dp:
+            return {}
         which = self.common.strategy, self.common.seed
         return dict(Counter(row.silo for row in self.history.of(*which) if row.metric == EPSILON and row.silo))
 

@@ -140,7 +140,7 @@ def check_patience(common: Common) -> None:
 
 def augmentation(text: str) -> Augmentation | None:
     """The setting ``augment`` as it is written. Raises UserError where it makes no sense."""
-    return read_augmentation(text)
+    return read_augmentation(text) if text else None
 
 
 def adding(key: str) -> type[PersonalizedStrategy]:

@@ -186,13 +186,19 @@ def read_policy(where: str) -> Policy:
     if not where:
         return Policy()
     if where == PUBLIC:
-        return Policy(**{f.name: f.metadata["public"] for f in rules().values()}, where=PUBLIC)
+        return public_policy()
     path = Path(where).expanduser()
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise SiteError(f"{path}: {error.strerror}; write the policy there: without it nothing leaves") from None
     return parse_policy(text, str(path))
+
+
+@cache
+def public_policy() -> Policy:
+    """The policy of public data."""
+    return Policy(**{f.name: f.metadata["public"] for f in rules().values()}, where=PUBLIC)
 
 
 def parse_policy(text: str, path: str) -> Policy:

@@ -150,7 +150,7 @@ def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], 
 
 def wire_bytes(records: RecordDict) -> int:
     """Bytes of the arrays in a message, as the papers count communication."""
-    arrays = [array for record in records.array_records.values() for array in record.values()]
+    arrays = [a for record in records.values() if isinstance(record, ArrayRecord) for a in record.values()]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 

@@ -32,7 +32,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
     assert most is not None and math.isfinite(most)
     beyond: Any = int(most) + 1 if isinstance(f.default, int) else most * 1.01 if most else 0.01
     with pytest.raises(UserError, match=rf"{key} = .* is out of range: (at most|less than) "):
-        settings_of(((key, type(beyond), beyond),))
+        settings_of((key,), (beyond,), (type(beyond),))
     for absurd in (10**40, 1e300, math.inf, str(10**40)):
         with pytest.raises(UserError, match=f"{key} = "):
             parse_settings({key: absurd})
@@ -48,7 +48,7 @@ def test_a_number_beyond_its_limit_is_refused_by_the_silos_own_parser(key: str) 
 )
 def test_a_network_is_as_large_as_a_silo_takes_and_no_larger(hidden: str) -> None:
     with pytest.raises(ValueError, match=r"mlp\.hidden must be widths such as .*: at most 8, of at most 10000"):
-        settings_of((("model", str, "mlp"), ("mlp.hidden", str, hidden)))
+        settings_of(("model", "mlp.hidden"), ("mlp", hidden), (str, str))
     assert parse_settings({"model": "mlp", "mlp.hidden": "10000,1"}).models["mlp"].widths() == (10_000, 1)
 
 
