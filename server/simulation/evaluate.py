@@ -76,8 +76,14 @@ def has_models(source: Path, run: RunSettings) -> bool:
 
 
 def settings_of_run(source: Path, strategy: str | None, seed: int | None) -> dict[str, object]:
-    """Return how the data of a simulated run are divided over its silos."""
-    values: Mapping[str, Any] = find_run(source, strategy, seed).flat()
+    """Return how the data of a simulated run are divided over its silos. Raises UserError where it was none.
+
+    A federation's settings name a data set too, the default, which is not its silos' own.
+    """
+    run = find_run(source, strategy, seed)
+    if not has_states(source, run) and not (source / "manifest.json").is_file():
+        raise UserError(f"{source} was no simulation: --connection NAME, or --data FILE, says where to evaluate it")
+    values: Mapping[str, Any] = run.flat()
     partition = str(values["partition"])
     return {k: v for k, v in values.items() if k in OF_THE_DATA or k.startswith(f"{partition}.")}
 

@@ -222,6 +222,18 @@ def test_evaluation_is_no_method(table: Path, tmp_path: Path) -> None:
             parse_settings({"strategy": "evaluate", "rounds": 1, "evaluate.models": f"a={'0' * 64}{owner}"})
 
 
+def test_a_federations_run_is_not_evaluated_at_simulated_data(tmp_path: Path) -> None:
+    """Its settings have the default data set, which is nobody's; the hospitals' files are elsewhere."""
+    files = random_silos(tmp_path, {"a": 20, "b": 24})
+    federate(files, strategy="fedavg", rounds=1, directory=tmp_path / "run")
+    for states in (tmp_path / "run" / "checkpoint").glob("*/silos"):
+        shutil.rmtree(states)  # they stay at the hospitals
+    with pytest.raises(UserError, match="was no simulation: --connection NAME, or --data FILE"):
+        evaluate(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert evaluate(tmp_path / "run", tmp_path / "out", data=files["a"]).is_file()
+
+
 # ---- At hospitals with files and policies of their own -------------------------------------------------------------
 
 
