@@ -37,7 +37,7 @@ def names_of(sent: Mapping[str, Any], run: int, trained: Iterable[str] = ()) -> 
 def claim(state: Any, run: Names, silo: str, model: str, rule: str) -> str:
     """Note that this model is about to leave; why it may not, or nothing. One that has left may leave again.
 
-    ``model``: its SHA-256; ``says``: the rule, for a directory in which nothing can be noted.
+    ``model``: its SHA-256; ``rule``: the policy's line, for a directory in which nothing can be noted.
     """
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:

@@ -55,7 +55,10 @@ def in_fork(run: Callable[[], object]) -> int:
 
 
 def fork(run: Callable[[], object]) -> int:
-    """Run it in a fork of this process, which does nothing else; the fork's id."""
+    """Run it in a fork of this process, which does nothing else; the fork's id.
+
+    What trains needs a process of its own: where this one has trained, PyTorch refuses it in a fork.
+    """
     if not (child := os.fork()):
         code = 1
         try:

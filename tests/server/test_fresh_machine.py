@@ -66,7 +66,7 @@ FROM_NOTHING: list[tuple[str, int, str]] = [
     ("studies", 2, "name the silo's state directory with --state-dir"),
     ("revoke heart-2026", 2, "name the silo's state directory with --state-dir"),
     ("budget", 2, "name the silo's state directory with --state-dir"),
-    ("evaluate runs/first --out matrix", 2, "runs/first is no directory"),
+    ("evaluate runs/first --out matrix", 2, "there is no runs/first"),
     ("survey --data centres --out look", 2, "there is no centres"),
     ("survey --connection hospitals --out look", 2, "there is no connection"),
     ("watch runs/first", 2, "there is no run directory runs/first"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from forks import in_fork
 from tiny import Run, TinyGrid, audited, federate, notes, random_silos, round_of
 
 from client.site.trust import audit, receipts
@@ -136,7 +135,10 @@ def _run_until_killed(folder: Path, key: str) -> None:
 
 def test_over_kill_9_and_resume(tmp_path: Path, key: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was signed before is still there, what follows covers the line whose reply was lost; no log goes back."""
-    assert in_fork(partial(_run_until_killed, tmp_path, str(key))) == -signal.SIGKILL
+    process = multiprocessing.get_context("spawn").Process(target=_run_until_killed, args=(tmp_path, str(key)))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     before = {silo: servers(tmp_path, silo) for silo in SILOS}
     assert all([one.line for one in found] == [1, 2] for found in before.values())
     with (tmp_path / "run" / receipts.FILE).open("a") as file:
