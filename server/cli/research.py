@@ -194,6 +194,8 @@ def own_data(args: argparse.Namespace, values: Mapping[str, object]) -> dict[str
     if given and not (source.name.endswith((".npz", ".csv")) or Path(source.name).is_dir()):
         raise UserError(f"--data {given}: is no folder, no .npz file (silofl import makes one) and no csv")
     is_csv = source.name.endswith(".csv")
+    if given and getattr(args, "data_dir", None):
+        raise UserError("--data-dir goes with --dataset: --data names its own file or folder")
     if (recipe or by) and not is_csv:
         raise UserError("--recipe and --by go with --data FILE.csv")
     recipe, by = recipe or source.recipe, by or source.by

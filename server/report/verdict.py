@@ -59,7 +59,7 @@ def excludes_zero(gain: Gain, candidates: int = 1) -> int:
 def reason(silos: int, rare: int, gain: Gain, without: Gain | None) -> str:
     """Return why neither a gain nor a loss is shown."""
     if silos < HOSPITALS_NEEDED:
-        return f"{silos_of(silos)}, at least {HOSPITALS_NEEDED} needed"
+        return f"at least {HOSPITALS_NEEDED} silos are needed"
     if math.isnan(gain.interval[0]):
         return "no interval of some scores"
     if without is None or not excludes_zero(gain):

@@ -218,6 +218,7 @@ OTHERS: list[tuple[str, str]] = [
     ),
     ("simulate --data t.txt", "--data t.txt: is no folder, no .npz file (silofl import makes one) and no csv"),
     ("simulate --data t.csv", "--data t.csv: a csv needs --recipe FILE.recipe.toml and --by COLUMN"),
+    ("simulate --data {place}/good.npz --data-dir sets", "--data-dir goes with --dataset: --data names its own file"),
     ("simulate --dataset digits --by x", "--recipe and --by go with --data FILE.csv"),
     ("simulate --subsample many", "--subsample many: a number of samples, 1 or more, is wanted here"),
     ("partition --dataset digitz --out out", "unknown data set 'digitz' (did you mean 'digits'?)"),

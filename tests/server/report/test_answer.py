@@ -141,7 +141,7 @@ def test_settings_searched_on_another_seeds_split_are_a_condition(tmp_path: Path
 def test_too_few(tmp_path: Path, silos: int, n: int) -> None:
     text = said(planted(tmp_path / "run", (0.5,) * silos, (0.625,) * silos, n=n))
     assert text.startswith("Not shown: APPLE has +12.5 points")
-    assert ("3 silos, at least 6 needed" in text) == (silos == 3)
+    assert ("in 3 silos, at least 6 silos are needed" in text) == (silos == 3)
 
 
 def test_without_training_alone_nothing_is_shown(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def test_one_silo(tmp_path: Path) -> None:
     test = {name: values[:1] for name, values in TEST.items()}
     text = checked(make_run(tmp_path / "run", test, counts={"a": 10})).text
     assert "No gain of APPLE over training alone is shown: +20.0 points" in text
-    assert "1 silo, at least 6 needed" in text
+    assert "at least 6 silos are needed" in text
 
 
 def test_forty_silos_and_many_methods(tmp_path: Path) -> None:
