@@ -31,7 +31,7 @@ from tqdm import tqdm
 from client.faults import is_fault, is_users
 from client.local_data import device_of
 from models.threads import threads_for
-from partitions.common.errors import RunFailedError, UserError
+from partitions.common.errors import DataError, RunFailedError, UserError
 from partitions.common.files import private
 from server.report.write import write_manifest
 from server.results.history import History
@@ -108,7 +108,7 @@ def side_by_side(
         raise KeyboardInterrupt(f"{how_to_continue(directory)} --workers {workers}") from None
     finally:
         for of_part in dict.fromkeys(directories.values()):
-            with contextlib.suppress(UserError):  # a process far away may end a little later: the next takes it back
+            with contextlib.suppress(DataError):  # a process far away may end a little later: the next takes it back
                 of_part.take_back_all()
         try_reports(runs, directory)
     if study.failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -215,6 +216,20 @@ def test_ctrl_c(in_turns: Path, table: Path, tmp_path: Path) -> None:
     assert not (out / WORKERS).exists()
     assert {r["seed"] for r in read_json(out / "summary.json")["runs"]} == {2}
     assert left(study({**read_toml(out / "config.toml"), "out": str(out), "resume": True})) == left(in_turns)
+
+
+def test_ctrl_c_while_a_process_still_holds_its_directory(table: Path, tmp_path: Path) -> None:
+    """The line is that of Ctrl-C; the directory stays, and who goes on takes it back."""
+    out, held = tmp_path / "run", contextlib.ExitStack()
+
+    def stop(key: str) -> None:
+        if key == "apple-1":
+            held.enter_context(RunDirectory(out, key).held())
+            raise KeyboardInterrupt
+
+    with held, pytest.raises(KeyboardInterrupt, match=r"^continue with silofl simulate"):
+        study(values(table, out), partial(inline, stop=stop))
+    assert (out / WORKERS / "apple-1").is_dir() and (out / "report.html").is_file()
 
 
 def test_a_run_that_fails_is_named_and_the_others_finish(
