@@ -123,7 +123,7 @@ class Clipping:
 
     def _may_go_together(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
         trained = tuple(is_trained(p) for p in self.model.parameters)
-        key = (trained, type(loss), network is None)
+        key = (trained, type(loss), code_of(loss), network is None)
         if key not in self.tried:
             try:
                 self.tried[key] = self._trial(x, y, loss, network)
@@ -155,6 +155,12 @@ class Clipping:
         alone = torch.stack(lengths)
         close = torch.allclose(norms, alone, rtol=TOLERANCE, atol=TOLERANCE * float(alone.max()))
         return close and bool(length(together - single) <= TOLERANCE * length(single) + 1e-7)
+
+
+def code_of(loss: Loss | OnFeatures) -> object:
+    """The code of a loss, the same for one that is defined anew at each step; else its type."""
+    function = loss.of if isinstance(loss, OnFeatures) else loss
+    return getattr(function, "__code__", type(function))
 
 
 def by_size(units: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:

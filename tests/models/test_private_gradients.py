@@ -109,6 +109,21 @@ def test_what_cannot_go_together_goes_one_by_one() -> None:
     assert torch.allclose(total, by_hand(model, x, y, 0.1), atol=1e-7)
 
 
+def test_each_loss_has_a_trial_of_its_own() -> None:
+    """One that uses the parameters itself has not that of one before it, whose records may go together."""
+    torch.manual_seed(0)
+    model, (x, y) = FlatModel(Layers()), tokens(7)
+    clipping = Clipping(model, 0.4)
+
+    def decayed(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y) + sum(p.square().sum() for p in model.parameters)
+
+    for loss in (F.cross_entropy, decayed):
+        total, _ = clipping.total(x, y, loss, None, None)
+        assert torch.allclose(total, by_hand(model, x, y, 0.4, loss), atol=1e-6)
+    assert list(clipping.tried.values()) == [True, False]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [
