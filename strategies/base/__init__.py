@@ -1,1 +1,1 @@
-"""What the methods stand on: the silo's half, the server's half, replies, payloads, settings, state."""
+"""The base of all methods: the silo's half, the server's half, replies, payloads, settings, state."""

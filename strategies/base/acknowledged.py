@@ -1,10 +1,10 @@
-"""State of a silo whose changes the server adds up: control variates, duals. A round counts once, in both places.
+"""Silo state whose changes the server sums: control variates, duals. Both sides count a round once, or not at all.
 
-A reply may be lost on its way, or be left out by the server. Had the silo moved its control variate on all the same,
-the server's sum and the silos' vectors would never agree again. So a silo only *proposes* its new vectors; the server
-says in its next message which round of this silo it counted last, and only then does the silo take them over.
+A reply may be lost, or the server may leave it out. If the silo updated its control variate all the same, the server's
+sum and the silos' vectors would never agree again. So a silo only *proposes* its new vectors. The server's next message
+contains the last round of this silo that it counted, and only then does the silo commit them.
 
-Sent beside a method's own: one number down.
+Sent in addition to the method's messages: one number down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROPOSED = "proposed."
 
 
 class ConfirmedClientState(ClientState):
-    """Vectors that are the silo's once the server has counted the round in which they were proposed."""
+    """Vectors that the silo commits once the server has counted the round in which they were proposed."""
 
     proposals = Arrays(PROPOSED)
     proposed = Item[int | None](lambda: None)  # the round
@@ -35,7 +35,7 @@ class ConfirmedClient(SiloClient):
     state: ConfirmedClientState
 
     def propose(self, **arrays: Tensor) -> None:
-        """Vectors that are the silo's from its next round on, if the server counts this one."""
+        """Propose vectors, which the silo commits in its next round if the server counts this one."""
         self.state.proposals.update(arrays)
         self.state.proposed = self.round
 
@@ -62,5 +62,5 @@ class ConfirmedStrategy(PersonalizedStrategy):
         return Payload(payload.models, {**payload.numbers, "counted": counted.get(silo, 0)})
 
     def count(self, updates: Sequence[Update]) -> None:
-        """These silos' replies are in the sums: they are told so in their next message."""
+        """Record that these silos' replies are in the sums; their next messages contain this round's number."""
         self.state.counted = self.state.counted | {u.silo: self.round for u in updates}

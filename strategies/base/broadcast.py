@@ -1,7 +1,7 @@
-"""What a silo that limits its server's steps accepts as the model of a round.
+"""The check of a received model in a silo that limits its server's steps.
 
-A model that somebody crafts to read records (a layer that imprints them, an oracle for one patient's label) is far from
-every model of the run. So the first one must be the seed's, and each later one near the silo's own last one.
+A model crafted to read records (a layer that imprints them, an oracle for one patient's label) is far from every model
+of the run. So the first received model must be the seed's, and each later one near the silo's own last one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def check_received(silo: str, this: int, received: Tensor, last: Tensor, most: f
     """Raise UserError for a model that no honest server sends in round ``this``.
 
     ``received`` (Σ,): the model; ``last`` (Σ,): the silo's own last one, before its first training the seed's.
-    ``first``: it has to be that one, bit for bit. Else ||received - last|| may be at most ``most`` times ||last||.
+    ``first``: it must equal that one bit for bit. Else ||received - last|| may be at most ``most`` times ||last||.
     """
     if first:
         if not torch.equal(received, last):

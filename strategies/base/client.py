@@ -1,4 +1,4 @@
-"""The silo's half of every method: :class:`SiloClient`, which is FedAvg's.
+"""The silo's half of every method: :class:`SiloClient`, which implements FedAvg.
 
 A method subclasses it and states only its difference. Names follow the papers: w received model, g gradient, Σ number
 of parameters. The reply of a round carries the update, the metrics of the *received* model (before local training) and
@@ -35,87 +35,87 @@ from strategies.base.typed_state import ClientState
 
 
 def proximal(centre: Tensor, weight: float) -> Callable[[Tensor, Tensor], object] | None:
-    """A correction for :meth:`SiloClient.train`: the gradient of (weight / 2) ||w - centre||²; None for weight 0."""
+    """Return a correction for :meth:`SiloClient.train`: the gradient of (weight / 2) ||w - centre||²; None for 0."""
     return (lambda w, g: g.add_(w - centre, alpha=weight)) if weight else None
 
 
 class SiloClient(NumPyClient):
-    """The silo's half of FedAvg; the base of every other method's.
+    """The silo's half of FedAvg, and the base class of every other method.
 
-    A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. What it keeps between rounds goes
-    into ``self.state.arrays`` and ``self.state.numbers`` (replace an array, never write into it: a state that failed
-    half-way is thrown away whole). Received vectors are shared with other silos and must not be written to either.
+    A method overrides :meth:`receive`, :meth:`local_update` and :meth:`personal`. It stores its state between rounds in
+    ``self.state.arrays`` and ``self.state.numbers``. Replace an array, never write into it: if a round fails, its state
+    is discarded as a whole. Received vectors are shared with other silos and must not be written to either.
     """
 
-    state_type: ClassVar[type[ClientState]] = ClientState  # what the method remembers here, in typed fields
+    state_type: ClassVar[type[ClientState]] = ClientState  # the method's silo state, in typed fields
     state: ClientState
     silo: Silo
-    privacy: PrivateTraining | None = None  # how this round's gradients are kept private
-    networks: int = 1  # that the personal model is made of; a file holds one
-    needed_to_predict: ClassVar[tuple[str, ...]] = ()  # entries of the state without which its vector does not predict
+    privacy: PrivateTraining | None = None  # differential privacy of this round's gradients
+    networks: int = 1  # number of networks in the personal model; a file holds one
+    needed_to_predict: ClassVar[tuple[str, ...]] = ()  # state entries that prediction needs in addition to the vector
 
     def __init__(self, silo: Silo, common: Common, settings: Any, state: State, info: MethodInfo) -> None:
         self.silo, self.common, self.settings, self.info = silo, common, settings, info
         self.state = self.state_type(state.arrays, state.numbers)
         self.model = silo.model
         self.loss = silo.task.loss(common.loss, common.focal_gamma)
-        self.round, self.late = 0, False  # whether it joined a run that was going on
-        self.run_id, self.measured_round = "", 0  # of the state that the personal model belongs to, as it is evaluated
+        self.round, self.late = 0, False  # late: the silo joined during the run
+        self.run_id, self.measured_round = "", 0  # of the state that the evaluated personal model belongs to
         self.models: Mapping[str, Model] = {}
         self.numbers: Mapping[str, Number] = {}
-        self.replies: dict[str, Number] = {}  # numbers that a method sends up beside its vectors
-        self.encoded: dict[str, Encoded] = {}  # those of its vectors that travel otherwise than as they are
+        self.replies: dict[str, Number] = {}  # numbers that a method uploads in addition to its vectors
+        self.encoded: dict[str, Encoded] = {}  # the uploaded vectors that travel encoded
         self.train_loss = float("nan")
-        self.received = self.received_buffers = torch.empty(0)  # what this round started from; not to be written to
+        self.received = self.received_buffers = torch.empty(0)  # the start of this round; not to be written to
 
     # -- what a method overrides ----------------------------------------------------------------------------------
 
     def receive(self) -> Tensor:
-        """The model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
+        """Return the model (Σ,) that this silo starts the round from; it is evaluated as ``received``."""
         return self.models[GLOBAL].vector
 
     def first_model(self) -> Tensor:
-        """What :meth:`receive` gives in round 1 where the server sends the seed's models (Σ,); not to be written to."""
+        """Return what :meth:`receive` returns in round 1 if the server sends the seed's models (Σ,); read-only."""
         return self.silo.initial("")
 
     def received_blocks(self) -> list[str]:
-        """The layer blocks that come from the server, input to output."""
+        """Return the names of the layer blocks that come from the server, input to output."""
         return [b.name for b in self.model.layout.blocks]
 
     def local_update(self) -> list[Tensor]:
-        """Train from the received model, which ``self.model`` holds; returns the vectors named in ``info.uploads``."""
+        """Train from the received model in ``self.model``, and return the vectors named in ``info.uploads``."""
         self.train()
         return [self.model.vector.clone()]
 
     def personal(self) -> Tensor:
-        """The silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
+        """Return the silo's own model (Σ,) after the local update; evaluated as ``personal``, kept in the silo."""
         return self.model.vector
 
     def gradient(self, x: Tensor, y: Tensor) -> Tensor:
-        """Fill ``self.model.gradient`` by one batch at ``self.model.vector``; returns the loss."""
+        """Write the gradient of one batch at ``self.model.vector`` to ``self.model.gradient``; return the loss."""
         return loss_gradient(self.model, x, y, self.loss)
 
     def noised_passes(self) -> tuple[int, ...]:
-        """The epochs of each training of :meth:`local_update` with private gradients, of this round."""
+        """Return the epochs of each training with private gradients in this round's :meth:`local_update`."""
         return (self.common.local_epochs,)
 
     @property
     def gradients_per_batch(self) -> int:
-        """How many gradients :meth:`local_update` takes of one batch."""
+        """Number of gradients that :meth:`local_update` computes per batch."""
         return 1
 
     def newcomer(self) -> Tensor:
-        """The model (Σ,) that a silo without a state has before it trains."""
+        """Return the model (Σ,) that a silo without a state has before it trains."""
         return self.received
 
     def personalise(self) -> Tensor:
-        """A newcomer's own model (Σ,), after local-epochs epochs from :meth:`newcomer`'s; all that is shared stays."""
+        """Return a newcomer's model (Σ,): :meth:`newcomer`'s after local-epochs epochs; shared parts do not change."""
         if self.info.newcomer != "model":
             self.train()
         return self.model.vector
 
     def predicting(self) -> Network:
-        """What predicts as the reported model, whose vector ``self.model`` holds."""
+        """Return the network that predicts as the reported model, whose vector is in ``self.model``."""
         return self.model
 
     # -- what a method uses ---------------------------------------------------------------------------------------
@@ -126,47 +126,47 @@ class SiloClient(NumPyClient):
         return self.state.personal
 
     def own(self) -> Tensor:
-        """The silo's own model (Σ,) of before this round: the previous one, before its first the initial model."""
+        """Return the silo's own model (Σ,) before this round: the previous one, or the initial one in its first."""
         return self.first() if self.previous is None else self.previous
 
     def first(self) -> Tensor:
-        """The model (Σ,) of before the silo's first round: the initial one; of a late joiner the one that it copies."""
+        """Return the model (Σ,) before the silo's first round: the initial one, or for a late joiner its copy."""
         copies = self.late and self.info.newcomer in ("model", "copy") and GLOBAL in self.models
         return self.models[GLOBAL].vector if copies else self.silo.initial("")
 
     def untrained(self) -> tuple[Tensor, Tensor] | None:
-        """The silo's own model (Σ,) and running statistics before its first training; None after it."""
+        """Return the silo's own model (Σ,) and running statistics before its first training; None afterwards."""
         if self.previous is not None:
             return None
         self.model.reset_buffers()
         return self.own(), self.model.buffers.clone()
 
     def decayed(self, rate: float) -> float:
-        """A learning rate of the first round, in this one: times lr-decay per round since."""
+        """Return this round's value of a first-round learning rate: times lr-decay per round since."""
         return self.common.decayed(rate, self.round)
 
     def learning_rate(self) -> float:
-        """η of this round."""
+        """Return η of this round."""
         return self.decayed(self.common.learning_rate)
 
     def check_decay(self, weight: float) -> None:
-        """Raise UserError where steps towards a received model forget earlier ones faster than the silo allows.
+        """Raise UserError if steps towards a received model forget earlier ones faster than the silo allows.
 
-        For a ``weight`` that the server's message changes; of settings alone the policy is checked beforehand.
+        Only for a ``weight`` that the server's message changes; the policy checks settings before the run.
         """
         share, most = self.learning_rate() * weight, self.silo.max_decay
         if not 0 <= share <= most:
             raise UserError(f"{self.silo.name}: max-decay = {most:g}, and learning rate x proximal weight = {share:g}")
 
     def tell_loss(self, losses: MeanLoss) -> None:
-        """What the round reports as its training loss, if there was a step."""
+        """Set the training loss that the round reports, if there was a step."""
         if losses.steps:
             self.train_loss = float(losses.total) / losses.steps
 
     def optimizer(self, key: str = "") -> Optimizer:
-        """The silo's optimiser for this round. ``key`` tells several optimisers of one method apart.
+        """Return the silo's optimiser for this round; ``key`` distinguishes several optimisers of one method.
 
-        Its moments start afresh (``optimizer-state = "reset"``) or are those that :meth:`keep_optimizer` left.
+        Its moments are reset (``optimizer-state = "reset"``) or those that :meth:`keep_optimizer` stored.
         """
         c = self.common
         optimizer = make_optimizer(c.optimizer, self.learning_rate(), c.momentum, c.weight_decay, c.amsgrad)
@@ -179,7 +179,7 @@ class SiloClient(NumPyClient):
 
     def keep_optimizer(self, optimizer: Optimizer, key: str = "") -> None:
         if self.common.optimizer_state == "keep":
-            # Copies: where silos train together, these are rows of all silos' matrices.
+            # Copies: with vectorized training these are rows of all silos' matrices.
             self.state.arrays |= {f"optimizer.{key}.{k}": v.clone() for k, v in optimizer.state.items()}
 
     def train(
@@ -192,10 +192,10 @@ class SiloClient(NumPyClient):
         until: Callable[[], bool] | None = None,
         optimizer_key: str = "",
     ) -> None:
-        """Local training of ``self.model`` for ``epochs`` (default local-epochs), or until ``until`` says so after one.
+        """Train ``self.model`` for ``epochs`` (default local-epochs), or until ``until()`` is true after an epoch.
 
         ``correction(vector, gradient)`` may add to the gradient of each step (a proximal term, a control variate).
-        ``parts`` trains only those parts of the vector; the rest stays as it is, and out of the backward pass.
+        ``parts`` trains only those parts of the vector; the rest is frozen, and not in the backward pass.
         """
         vector, gradient = self.model.vector, self.model.gradient
         trained = [slice(0, len(vector))] if parts is None else list(parts)
@@ -226,10 +226,10 @@ class SiloClient(NumPyClient):
         *,
         as_they_are: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Mini-batches (x, y) of the training part: shuffled ones, or Poisson samples where gradients are private.
+        """Yield mini-batches (x, y) of the training split: shuffled, or Poisson samples if gradients are private.
 
-        Pictures are changed as ``augment`` says, but where they are asked for ``as_they_are``. ``until`` is asked after
-        every epoch (default: local-epochs of them), and ends them.
+        Images are augmented by the setting ``augment``, unless ``as_they_are``. If ``until()`` is true after an epoch,
+        the iteration ends; ``epochs`` defaults to local-epochs.
         """
         epochs = self.common.local_epochs if epochs is None else epochs
         augment = None if as_they_are else self.silo.augment
@@ -238,27 +238,27 @@ class SiloClient(NumPyClient):
         return shuffled_batches(self.silo, self.common, self.round, epochs, purpose, augment, until)
 
     def full_gradient(self, purpose: str) -> Tensor:
-        """∇f_i (Σ,) at the model: the mean over all training samples as they are, in ``purpose``'s batches."""
+        """Return ∇f_i (Σ,) at the model: the mean over all training samples, unaugmented, in ``purpose``'s batches."""
         model, n, training = self.model, len(self.silo.train), self.privacy
         total, buffers = torch.zeros_like(model.gradient), model.buffers.clone()
         steps = training.sampling.steps(1) if training is not None and training.on else 0
         for x, y in self.batches(1, purpose, as_they_are=True):
             self.gradient(x, y)
             total.add_(model.gradient, alpha=1 / steps if steps else len(y) / n)
-        model.buffers.copy_(buffers)  # a measurement: running statistics stay as they were
+        model.buffers.copy_(buffers)  # a measurement must not change the running statistics
         return total
 
     def private_gradients(self, on: bool = True) -> AbstractContextManager[None]:
-        """Context in which gradients are private, where they have to be; ``on = False``: in which they are not.
+        """Return a context in which gradients are private, if the run requires it; with ``on = False`` they are not.
 
-        What is trained then must not enter anything that leaves the silo.
+        Vectors trained with ``on = False`` must not enter anything that leaves the silo.
         """
         return nullcontext() if self.privacy is None else self.privacy.applied(on)
 
     def measure(self, snapshot: str, vector: Tensor, splits: Sequence[str] = ("val", "test")) -> dict[str, float]:
-        """Metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
+        """Return metrics of a model on this silo's splits: ``{"received.test.accuracy": ...}``.
 
-        The personal model of before this round is not evaluated again, if it was in this process and has not changed.
+        The previous personal model is not evaluated again if this process evaluated it and it has not changed.
         """
         self.model.load(vector)
         known = self.silo.known.get((self.run_id, self.state.numbers.get("round"), *splits))
@@ -276,14 +276,14 @@ class SiloClient(NumPyClient):
         return {f"{snapshot}.{name}": value for name, value in result.items()}
 
     def _is_previous(self, vector: Tensor) -> bool:
-        """Whether this model, with the running statistics that ``self.model`` holds, is :attr:`previous`."""
+        """Return whether this model, with the running statistics in ``self.model``, equals :attr:`previous`."""
         arrays, buffers = self.state.arrays, self.model.buffers
         if "personal" not in arrays or not torch.equal(vector, arrays["personal"]):
             return False
         return not buffers.numel() or torch.equal(buffers, arrays["personal.buffers"])
 
     def _rates(self) -> list[str]:
-        """The settings that are learning rates: the run's, and the method's own."""
+        """Return the names of the settings that are learning rates: the run's, and the method's own."""
         own = values_of(self.settings, self.common.strategy)
         return ["learning-rate", *(key for key in own if key.endswith("learning-rate"))]
 
@@ -292,12 +292,11 @@ class SiloClient(NumPyClient):
     def fit(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
     ) -> tuple[list[Tensor], int, dict[str, Any]]:
-        """One round in this silo: receive, local update, personal model; the metrics of both snapshots.
+        """Run one round: receive, local update, personal model; the metrics of both snapshots.
 
         ``config["models"]`` holds the received models, ``config["numbers"]`` the method's numbers; ``parameters`` is
-        the list of the received vectors, as any NumPyClient gets them. Returns the vectors named by
-        :meth:`upload_names`, the number of training samples, and the metrics. Raises UserError where the result is
-        not finite.
+        the list of the received vectors, as in any NumPyClient. Returns the vectors named by :meth:`upload_names`, the
+        number of training samples, and the metrics. Raises UserError if the result is not finite.
         """
         started = time.perf_counter()
         received = self.received = self.begin(config)
@@ -313,7 +312,7 @@ class SiloClient(NumPyClient):
         personal = self.personal().clone()
         if self.privacy is not None:
             personal = kept_finite(self.state, personal, received, self.silo.name)
-        # A state that is not finite would stay so: nothing is kept, and the next round starts from the last good one.
+        # A state that is not finite would stay so: it is discarded, and the next round starts from the last good one.
         if not all(is_finite(vector) for vector in (personal, *vectors)):
             raise UserError(f"the local training diverged (a lower {' or '.join(self._rates())} may help)")
         trained = time.perf_counter()
@@ -332,7 +331,7 @@ class SiloClient(NumPyClient):
     def evaluate(  # type: ignore[override]
         self, parameters: Sequence[Tensor], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Metrics without training: of the model this silo would start from and, on request, of its personal model."""
+        """Return metrics without training: of the received and, with ``config["personal"]``, of the personal model."""
         self.received = self.begin(config)
         self.received_buffers = self.model.buffers.clone()
         metrics = self.measure("received", self.received)
@@ -344,11 +343,11 @@ class SiloClient(NumPyClient):
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether BatchNorm statistics travel with the model."""
+        """Return whether BatchNorm statistics travel with the model."""
         return shares_buffers(self.info, self.common) and bool(self.shared_buffers())
 
     def shared_buffers(self) -> tuple[slice, ...]:
-        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``: those of shared blocks."""
+        """Return the parts of the BatchNorm statistics (of shared blocks) that travel with ``buffers = "shared"``."""
         layout = self.model.layout
         return layout.buffer_parts([slice(0, layout.size)])
 
@@ -359,13 +358,13 @@ class SiloClient(NumPyClient):
         self.round, self.models, self.numbers = config["round"], config["models"], config["numbers"]
         self.run_id, self.late = config.get("run_id", ""), bool(config.get("late"))
         commit(self.state, config.get("taken"))
-        self.model.freeze()  # the silos of a process share the network; one that failed may have left parts frozen
+        self.model.freeze()  # the silos of a process share the network; a failed one may have left parts frozen
         self._load_buffers("personal.buffers")
         if self.shares_buffers and BUFFERS in self.models:
             write(self.model.buffers, self.shared_buffers(), self.models[BUFFERS].vector)
         received = self.receive()
-        # A study fixes models to be evaluated itself. With dp a refusal would say how near a model is to the silo's own
-        # one, which may have no noise: then only models before its first training are compared, with the seed's.
+        # In an evaluation, the study fixes the models. With dp, a refusal would reveal how near a model is to the
+        # silo's own one, which may have no noise: only models before its first training are compared, with the seed's.
         new = self.previous is None
         if math.isfinite(self.silo.max_step) and self.info.trains and (new or self.privacy is None):
             last = self.first_model() if self.previous is None else self.previous
@@ -380,15 +379,15 @@ class SiloClient(NumPyClient):
             self.model.reset_buffers()
 
     def _keep(self, personal: Tensor, score: float | None) -> None:
-        """The last personal model, and the best one by its score on validation data (where there is none: the last)."""
+        """Store the last personal model, and the best one by validation score (without validation data: the last)."""
         arrays, numbers = self.state.arrays, self.state.numbers
-        if "best_accuracy" in numbers:  # of an earlier version
+        if "best_accuracy" in numbers:  # a state of an earlier version
             numbers["best_score"] = numbers.pop("best_accuracy")
         score = None if score is None or math.isnan(score) else score
         arrays["personal"] = personal
         if self.model.buffers.numel():
             arrays["personal.buffers"] = self.model.buffers.clone()
-        # A round that is not evaluated says nothing about its model, where earlier ones were.
+        # A model without a score does not replace a best one that exists.
         if "best_score" not in numbers or (score is not None and score > numbers["best_score"]):
             arrays["best"] = personal
             if "personal.buffers" in arrays:

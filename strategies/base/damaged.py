@@ -1,6 +1,6 @@
-"""What a silo answers when its state is damaged, and how the server reads the answer.
+"""A silo's reply when its state is damaged: the text is written and read here.
 
-The text of an error reply is all that reaches the server, so the two directions stand side by side here.
+Only the text of an error reply reaches the server, so both directions are in one file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from strategies.base.schema.reporting import reason_of
 
 NUMBER = r"\d{1,9}"
 TEXT = re.compile(rf"its state of round ({NUMBER}) is damaged, and it can go back to (no round|rounds? [\d, ]+): ")
-MOST_STATES = 10  # of which a reply may tell; a silo keeps fewer
+MOST_STATES = 10  # limit of the states named in a reply; a silo keeps fewer
 
 
 class DamagedStateError(UserError):
-    """A silo's state is damaged: the server decides whether the run goes back.
+    """Error for a damaged state of a silo: the server decides whether the run goes back.
 
-    ``round`` is the round of that state, ``kept`` are the rounds of those before it that can be read (0: it is the
-    silo's first, and there was none before it).
+    ``round`` is the round of that state, ``kept`` the rounds of earlier states that can be read (0: the damaged state
+    is the silo's first, and there was none before it).
     """
 
     def __init__(self, round: int, kept: Sequence[int], reason: str) -> None:
@@ -33,20 +33,20 @@ class DamagedStateError(UserError):
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged state of a silo, as the silo's reply tells it."""
+    """A damaged state of a silo, read from the silo's reply."""
 
     silo: str
-    round: int  # that has to be repeated to make the state anew
+    round: int  # the round that must be repeated to rebuild the state
     kept: tuple[int, ...]
     reason: str
 
     def is_mended_from(self, done: int) -> bool:
-        """Whether the silo makes the state anew if the run goes back to the end of round ``done``."""
+        """Return whether the silo can rebuild the state if the run goes back to the end of round ``done``."""
         return done == 0 or (done < self.round and any(kept <= done for kept in self.kept))
 
 
 def damages(replies: Iterable[Message], names: Mapping[int, str], server_round: int) -> list[Damage]:
-    """The damaged states that the replies to a round tell of, sorted by silo. ``names``: of the silos, by node."""
+    """Return the damaged states reported in a round's replies, sorted by silo. ``names``: silo names by node."""
     found = []
     for reply in replies:
         silo = names.get(reply.metadata.src_node_id)

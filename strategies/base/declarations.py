@@ -1,8 +1,8 @@
-"""What the methods declare (MethodInfo), written down: docs/privacy.md's table, and the module of a hospital's policy.
+"""The methods' declarations (MethodInfo), written to docs/privacy.md's table and to the module of a hospital's policy.
 
-The table says what the server and the other hospitals see of a hospital, method by method; tests compare it with
-captured messages. ``client/site/trust/methods.py`` is for the site's own process, which imports no method.
-``make settings`` writes both.
+The table lists, per method, what the server and the other hospitals see of a hospital; tests compare it with captured
+messages. ``client/site/trust/methods.py`` is for the site's own process, which imports no method. ``make settings``
+writes both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from strategies.base.strategy import PersonalizedStrategy
 
 BEGIN, END = "<!-- made by `make settings`: begin -->", "<!-- made by `make settings`: end -->"
 COUNTS, MEMBER, RECORDS = "class counts", "membership", "records"
-# What can be inferred in principle of a vector that travels, by its name in ``uploads``; a new name is entered here.
+# What a vector that travels allows to infer in principle, by its name in ``uploads``; a new name needs an entry here.
 VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "model": ("the whole model", (COUNTS, MEMBER, RECORDS)),
     "change": ("a change of the whole model", (COUNTS, MEMBER, RECORDS)),
@@ -34,7 +34,7 @@ VECTORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "prototypes": ("mean features of each class, and the classes' shares", (COUNTS, MEMBER, RECORDS)),
     "statistics": ("mean features of each class times its share", (COUNTS, MEMBER)),
 }
-# What the numbers are that travel beside them, by their name in ``sends_numbers``.
+# The meaning of the numbers that travel with the vectors, by their name in ``sends_numbers``.
 NUMBERS: Mapping[str, str] = {
     "wanted": "which silos' models it wants",
     "weights": "how much it takes of which silo",
@@ -42,7 +42,7 @@ NUMBERS: Mapping[str, str] = {
     "variance": "the variance of its features",
     "sensitivity": "one sensitivity per layer",
 }
-NOTHING = "nothing"  # of the data leaves a method with differential privacy
+NOTHING = "nothing"  # a method with differential privacy in which nothing of the data leaves
 WIDTH = 120  # of a line of code
 OWN = {"sent": "**is what is sent**", "layers": "some layers are sent", "kept": "stays"}
 PEERS = {
@@ -54,7 +54,7 @@ PEERS = {
 
 
 def row(method: type[PersonalizedStrategy]) -> list[str]:
-    """Return a method's line of the table. Raises KeyError for a vector or a number without an entry above."""
+    """Return a method's row of the table; raise KeyError for a vector or a number without an entry above."""
     info = method.info
     vectors = [VECTORS[name] for name in info.uploads]
     inferred = dict.fromkeys(word for _, words in vectors for word in words)
@@ -77,13 +77,13 @@ def markdown() -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table as it is now."""
+    """Return the page with the current table."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{markdown()}\n{END}{rest.split(END)[1]}"
 
 
 def method_table() -> dict[str, dict[str, Any]]:
-    """What a hospital's policy has to know of each method, from its class."""
+    """Return the declarations of each method that a hospital's policy needs, from its class."""
     found: dict[str, dict[str, Any]] = {}
     for name, s in sorted(runnable().items()):
         whole = s.info.whole if isinstance(s.info.whole, bool) else dict(s.info.whole)
@@ -96,7 +96,7 @@ def method_table() -> dict[str, dict[str, Any]]:
 
 
 def bounded_settings() -> dict[str, str]:
-    """Key to kind, of all settings that a hospital's policy limits."""
+    """Return the kinds, by key, of all settings that a hospital's policy limits."""
     found = {key: f.metadata["kind"] for key, f in keys_of(Common).items()}
     for name, s in sorted(runnable().items()):
         found |= {key: f.metadata["kind"] for key, f in keys_of(s.Settings, name).items()}
@@ -104,7 +104,7 @@ def bounded_settings() -> dict[str, str]:
 
 
 def method_table_text() -> str:
-    """``client/site/trust/methods.py``: the site's own process imports no method, which the app brings."""
+    """Return the text of ``client/site/trust/methods.py``: the site's own process cannot import the app's methods."""
     methods = [_entry(name, values) for name, values in method_table().items()]
     bounded = [f"    {json.dumps(key)}: {json.dumps(kind)}," for key, kind in bounded_settings().items()]
     all_settings = [f"    {json.dumps(key)}: {_python_value(value)}," for key, value in defaults().items()]
@@ -128,7 +128,7 @@ def method_table_text() -> str:
 
 
 def _lines(names: Iterable[str]) -> list[str]:
-    """Names as the lines of one text, each with a space before the next."""
+    """Return names as the lines of one text, each line but the last ending with a space."""
     lines = textwrap.wrap(" ".join(names), WIDTH - 10, break_on_hyphens=False)
     return [f"{line} " for line in lines[:-1]] + lines[-1:]
 
@@ -138,7 +138,7 @@ def _python_value(value: Value) -> str:
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> str:
-    """A method's line, as the formatter has it: broken where it is long."""
+    """Return a method's entry as the formatter writes it: several lines if it is long."""
     line = f"    {json.dumps(name)}: {_python(values)},"
     if len(line) <= WIDTH:
         return line

@@ -1,6 +1,6 @@
-"""What a method is, in one frozen value: its name and paper, what it sends and keeps, and which settings fit it.
+"""The declarations of a method in one frozen value: name, paper, what it sends and keeps, and its capabilities.
 
-A capability that a method does not declare is refused with one line; it is never silently ignored.
+A setting that needs a capability the method does not declare is refused with one line; it is never silently ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNDECLARED = "its MethodInfo does not declare `lossy`"
 class MethodInfo:
     """A method's declarations: :attr:`PersonalizedStrategy.info`.
 
-    Tests hold them against what messages show (tests/strategies/base/test_declarations.py, test_info.py).
+    Tests compare them with the messages (tests/strategies/base/test_declarations.py, test_info.py).
     """
 
     name: str  # on the command line
@@ -34,35 +34,35 @@ class MethodInfo:
     sends: tuple[str, str] = ("Σ", "Σ")  # per participating silo and round: down, up
     uploads: tuple[str, ...] = ("model",)  # the vectors that ``local_update`` returns, by name
     sends_numbers: tuple[str, ...] = ()  # the numbers in the client's ``replies`` that may leave the silo
-    # Whether a silo's message may hold all layers of a model; or at which of the method's settings it does.
+    # Whether a silo's message may hold all layers of a model; a mapping: only with these values of its settings.
     whole: bool | Mapping[str, tuple[Value, ...]] = True
     whole_from: float = 1.0  # the share of the model's size from which an uploaded vector counts as the whole model
     per_class: bool = False  # whether means per class, or how many samples each has, leave a silo
     own_model: Literal["sent", "layers", "kept"] = "sent"  # the silo's own model: sent, some layers of it, or kept
     # What a silo receives of others: the same "mean" as all, a "mixture" made for it, others' "models" by name.
     receives: Literal["mean", "mixture", "models", "nothing"] = "mean"
-    keeps: tuple[str, ...] = ()  # what, besides data and personal model, a silo keeps to itself
-    note: str = ""  # what a hospital should know besides
+    keeps: tuple[str, ...] = ()  # what stays in the silo in addition to data and personal model
+    note: str = ""  # further information for hospitals
 
     # How results are read.
     reports: Literal["received", "personal"] = "personal"  # the snapshot that the paper evaluates
-    # What a silo gets that was not there before ("": not declared, and none can be held out or come late): the shared
-    # "model"; a "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the
-    # silos' models; or the common initial model, as its "own".
+    # What a new silo starts from ("": not declared, so no silo can be held out or join late): the shared "model"; a
+    # "copy" of it to train; the shared "layers", below or above some of its own to train; a "mixture" of the silos'
+    # models; or the common initial model, as its "own".
     newcomer: Literal["", "model", "copy", "layers", "mixture", "own"] = ""
-    # What a hospital does to what the others hold that joins while the run goes on: it "starts" like every silo, and
-    # nothing of theirs changes; or what is kept for N silos "grows".
+    # The effect of a hospital that joins during the run: it "starts" like every silo and nothing of the others changes,
+    # or the state for N silos "grows".
     late: Literal["", "starts", "grows"] = ""
-    not_late: str = "its MethodInfo does not declare `late`"  # else: why not
+    not_late: str = "its MethodInfo does not declare `late`"  # the reason, if ``late`` is not declared
     one_model: bool = False  # whether the run ends with one model for all silos
-    baseline: str = ""  # what it stands for, where others' gains are counted from it
-    relationships: str = ""  # the caption of the report's picture of who learns from whom, if it has one
+    baseline: str = ""  # its label as a baseline from which other methods' gains are computed
+    relationships: str = ""  # the caption of the report's figure of who learns from whom, if it has one
 
-    # What its messages ask of a silo; only "training" is a method (strategies/base/evaluation, strategies/base/survey).
+    # The purpose of its messages; only "training" is a method (strategies/base/evaluation, strategies/base/survey).
     asks: Literal["training", "evaluation", "survey"] = "training"
-    listed: bool = False  # whether a policy must list it by its name; ``all`` does not mean it
+    listed: bool = False  # whether a policy must list it by its name; ``all`` does not include it
 
-    # What the method needs.
+    # Requirements of the method.
     needs_classes: bool = False  # whether it needs samples that have one class each
     pooled: bool = False  # whether the first silo has all silos' training data, in a simulation
     adds: str = ""  # the common setting that adds this method's client to another method's
@@ -71,28 +71,28 @@ class MethodInfo:
     robust: tuple[str, ...] = ()  # values of ``robust`` that can replace its mean (``PersonalizedStrategy.mean``)
     unclipped: tuple[str, ...] = ()  # uploaded vectors that have no length to bound: bits
     sends_duals: bool = False  # whether a step holds a dual: at the optimum these differ, and cancel
-    lossy: bool = False  # whether vectors may travel as changes that lose something (``wire-dtype = int8``, ...)
-    not_lossy: str = UNDECLARED  # else: why not
+    lossy: bool = False  # whether vectors may travel as lossy changes (``wire-dtype = int8``, ...)
+    not_lossy: str = UNDECLARED  # the reason, if not ``lossy``
     ala: bool = False  # whether its silos start from a received model, which ``ala = true`` may mix
-    # BatchNorm statistics: "shared" averages them where the setting ``buffers`` says so, "local" never does.
+    # BatchNorm statistics: "shared" averages them with the setting ``buffers = "shared"``, "local" never does.
     buffers: Literal["", "shared", "local"] = ""
     # Differential privacy: all that leaves is computed from noised "gradient"s, or "nothing" of the data leaves.
     dp: Literal["", "gradient", "nothing"] = ""
-    not_dp: str = "its MethodInfo does not declare `dp`"  # else: why not
-    # The trainings of a round with noise, for the hospital's account (client/site/budget/accounting.py): the setting
-    # with the epochs of each (0 there: local-epochs), or a number; ``each KEY``: so many trainings of one epoch;
-    # ``TERM if KEY`` or ``TERM if KEY = VALUE``: only where that setting is not 0, or is this.
+    not_dp: str = "its MethodInfo does not declare `dp`"  # the reason, if ``dp`` is not declared
+    # The trainings with noise in a round, for the hospital's privacy account (client/site/budget/accounting.py). Each
+    # is a number of epochs, or the setting that holds it (0: local-epochs). ``each KEY``: that many trainings of one
+    # epoch. ``TERM if KEY`` or ``TERM if KEY = VALUE``: only if that setting is not 0, or has that value.
     dp_epochs: tuple[str, ...] = ("local-epochs",)
-    vectorized: bool = False  # whether silos may train together (``vectorize = true``)
+    vectorized: bool = False  # whether silos may train in one batch (``vectorize = true``)
 
     @property
     def trains(self) -> bool:
-        """Whether it is a method, and not the evaluation of given models or a survey of the data."""
+        """Return whether it is a method, not the evaluation of given models or a survey of the data."""
         return self.asks == "training"
 
     @property
     def reports_shared(self) -> bool:
-        """Whether the report shows the score of the one model that all silos share."""
+        """Return whether the report shows the score of the one model that all silos share."""
         return self.one_model and self.reports == "received"
 
 

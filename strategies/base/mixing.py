@@ -1,17 +1,17 @@
 """Methods whose server sends each silo its own mixture of all silos' models: FedAMP, HeurFedAMP, DiversiFed.
 
-The server keeps every silo's last model; with W their (silos x parameters) matrix and C a (silos x silos) matrix of
-coefficients whose rows sum to one, silo i gets u_i = sum_j C_ij w_j and minimises f_i(w) + (λ/2a) ||w - u_i||². The
-methods differ in C only. u_i is computed as w_i + sum_j C_ij (w_j - w_i), so that equal models give exactly w_i: the
-product C W leaves a rounding error there, of which Adam makes whole steps.
+The server stores every silo's last model. W is their (silos x parameters) matrix, C a (silos x silos) matrix of
+coefficients whose rows sum to one. Silo i receives u_i = sum_j C_ij w_j and minimises f_i(w) + (λ/2a) ||w - u_i||².
+The methods differ in C only. u_i is computed as w_i + sum_j C_ij (w_j - w_i), so that equal models give exactly w_i:
+the product C W leaves a rounding error there, which Adam turns into full steps.
 
 Sent: Σ down, Σ up, nothing down in a silo's first round, which is plain local training from the common initial model.
 Kept: server all w_i; silo w_i. Absent silos: the mixture is over this round's participants that have sent a model once.
 A newcomer's w_i is the mean of the others'.
 BatchNorm statistics are the mean over silos, as everywhere, unless ``buffers = "local"``.
 
-Where the weights of all others are 0, a method is Local with a proximal term; where all are alike, FedAvg with one.
-Either is a matter of a setting that does not fit the distances between the models: one line of the log says so, once.
+If the weights of all others are 0, a method is Local with a proximal term; if all are equal, FedAvg with one. Both
+mean that a setting does not fit the distances between the models, which the log reports once, in one line.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.payload import Model, Payload, stack
 from strategies.base.transport.replies import Update
 
-NO_WEIGHT = 1e-5  # below it, a weight is none
-ALIKE = 0.9  # above this ratio of the least to the greatest, weights are alike
-ROWS_AT_ONCE = 8  # of models, in their distances
+NO_WEIGHT = 1e-5  # smaller weights count as 0
+ALIKE = 0.9  # weights count as equal above this ratio of the smallest to the largest
+ROWS_AT_ONCE = 8  # models per step of the distance computation
 
 
 @dataclass(frozen=True)
 class MixingSettings:
-    """What the mixing methods share."""
+    """Settings of all mixing methods."""
 
     lambda_: float = setting(1.0, "weight of the proximal term", symbol="λ", minimum=0, kind="decay")
     step: float = setting(1.0, "the server's step, which divides λ", symbol="a", above=0, kind="decay-divisor")
@@ -68,18 +68,18 @@ class MixingClient(SiloClient):
 
 class MixingStrategy(PersonalizedStrategy):
     client: ClassVar[type[SiloClient]] = MixingClient
-    # What helps where all weights of others are 0, and where they are all alike.
+    # Advice for the log if all weights of others are 0, and if they are all equal.
     advice: ClassVar[tuple[str, str]] = ("", "")
 
     def coefficients(self, models: Tensor) -> Tensor:
-        """C (n, n) from the models (n, Σ); rows sum to one."""
+        """Return C (n, n) from the models (n, Σ); rows sum to one."""
         raise NotImplementedError
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
         self._reported = False
 
     def welcome(self, silo: str) -> None:
-        """Hold the mean of the others' models as this silo's, which is mixed with theirs from now on."""
+        """Store the mean of the others' models as this silo's model, which is mixed with theirs from now on."""
         if self.state.models:
             self.state.models[silo] = weighted_mean(self.state.models.values(), [1.0] * len(self.state.models))
 
@@ -91,7 +91,7 @@ class MixingStrategy(PersonalizedStrategy):
         return Payload() if mixed is None else Payload({"mixture": Model(mixed, silo, self.round - 1)})
 
     def mixtures(self) -> dict[str, Tensor]:
-        """u_i for this round's participants that have sent a model."""
+        """Return u_i for this round's participants that have sent a model."""
         names = [n for n in self.participants() if n in self.state.models]
         if not names:
             return {}
@@ -101,7 +101,7 @@ class MixingStrategy(PersonalizedStrategy):
         return dict(zip(names, mix(models, coefficients), strict=True))
 
     def _tell_degenerate(self, models: Tensor, coefficients: Tensor) -> None:
-        """Say, once, that all weights of others are 0 or alike; among two silos there is nothing to choose."""
+        """Log once that all weights of others are 0 or equal; two silos leave nothing to choose."""
         if len(models) < 3:
             return
         others = coefficients.abs().fill_diagonal_(0)
@@ -134,14 +134,14 @@ class MixingStrategy(PersonalizedStrategy):
 
 
 def mix(models: Tensor, coefficients: Tensor) -> list[Tensor]:
-    """u_i = w_i + sum_j C_ij (w_j - w_i) for every row w_i of ``models`` (n, Σ)."""
+    """Return u_i = w_i + sum_j C_ij (w_j - w_i) for every row w_i of ``models`` (n, Σ)."""
     return [w + c @ (models - w) for w, c in zip(models, coefficients, strict=True)]
 
 
 def squared_distances(models: Tensor) -> Tensor:
-    """||w_i - w_j||² (n, n), by differences: the Gram matrix would cancel where models are near each other.
+    """Return ||w_i - w_j||² (n, n) from differences: with the Gram matrix, near models would cancel.
 
-    Some rows at a time against those from them on: what is below the diagonal is what is above it.
+    A few rows at a time are compared with the rows from them on; the result is symmetric.
     """
     n = len(models)
     above = models.new_zeros(n, n)

@@ -2,7 +2,7 @@
 
 The base of FedPer, FedSim, FedRep, FedAlt, FedAPM and PLayer-FL. A model is w = (u, v): u the shared blocks, v the
 personal ones. Any set of blocks can be personal: the highest (output personalisation), the lowest (input), or a list
-of block names (split). What travels is u alone, a vector of shape (Σ_s,), and BatchNorm statistics of its blocks.
+of block names (split). Only u travels, a vector of shape (Σ_s,), with the BatchNorm statistics of its blocks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from strategies.base.client import GLOBAL, SiloClient
 from strategies.base.settings import Value, setting
 from strategies.base.strategy import PersonalizedStrategy
 
-# The settings at which no block is personal: a silo then sends the whole model.
+# The settings with which no block is personal: a silo then sends the whole model.
 ALL_LAYERS_AT: Mapping[str, tuple[Value, ...]] = {"personal": ("none", ""), "layers": (0,)}
 Split = tuple[tuple[slice, ...], tuple[slice, ...]]  # the shared and the personal parts of a model's vector
 
 
 @dataclass(frozen=True)
 class PartialSettings:
-    """Which layer blocks are personal."""
+    """Settings of the personal layer blocks."""
 
     personal: str = setting(
         "output", "personal blocks: output, input, all, none, or block names with commas", symbol="v"
@@ -36,7 +36,7 @@ class PartialSettings:
 
 
 def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
-    """Names of the personal blocks. Raises UserError for a block that the model does not have."""
+    """Return the names of the personal blocks; raise UserError for a block that the model does not have."""
     names = [b.name for b in layout.blocks]
     count = min(settings.layers, len(names))
     chosen = {"output": names[len(names) - count :], "input": names[:count], "all": names, "none": []}
@@ -52,17 +52,17 @@ def personal_blocks(layout: Layout, settings: PartialSettings) -> list[str]:
 
 
 def head_blocks(layout: Layout, *names: str) -> list[str]:
-    """The layer blocks of a method's own head that it calls so: ``fc2.own`` for ``own``."""
+    """Return the layer blocks of a method's own head with these names: ``fc2.own`` for ``own``."""
     return [b.name for b in layout.blocks if b.name.rpartition(".")[2] in names and "." in b.name]
 
 
 def split_parts(layout: Layout, personal: Sequence[str]) -> Split:
-    """The shared and the personal parts of the vector."""
+    """Return the shared and the personal parts of the vector."""
     return layout.parts(b.name for b in layout.blocks if b.name not in personal), layout.parts(personal)
 
 
 def norm_parts(layout: Layout, wanted_by: str) -> Split:
-    """The parts outside of batch normalisation, and those of it. Raises UserError where the network has none."""
+    """Return the parts outside batch normalisation, and those of it; raise UserError if the network has none."""
     if not layout.norms:
         raise UserError(
             f"{wanted_by} keeps batch normalisation in the silo, and this network has none (its blocks: "
@@ -72,15 +72,15 @@ def norm_parts(layout: Layout, wanted_by: str) -> Split:
 
 
 class PartialClient(SiloClient):
-    """Joint training of both parts, in the same steps (FedSim). Kept: v, in the personal model."""
+    """Silo half that trains both parts jointly, in the same steps (FedSim). Kept: v, in the personal model."""
 
     settings: Any  # has the fields of PartialSettings
 
     @staticmethod
     def split(layout: Layout, settings: Any, server_round: int, numbers: Mapping[str, Any], /) -> Split:
-        """The shared and the personal parts of the vector in this round, for both halves.
+        """Return the shared and the personal parts of the vector in this round, for both halves.
 
-        ``numbers``: those of the server's state, of which a silo has what its message carries.
+        ``numbers``: the numbers of the server's state; in a silo, those in its message.
         """
         return split_parts(layout, personal_blocks(layout, settings))
 
@@ -98,7 +98,7 @@ class PartialClient(SiloClient):
         return scatter(self.own(), self.shared, self.models[GLOBAL].vector)
 
     def personalise(self) -> Tensor:
-        """The personal parts; shared ones stay, and so do their running statistics."""
+        """Train the personal parts; shared parts and their running statistics do not change."""
         if parts := self.newcomer_parts():
             self.train(parts=parts, purpose="personal", optimizer_key="personal")
         if self.shares_buffers:
@@ -106,7 +106,7 @@ class PartialClient(SiloClient):
         return self.model.vector
 
     def newcomer_parts(self) -> Sequence[slice]:
-        """The parts that a newcomer trains."""
+        """Return the parts that a newcomer trains."""
         return self.private
 
     def local_update(self) -> list[Tensor]:
@@ -115,7 +115,7 @@ class PartialClient(SiloClient):
 
 
 class PartialStrategy(PersonalizedStrategy):
-    """The sample-weighted mean of the shared part."""
+    """Server half: the sample-weighted mean of the shared part."""
 
     client: ClassVar[type[PartialClient]] = PartialClient
     Settings: ClassVar[type[Any]] = PartialSettings

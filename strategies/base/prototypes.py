@@ -1,4 +1,4 @@
-"""Class prototypes: the mean features of each class, as silos send them and the server averages them.
+"""Class prototypes: the mean features of each class, which silos send and the server averages.
 
 A table (C, K + 1), sent as one vector, has a row per class: the K numbers of its prototype, and one more. In a silo's
 table that is the class's share of the silo's samples (or just 1), in the server's it is 1; 0 marks a class without a
@@ -19,23 +19,23 @@ PROTOTYPES = "prototypes"
 
 
 def table_size(layout: Layout) -> int:
-    """C (K + 1)."""
+    """Return C (K + 1)."""
     return layout.classes * (layout.features + 1)
 
 
 def members(y: Tensor, classes: int) -> Tensor:
-    """(n, C): 1 where a sample is of the class. (``one_hot`` reads the labels from the device.)"""
+    """Return (n, C): 1 if a sample is of the class. (``one_hot`` would copy the labels from the device.)"""
     return (y[:, None] == torch.arange(classes, device=y.device)).float()
 
 
 def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Per class the sum of the features (C, K) and the number of samples (C,)."""
+    """Return per class the sum of the features (C, K) and the number of samples (C,)."""
     mask = members(y, classes)
     return mask.T @ z, mask.sum(0)
 
 
 def means_of(sums: Tensor, counts: Tensor) -> Tensor:
-    """Mean features (C, K); 0 for a class without samples."""
+    """Return mean features (C, K); 0 for a class without samples."""
     return sums / counts.clamp_min(1)[:, None]
 
 
@@ -44,13 +44,13 @@ def make_table(prototypes: Tensor, marks: Tensor) -> Tensor:
 
 
 def read_table(table: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Prototypes (C, K) and marks (C,)."""
+    """Return prototypes (C, K) and marks (C,)."""
     rows = table.view(classes, -1)
     return rows[:, :-1], rows[:, -1]
 
 
 def check_table(table: Tensor, classes: int) -> None:
-    """Raises DataError where a silo's marks are no shares."""
+    """Raise DataError if a silo's marks are not shares."""
     marks = read_table(table, classes)[1]
     if bool(((marks < 0) | (marks > 1)).any()):
         raise DataError("the shares of its classes are not between 0 and 1")
@@ -63,9 +63,9 @@ def average(
     before: Tensor | None,
     rule: Callable[[Sequence[Tensor]], Tensor] | None = None,
 ) -> Tensor:
-    """The server's table: of each class the mean over the silos that have it, by their mark times weight.
+    """Return the server's table: per class the mean over the silos that have it, weighted by mark times weight.
 
-    ``rule`` may stand for that mean. A class that none of them has keeps its prototype of ``before``.
+    ``rule`` may replace that mean. A class that no silo has keeps its prototype of ``before``.
     """
     total, mass = 0.0 * read_table(tables[0], classes)[0], 0.0 * read_table(tables[0], classes)[1]
     for table, weight in zip(tables, weights, strict=True):

@@ -31,17 +31,17 @@ def _import_all() -> None:
 
 
 def strategies() -> dict[str, type[PersonalizedStrategy]]:
-    """Every method by its name on the command line."""
+    """Return every method by its name on the command line."""
     _import_all()
     return dict(sorted(_REGISTRY.items()))
 
 
 def method_named(name: str) -> type[PersonalizedStrategy]:
-    """What ``strategy`` names. Raises KeyError where there is no such method."""
+    """Return the class that the setting ``strategy`` names; raise KeyError if there is none."""
     _import_all()
     return _REGISTRY[name] if name in _REGISTRY else _EVALUATIONS[name]
 
 
 def runnable() -> dict[str, type[PersonalizedStrategy]]:
-    """Everything that ``strategy`` may name: the methods, the evaluation of given models, and a survey."""
+    """Return all values of the setting ``strategy``: the methods, the evaluation of given models, and a survey."""
     return {**strategies(), **{name: _EVALUATIONS[name] for name in (evaluation.EVALUATE, survey.SURVEY)}}

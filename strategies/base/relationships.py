@@ -13,7 +13,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Relationships:
-    """``values[k, i, j]``: how much silo i takes of silo j after round ``rounds[k]``, from 0 on."""
+    """``values[k, i, j]``: the weight, at least 0, of silo j for silo i after round ``rounds[k]``."""
 
     names: list[str]
     rounds: list[int]
@@ -21,7 +21,7 @@ class Relationships:
 
     @classmethod
     def of(cls, histories: Mapping[str, Array], rounds: Mapping[str, Sequence[int]]) -> Relationships | None:
-        """From each silo's own history (rounds, N), and the rounds of its rows; None where they do not fit together."""
+        """Build it from each silo's own history (rounds, N) and the rounds of its rows; None if they do not match."""
         names = sorted(histories)
         n = len(names)
         if n < 2 or any(history.shape[1] != n for history in histories.values()):
@@ -30,5 +30,5 @@ class Relationships:
         values = np.full((len(every), n, n), np.nan)
         for i, name in enumerate(names):
             for row, r in zip(histories[name], rounds[name], strict=True):
-                values[every.index(r) :, i] = row  # an absent silo's row stays as it is
+                values[every.index(r) :, i] = row  # an absent silo keeps its last row
         return cls(names, every, values)

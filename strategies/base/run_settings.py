@@ -35,22 +35,22 @@ from strategies.base.settings import Common, Value, build_settings, choose, defa
 from strategies.base.strategy import PersonalizedStrategy
 from strategies.base.transport.error_feedback import check_wire
 
-DP = "dp"  # the common setting, and what stands before the keys of its own
+DP = "dp"  # the common setting, and the prefix of its own keys
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One run: the common settings, the method's own, the partition's and the model's; a frozen dataclass each.
+    """The settings of one run: common, the method's own, the partition's and the model's; a frozen dataclass each.
 
-    ``partition`` is None for a partition that has no settings. ``models`` holds those of the chosen model by its name;
-    where ``model = "auto"``, of each that may come to be chosen.
+    ``partition`` is None for a partition without settings. ``models`` holds the chosen model's settings by its name;
+    with ``model = "auto"``, the settings of each model that may be chosen.
     """
 
     common: Common
     method: Any
     partition: Any
     models: Mapping[str, Any]
-    ala: Any = None  # settings of what ``ala = true`` adds
+    ala: Any = None  # settings of the method that ``ala = true`` adds
     privacy: Privacy | None = None  # settings of ``dp = true``
 
     @property
@@ -59,7 +59,7 @@ class RunSettings:
 
     @property
     def head(self) -> Any:
-        """A method's own head for the network, or None; of a model to be evaluated that of its method."""
+        """A method's own head for the network, or None; in an evaluation the head of the model's method."""
         method = self.method.method if self.common.strategy == EVALUATE else self.common.strategy
         return method_named(method).head if method else None
 
@@ -71,23 +71,23 @@ class RunSettings:
 
     @property
     def run_key(self) -> str:
-        """What tells this run from others of the same study: ``apple-42``."""
+        """The key that distinguishes this run from others of the same study: ``apple-42``."""
         return f"{self.common.strategy}-{self.common.seed}"
 
     @property
     def label(self) -> str:
-        """The run's name in words, with the hospitals that it holds out: ``apple-42 without hospital-03``."""
+        """The run's key and the hospitals that it holds out: ``apple-42 without hospital-03``."""
         held = ", ".join(self.common.held_out)
         return f"{self.run_key} without {held}" if held else self.run_key
 
     @property
     def division(self) -> Division:
-        """How a simulation's data are divided over the silos."""
+        """The division of a simulation's data over the silos."""
         c = self.common
         return Division(c.dataset, c.data_dir, c.partition, c.silos, c.seed, c.validation, self.partition, c.task)
 
     def flat(self) -> dict[str, Value]:
-        """Every key that matters to this run, with its value."""
+        """Return every key that affects this run, with its value."""
         c = self.common
         values = values_of(c) | values_of(self.method, c.strategy)
         if self.ala is not None:
@@ -96,9 +96,9 @@ class RunSettings:
         return values | {k: v for name, own in self.models.items() for k, v in values_of(own, name).items()}
 
     def part(self, file: Path | None = None) -> Part:
-        """The part of the network that is trained, and what all of it starts from.
+        """Return the part of the network that is trained, and the weights that the network starts from.
 
-        ``file``: where ``init-weights`` lies, if it does not lie where the setting says. ValueError where it does not.
+        ``file``: the path of ``init-weights``, if not the setting's own path. Raises ValueError if it is missing.
         """
         c = self.common
         weights = weights_of(file or Path(c.init_weights)) if c.init_weights else None
@@ -107,9 +107,9 @@ class RunSettings:
         return Part(trainable, 0 if trainable == "all" else c.seed, weights, *lora)
 
     def model_for(self, shape: tuple[int, ...], task: str = "multiclass") -> tuple[str, Any]:
-        """The architecture for inputs of this shape and this task, and its settings as ``build`` takes them.
+        """Return the architecture for inputs of this shape and this task, with its settings for ``build``.
 
-        Raises UserError where the one that was asked for is not for this task.
+        Raises UserError if the setting ``model`` names one that does not fit this task.
         """
         per_pixel = task_of(task).per_pixel
         name = resolve(self.common.model, shape, per_pixel=per_pixel)
@@ -121,7 +121,7 @@ class RunSettings:
         return name, self.models.get(name)
 
     def augmentation_for(self, shape: tuple[int, ...]) -> Augmentation | None:
-        """How training samples of this shape are changed. Raises UserError where they cannot be."""
+        """Return the augmentation of samples of this shape; raise UserError if it does not fit the shape."""
         found = augmentation(self.common.augment)
         if found is not None:
             found.check(shape)
@@ -129,7 +129,7 @@ class RunSettings:
 
 
 def check_patience(common: Common) -> None:
-    """Raise UserError where early stopping could never happen."""
+    """Raise UserError if early stopping could never happen."""
     if common.patience and not common.evaluate_every:
         raise UserError(
             f"patience = {common.patience}: nothing is evaluated with evaluate-every = 0; set evaluate-every = 1"
@@ -139,23 +139,23 @@ def check_patience(common: Common) -> None:
 
 
 def augmentation(text: str) -> Augmentation | None:
-    """The setting ``augment`` as it is written. Raises UserError where it makes no sense."""
+    """Return the parsed setting ``augment``; raise UserError if it is invalid."""
     return read_augmentation(text) if text else None
 
 
 def adding(key: str) -> type[PersonalizedStrategy]:
-    """The method that the common setting ``key`` adds to others."""
+    """Return the method that the common setting ``key`` adds to others."""
     return next(s for s in strategies().values() if s.info.adds == key)
 
 
 def owners() -> dict[str, type[Any]]:
-    """Settings dataclasses by the name that stands before their keys: methods, partitions, models."""
+    """Return settings dataclasses by the prefix of their keys: methods, partitions, models."""
     found: dict[str, type[Any]] = {name: s.Settings for name, s in runnable().items()}
     return {**found, DP: Privacy, **partition_settings(), **model_settings()}
 
 
 def defaults() -> dict[str, Value]:
-    """Every key there is, with its default: the content of ``[tool.flwr.app.config]``."""
+    """Return every key with its default: the content of ``[tool.flwr.app.config]``."""
     values = defaults_of(Common)
     for owner, cls in sorted(owners().items()):
         values |= defaults_of(cls, owner)
@@ -163,7 +163,7 @@ def defaults() -> dict[str, Value]:
 
 
 def parse_settings(values: Mapping[str, object]) -> RunSettings:
-    """Typed and checked settings. Raises UserError for an unknown key or name, a wrong type, a value out of range."""
+    """Return typed, checked settings; raise UserError for an unknown key or name, a wrong type, or an invalid value."""
     _check_keys(values)
     common = build_settings(Common, values)
     _check_names(common)
@@ -187,7 +187,7 @@ def _check_keys(values: Mapping[str, object]) -> None:
 
 
 def _check_names(common: Common) -> None:
-    """Raise UserError for a method, data set, partition or model that there is not."""
+    """Raise UserError for an unknown method, data set, partition or model."""
     choose("strategy", common.strategy, runnable())
     try:
         source = parse_source(common.dataset)
@@ -202,7 +202,7 @@ def _check_names(common: Common) -> None:
 
 
 def _check_common(common: Common, info: MethodInfo) -> None:
-    """Raise UserError where common settings do not fit one another, or a newcomer not the method."""
+    """Raise UserError if common settings contradict each other, or the newcomer settings do not fit the method."""
     if -1 < common.validation < 0:
         raise UserError(f"validation = {common.validation}: a share, or -1 for the partition's own, is wanted here")
     if common.min_silos > common.silos:
@@ -232,7 +232,7 @@ def _check_method(info: MethodInfo, common: Common, own: Any) -> None:
 
 
 def _check_privacy(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for ``dp = true`` with a method or a setting that is not private."""
+    """Raise UserError if ``dp = true`` is combined with a method or a setting that is not private."""
     if not common.dp:
         return
     if not info.dp:
@@ -244,9 +244,7 @@ def _check_privacy(info: MethodInfo, common: Common) -> None:
 
 
 def check_evaluation(common: Common, own: Any) -> None:
-    """Raise UserError where a run asks for models that it cannot have, or, where it only evaluates, for more than that:
-    other rounds than models, or anything besides.
-    """
+    """Raise UserError if a run requests models that it cannot get, or an evaluation has settings that do not fit it."""
     check_keep(common)
     if not isinstance(own, EvaluateSettings):
         return
@@ -259,14 +257,14 @@ def check_evaluation(common: Common, own: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Written down, by `make settings`
+# Written to files by `make settings`
 
 
 def toml_text(values: Mapping[str, Value], table: str = "") -> str:
-    """Flat keys as TOML, below ``table`` if one is named; a key with a dot becomes a table's own."""
+    """Return flat keys as TOML, below ``table`` if it is given; a key with a dot goes into its owner's table."""
     above = f"{table}." if table else ""
     head = [f"[{table}]"] if table else []
-    # `dp` is a value, so `dp.clip-norm` cannot lie in a table of that name.
+    # `dp` is a value, so `dp.clip-norm` cannot be in a table of that name.
     values = {f'"{k}"' if k.partition(".")[0] in values and "." in k else k: v for k, v in values.items()}
     plain = [f"{k} = {_toml(v)}" for k, v in values.items() if "." not in k or k.startswith('"')]
     tables: dict[str, list[str]] = {}
@@ -286,7 +284,7 @@ def _toml(value: Value) -> str:
 
 
 def markdown() -> str:
-    """``docs/settings.md``: every key with its default, range and meaning."""
+    """Return the text of ``docs/settings.md``: every key with its default, range and meaning."""
     groups: list[tuple[str, list[tuple[str, type[Any]]]]] = [
         ("Common", [("", Common)]),
         ("Differential privacy", [(DP, Privacy)]),
@@ -325,7 +323,7 @@ TABLE = "tool.flwr.app.config"
 
 
 def write_down(root: Path) -> None:
-    """Put every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``."""
+    """Write every setting into ``pyproject.toml`` and ``docs/settings.md`` below ``root``."""
     file = root / "pyproject.toml"
     before, rest = file.read_text("utf-8").split(f"[{TABLE}]\n", 1)
     after = re.split(rf"^(?=\[(?!{re.escape(TABLE)}\.))", rest, maxsplit=1, flags=re.MULTILINE)[1]

@@ -1,10 +1,10 @@
-"""Settings as frozen dataclasses: the common ones here, a method's own beside the method.
+"""Settings as frozen dataclasses: the common ones here, a method's own in the method's file.
 
-A field's key on the command line is its name with hyphens, behind its owner's name: ``local-epochs``,
-``apple.max-downloads``, ``dirichlet.beta``. Field metadata say what a value may be (``minimum``, ``above``,
-``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text. Every number has an upper limit, for a
-silo follows the settings that a server sends: its own, or that of :data:`MOST`. A setting that a hospital's policy
-limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
+A field's key on the command line is its name with hyphens, after its owner's name: ``local-epochs``,
+``apple.max-downloads``, ``dirichlet.beta``. Field metadata hold the allowed values (``minimum``, ``above``,
+``maximum``, ``below``, ``choices``), the paper's ``symbol`` and a ``help`` text. Every number has an upper limit (its
+own, or the one in :data:`MOST`), because a silo follows the settings that a server sends. A setting that a hospital's
+policy limits declares its ``kind``, one of :data:`KINDS` (client/site/trust/policy.py has the limits).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from partitions.common.errors import UserError
 from partitions.common.names import nearest, unknown_name
 from partitions.labels import TASKS
 
-# Of numbers without an upper limit of their own: epochs, steps, layers, sizes end; a float32 holds the others.
+# Upper limits of numbers without one of their own: int for epochs, steps, layers, sizes; float as float32.
 MOST: dict[type[Any], float] = {int: 10_000, float: 3e38}
 MOST_ROUNDS = 1_000_000
 MOST_SILOS = 1_000_000
 MOST_SAMPLES = 2**31 - 1
 KRUM = ("krum", "multi-krum")
-RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # what can stand for the mean
-ATTACKER_RULES = ("trimmed-mean", *KRUM)  # of these, those for which robust-attackers counts
+RULES = ("trimmed-mean", "median", *KRUM, "geometric-median")  # rules that can replace the mean
+ATTACKER_RULES = ("trimmed-mean", *KRUM)  # those of RULES that use robust-attackers
 Value = bool | int | float | str
 KINDS: Mapping[str, str] = {  # of settings that a hospital's policy limits
     "epochs": "passes over the training part per round",
@@ -53,7 +53,7 @@ def setting(
     choices: Sequence[str] = (),
     kind: str = "",
 ) -> Any:
-    """A dataclass field with its range; ``symbol`` is the paper's, ``kind`` one of :data:`KINDS` or empty."""
+    """Return a dataclass field with its range; ``symbol`` is the paper's, ``kind`` one of :data:`KINDS` or empty."""
     if kind and kind not in KINDS:
         raise UserError(f"kind = {kind!r}: one of {', '.join(KINDS)} is wanted here")
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
@@ -265,12 +265,12 @@ class Common:
 
     @property
     def late(self) -> dict[str, int]:
-        """The names in ``late-joiners``, each with the first round that it takes part in; none for ``any``."""
+        """The names in ``late-joiners``, each with the first round that it takes part in; empty for ``any``."""
         entries = [entry.partition("=") for entry in self.late_joiners.split(",") if "=" in entry]
         return {name.strip(): int(number) for name, _, number in entries}
 
     def decayed(self, rate: float, server_round: int) -> float:
-        """A learning rate of the first round, in this one: times lr-decay per round since."""
+        """Return this round's value of a first-round learning rate: times lr-decay per round since."""
         return rate * self.lr_decay ** (server_round - 1)
 
 
@@ -279,7 +279,7 @@ def key_of(f: Field[Any], owner: str = "") -> str:
 
 
 def keys_of(cls: type[Any], owner: str = "") -> Mapping[str, Field[Any]]:
-    """Command-line key to field, made once."""
+    """Return the fields by command-line key, built once per class and owner."""
     if (cls, owner) not in _KEYS:
         _KEYS[cls, owner] = {key_of(f, owner): f for f in fields(cls)}
     return _KEYS[cls, owner]
@@ -289,7 +289,7 @@ _KEYS: dict[tuple[type[Any], str], Mapping[str, Field[Any]]] = {}
 
 
 def choose(kind: str, name: str, known: Iterable[str]) -> str:
-    """``name`` if it is known; else a UserError that lists what there is."""
+    """Return ``name`` if it is known; else raise a UserError that lists the known names."""
     names = list(known)
     if name not in names:
         raise UserError(str(unknown_name(kind, name, names)))
@@ -297,7 +297,7 @@ def choose(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def convert(key: str, value: object, f: Field[Any]) -> Value:
-    """A value of the field's type and within its range, or a UserError that names the key."""
+    """Return the value in the field's type, checked against its range; raise a UserError that names the key."""
     kind: type[Any] = type(f.default)
     others = limits_of(f).get("choices", ())
     wanted = {
@@ -330,7 +330,7 @@ def convert(key: str, value: object, f: Field[Any]) -> Value:
 
 
 def _shown(value: object) -> str:
-    """A value in a message: its beginning; of a number of thousands of digits Python makes no text."""
+    """Return the beginning of a value for a message; Python does not print a number of thousands of digits."""
     try:
         return f"{value!r:.200}"
     except ValueError:
@@ -338,7 +338,7 @@ def _shown(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    """A whole number, also written as 1e3 or 20.0; by way of a float only where it must be: that loses digits."""
+    """Return a whole number, also from 1e3 or 20.0; through a float only if necessary, because that loses digits."""
     if isinstance(value, int):
         return value
     if isinstance(value, str) and value.strip().lstrip("+-").isdecimal():
@@ -350,7 +350,7 @@ def _whole(value: object) -> int:
 
 
 def limits_of(f: Field[Any]) -> dict[str, Any]:
-    """A field's metadata, with the upper limit that holds where a number has none of its own."""
+    """Return a field's metadata, with the upper limit of :data:`MOST` for a number that has none of its own."""
     limits = dict(f.metadata)
     if type(f.default) in MOST and not limits.keys() & {"maximum", "below"}:
         limits["maximum"] = MOST[type(f.default)]
@@ -378,16 +378,16 @@ def _within(key: str, value: Value, f: Field[Any]) -> Value:
 
 
 def build_settings(cls: type[T], values: Mapping[str, object], owner: str = "") -> T:
-    """``cls`` filled with the values of its keys; missing ones take their default."""
+    """Return ``cls`` with the values of its keys; missing keys get their defaults."""
     found = {f.name: convert(key, values[key], f) for key, f in keys_of(cls, owner).items() if key in values}
     return cls(**found)
 
 
 def values_of(settings: Any, owner: str = "") -> dict[str, Value]:
-    """Command-line key to value; nothing for None."""
+    """Return the values by command-line key; empty for None."""
     return {} if settings is None else {k: getattr(settings, f.name) for k, f in keys_of(type(settings), owner).items()}
 
 
 def defaults_of(cls: type[Any], owner: str = "") -> dict[str, Value]:
-    """Key to default value."""
+    """Return the default values by key."""
     return {key: f.default for key, f in keys_of(cls, owner).items() if f.default is not MISSING}

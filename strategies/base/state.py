@@ -1,7 +1,7 @@
-"""State as a small record of arrays and numbers: what is kept, checkpointed and compared by tests is one thing.
+"""State as a small record of arrays and numbers: the same record is stored, checkpointed and compared by tests.
 
-Its files are safetensors whose header begins with a seal, the SHA-256 of the file itself, as it is with zeros in the
-seal's place: of a file that is damaged anywhere nothing is read. Any reader of safetensors reads them.
+Its files are safetensors whose header begins with a seal: the SHA-256 of the file with zeros in the seal's place. A
+damaged file is rejected before anything is read from it. Any safetensors reader can read these files.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from torch import Tensor
 from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 
-BLANK = b"0" * 64  # stands for the seal while it is computed
-BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # how a sealed file's header begins, behind the 8 bytes of its length
+BLANK = b"0" * 64  # in the seal's place while it is computed
+BEFORE_SEAL = b'{"__metadata__":{"sha256":"'  # the start of a sealed file's header, after the 8 bytes of its length
 PIECE = 1 << 20  # bytes that are read at a time
 
 
 @dataclass
 class State:
-    """Arrays and numbers by name. A silo's (kept by the silo) or the server's."""
+    """Arrays and numbers by name, of a silo (stored in the silo) or of the server."""
 
     arrays: dict[str, Tensor] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)  # whatever JSON can hold
+    numbers: dict[str, Any] = field(default_factory=dict)  # any JSON values
 
     def save(self, path: Path, keep: Path | None = None) -> None:
-        """Atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the file of before."""
+        """Write atomically, as sealed safetensors with the numbers in the header; ``keep`` gets the previous file."""
         arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in self.arrays.items()}
         write_sealed(path, _unshared(arrays), {"numbers": json.dumps(self.numbers)}, keep)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises DataError naming the file where it cannot be read, or is not as it was written."""
+        """Read a state; raise DataError, which names the file, if it is unreadable or damaged."""
         try:
             arrays, texts = read_sealed(path, ("numbers",))
             numbers = json.loads(texts.get("numbers", "{}"))
@@ -57,7 +57,7 @@ class State:
 
 
 def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors refuses two names for one storage; a personal model and its best are often the same tensor."""
+    """Copy tensors that share storage, which safetensors refuses; a personal model and its best often do."""
     seen: set[int] = set()
     result = {}
     for name, tensor in arrays.items():
@@ -71,7 +71,7 @@ def _unshared(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], keep: Path | None = None) -> None:
-    """Write tensors, and texts into the header, atomically; ``keep`` gets the file that stood there before."""
+    """Write tensors, and texts into the header, atomically; ``keep`` gets the previous file."""
     plain = memoryview(safetensors.torch.save(dict(tensors)))
     start = 8 + int.from_bytes(plain[:8], "little")
     content = {"__metadata__": {"sha256": BLANK.decode(), **texts}, **json.loads(bytes(plain[8:start]))}
@@ -90,9 +90,9 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, 
 
 
 def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and texts of such a file. ``texts``: what files of before there were seals have in their headers.
+    """Return tensors and texts of a sealed file. ``texts``: the header keys that older files without a seal may have.
 
-    Raises OSError, or ValueError where it is not as it was written.
+    Raises OSError, or ValueError if the file is damaged.
     """
     whole = _is_whole(path)
     try:
@@ -102,14 +102,14 @@ def read_sealed(path: Path, texts: Collection[str]) -> tuple[dict[str, Tensor], 
                 if not found.keys() <= set(texts):
                     raise DataError("it is damaged: its header is not as it was written")
                 _tell_of_age()
-            # Copies: a view into the file is aligned otherwise than memory is, and sums then end in other bits.
+            # Copies: a view into the file has another alignment than memory, and sums then differ in the last bits.
             return {name: file.get_tensor(name).clone() for name in file.keys()}, found  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise DataError(str(error)) from error
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file has a seal, which fits. Raises DataError where it does not fit."""
+    """Return whether the file has a seal; raise DataError if the seal does not match."""
     with path.open("rb") as file:
         start = file.read(8 + len(BEFORE_SEAL))
         if not start.endswith(BEFORE_SEAL):
@@ -125,5 +125,5 @@ def _is_whole(path: Path) -> bool:
 
 @functools.cache
 def _tell_of_age() -> None:
-    """Once in a process: there may be many such files."""
+    """Log a warning once per process: there may be many such files."""
     log(WARNING, "there are files of an earlier version, without a SHA-256: if one is damaged it need not be seen")

@@ -1,6 +1,6 @@
-"""The server's half of every method: :class:`PersonalizedStrategy`, which is FedAvg's.
+"""The server's half of every method: :class:`PersonalizedStrategy`, which implements FedAvg.
 
-It hands out one model and takes the sample-weighted mean of what comes back; a method subclasses it and states only its
+It sends one model and computes the sample-weighted mean of the replies; a method subclasses it and states only its
 difference. Names follow the papers: w model, Σ number of parameters, N silos, n_i training samples of silo i.
 """
 
@@ -45,19 +45,19 @@ class NoSettings:
 
 @dataclass(frozen=True)
 class Averaging:
-    """What a method has whose paper and code do not average alike."""
+    """Settings of methods whose paper and published code average differently."""
 
     average: str = setting(
         "samples", "what silos count in the mean: as their samples, or alike", choices=("samples", "silos")
     )
 
 
-OFFLINE = 0  # no node has this number: a silo of a resumed run that is not here
+OFFLINE = 0  # no node has this number: a silo of a resumed run that is offline
 
 
 @dataclass(frozen=True)
 class SiloInfo:
-    """What the server knows of a silo, from its data summary."""
+    """A silo as the server sees it, from its data summary."""
 
     name: str
     node_id: int
@@ -67,7 +67,7 @@ class SiloInfo:
 
 
 def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, common: Common) -> None:
-    """Raise UserError where the method, the loss or the number of outputs is not for this task."""
+    """Raise UserError if the method, the loss or the number of outputs does not fit this task."""
     if method.info.needs_classes and not task.single_label:
         raise UserError(f"{method.info.name} works on samples that have one class each, which {task.name} has not")
     task.check_outputs(outputs)
@@ -75,7 +75,7 @@ def check_task(method: type[PersonalizedStrategy], task: Task, outputs: int, com
 
 
 def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
-    """Raise UserError where statistics are to be averaged and the method does not declare what it does with them."""
+    """Raise UserError if BatchNorm statistics are to be averaged and the method declares no handling of them."""
     if common.buffers == "shared" and not info.buffers and layout.buffer_size:
         raise UserError(
             f"buffers = shared: {info.name} does not declare what it does with BatchNorm statistics "
@@ -84,22 +84,22 @@ def check_buffers(info: MethodInfo, common: Common, layout: Layout) -> None:
 
 
 _REGISTRY: dict[str, type[PersonalizedStrategy]] = {}
-_EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}  # what runs, and is no method
+_EVALUATIONS: dict[str, type[PersonalizedStrategy]] = {}  # runnable strategies that are no methods
 
 
 class PersonalizedStrategy(Strategy):
-    """The server's half of FedAvg; the base of every other method's.
+    """The server's half of FedAvg, and the base class of every other method.
 
-    A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Whatever it needs in the next round
-    is in ``self.state``, which is checkpointed. A silo that is absent from a round is simply not in ``updates``.
+    A method overrides :meth:`start_state`, :meth:`payload` and :meth:`aggregate`. Everything it needs in the next round
+    is in ``self.state``, which is checkpointed. A silo that is absent from a round is not in ``updates``.
     """
 
     info: ClassVar[MethodInfo]
     client: ClassVar[type[SiloClient]] = SiloClient
-    state_type: ClassVar[type[ServerState]] = ServerState  # what the method remembers here, in typed fields
+    state_type: ClassVar[type[ServerState]] = ServerState  # the method's server state, in typed fields
     state: ServerState
     Settings: ClassVar[type[Any]] = NoSettings
-    # A module's class: the network's head, made of its last layer; None: that layer (models.networks.registry).
+    # A module class that builds the network's head from its last layer; None: that layer (models.networks.registry).
     head: ClassVar[Any] = None
 
     def __init_subclass__(cls) -> None:
@@ -112,16 +112,16 @@ class PersonalizedStrategy(Strategy):
         self.common, self.settings, self.layout = common, settings, layout
         self.state = self.state_type()
         self.silos: dict[str, SiloInfo] = {}
-        self.samples: dict[str, int] = {}  # what each silo counts in a mean: its samples, agreed or capped
+        self.samples: dict[str, int] = {}  # each silo's weight in a mean: its samples, agreed or capped
         self.round = 0
         self.last_round = common.rounds  # an earlier one where the run stops early
-        self.extra: dict[str, Number] = {}  # what the silo's app needs beside the payload (classes, ...)
+        self.extra: dict[str, Number] = {}  # numbers for the silo's app in addition to the payload (classes, ...)
         self.shown: dict[str, int] = {}  # the round of each silo that the report would show if the run ended now
-        self.attended: dict[str, int] = {}  # how many rounds with differential privacy this run has had of each silo
-        self.joined: dict[str, int] = {}  # the first round of each silo that joined the run as it went on
+        self.attended: dict[str, int] = {}  # each silo's rounds with differential privacy in this run
+        self.joined: dict[str, int] = {}  # the first round of each silo that joined during the run
         self.rejected: dict[str, str] = {}
         self.bounded: dict[str, tuple[float, str]] = {}  # silo -> the share of its step that counts, and why
-        self.sent: dict[str, Mapping[str, Model]] = {}  # what each silo of the round trains from
+        self.sent: dict[str, Mapping[str, Model]] = {}  # the models that each silo of the round trains from
         self.bytes_down = self.bytes_up = 0
         self.wire = Wire()
 
@@ -129,12 +129,12 @@ class PersonalizedStrategy(Strategy):
 
     @classmethod
     def added_to(cls, client: type[SiloClient], settings: Any) -> type[SiloClient]:
-        """Another method's silo half with this one's added; for a method with ``adds``."""
+        """Return another method's silo half with this one's added; only for a method with ``adds``."""
         raise NotImplementedError
 
     @classmethod
     def read_relationships(cls, states: Mapping[str, State]) -> Relationships | None:
-        """Who learns from whom, from the newest states of all silos; None where they do not tell."""
+        """Return who learns from whom, from the newest states of all silos; None if they do not contain it."""
         return None
 
     def start_state(self, initial: Callable[[str], Tensor]) -> None:
@@ -142,34 +142,34 @@ class PersonalizedStrategy(Strategy):
         self.state.model = initial("")
 
     def welcome(self, silo: str) -> None:
-        """Set in ``self.state`` what the server holds of a silo that was not there before; most methods hold nothing.
+        """Add a new silo's entries to ``self.state``; most methods have none.
 
-        ``self.silos`` has it, ``self.state`` has not.
+        The silo is already in ``self.silos``.
         """
 
     def grow(self, silo: str) -> None:
-        """Change what is held for N silos, N + 1 now, where one joins to train; ``welcome`` has been called."""
+        """Extend the state of N silos to N + 1 when one joins to train; called after ``welcome``."""
 
     def begin_round(self) -> None:
-        """Compute once what :meth:`payload` hands out to the silos of round ``self.round``."""
+        """Compute once per round what :meth:`payload` sends to the silos of round ``self.round``."""
 
     def payload(self, silo: str) -> Payload:
-        """What this silo gets in round ``self.round``."""
+        """Return the payload of this silo in round ``self.round``."""
         return Payload({GLOBAL: Model(self.state.model, round=self.round - 1)})
 
     def aggregate(self, updates: Sequence[Update]) -> None:
-        """Change ``self.state`` by the updates of round ``self.round``: at least one, sorted by silo name."""
+        """Change ``self.state`` by the updates of round ``self.round`` (at least one, sorted by silo name)."""
         self.state.model = self.mean((u.vector for u in updates), self.weights(updates))
 
     def mean(self, vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-        """The weighted mean of silos' vectors, or what the setting ``robust`` puts in its place."""
+        """Return the weighted mean of silos' vectors, or the estimate with which ``robust`` replaces it."""
         rule = replacement(self.common)
         return weighted_mean(vectors, weights) if rule is None else rule(list(vectors))
 
     def centre(self, name: str, update: Update) -> Tensor | None:
-        """What a silo's vector of this name is a step from; None where it is a step already, or one from 0.
+        """Return the point that a silo's vector of this name is a step from; None: it is a step already, or one from 0.
 
-        By default what the silo was sent under this name, else the model that it was sent, else its own last model.
+        By default the vector sent under this name, else the model that was sent, else the silo's own last model.
         """
         sent = self.sent.get(update.silo, {})
         found = sent.get(name) if name in sent or name == BUFFERS else sent.get(GLOBAL)
@@ -180,45 +180,45 @@ class PersonalizedStrategy(Strategy):
         return found.vector if found is not None and fits else None
 
     def weights(self, updates: Sequence[Update]) -> list[float]:
-        """What each update counts in a mean: its samples, or all alike where the setting ``average`` says so."""
+        """Return each update's weight in a mean: its samples, or 1 with the setting ``average = "silos"``."""
         alike = getattr(self.settings, "average", "samples") == "silos"
         return [1 if alike else u.samples for u in updates]
 
     def shared_buffers(self) -> tuple[slice, ...]:
-        """The parts of the BatchNorm statistics that travel, with ``buffers = "shared"``."""
+        """Return the parts of the BatchNorm statistics that travel with ``buffers = "shared"``."""
         return self.layout.buffer_parts([slice(0, self.layout.size)])
 
     def upload_size(self, name: str, silo: str = "") -> int:
-        """Length that the uploaded vector of this name must have, in this round and from this silo."""
+        """Return the length that the uploaded vector of this name must have, in this round and from this silo."""
         if name == BUFFERS:
             return sum(int(part.stop - part.start) for part in self.shared_buffers())
         return self.layout.size
 
     def upload_numbers(self, silo: str) -> int:
-        """How many numbers the vectors of this silo's reply have together, in this round."""
+        """Return the total length of the vectors of this silo's reply in this round."""
         return sum(self.upload_size(name, silo) for name in self.upload_names())
 
     def upload_names(self) -> tuple[str, ...]:
-        """The vectors that a reply of this round must have; the same as its client's."""
+        """Return the names of the vectors that a reply of this round must have; equal to the client's."""
         return (*self.info.uploads, BUFFERS) if self.shares_buffers else self.info.uploads
 
     def check(self, update: Update) -> None:
-        """Raise DataError, with one line, where a silo's numbers are not what :meth:`aggregate` needs.
+        """Raise DataError, with one line, if a silo's numbers are not valid for :meth:`aggregate`.
 
-        Any other error is a fault of the method: it ends the run, and no silo is blamed.
+        Any other error is a fault of the method: it ends the run, and is not attributed to a silo.
         """
 
     # -- Flower's interface ---------------------------------------------------------------------------------------
 
     def initialise(self, silos: Sequence[SiloInfo], initial: Callable[[str], Tensor]) -> None:
-        """Tell the strategy who takes part, and set its state for round 1."""
+        """Set the participating silos and the state for round 1."""
         self.silos = {s.name: s for s in sorted(silos, key=lambda s: s.name)}
         self.weigh()
         self.state, self.initial = self.state_type(), initial
         self.start_state(initial)
 
     def weigh(self) -> None:
-        """Set ``self.samples``: whatever weighs by numbers of samples takes them from there, and not from the silos."""
+        """Set ``self.samples``, from which all weights by sample count are taken (never from the silos' replies)."""
         counts = {name: info.n_train for name, info in self.silos.items()}
         agreed = read_agreed(self.common.agreed).get("samples", {})
         self.samples = sample_weights(counts, self.common.weight_cap, agreed)
@@ -226,7 +226,7 @@ class PersonalizedStrategy(Strategy):
             self.samples = plausible_counts(self.samples, agreed)
 
     def participants(self) -> list[str]:
-        """The silos that train in this round: a share of all, drawn by (seed, round)."""
+        """Return the silos that train in this round: a share of all, drawn by (seed, round)."""
         names = list(self.silos)
         count = max(int(self.common.participation * len(names) + 1e-9), 1)  # 0.57 of 100 is 57
         if count == len(names):
@@ -235,23 +235,23 @@ class PersonalizedStrategy(Strategy):
         return sorted(names[i] for i in torch.randperm(len(names), generator=rng)[:count].tolist())
 
     def _online(self) -> list[str]:
-        """The silos that can be asked; those that were offline when the run was resumed are named."""
+        """Return the silos that are online, and reject those that were offline when the run was resumed."""
         for name, info in self.silos.items():
             if info.node_id == OFFLINE:
                 self.reject(name, "it was offline when the run was resumed")
         return [name for name, info in self.silos.items() if info.node_id != OFFLINE]
 
     def evaluates(self) -> bool:
-        """Whether this round's models are evaluated."""
+        """Return whether this round's models are evaluated."""
         every = self.common.evaluate_every
         return every > 0 and (self.round % every == 0 or self.round == self.common.rounds)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """A train message to each participant and, where the round is evaluated, an evaluate message to the others.
+        """Return a train message for each participant and, in an evaluated round, an evaluate message for the others.
 
-        ``arrays`` is not used: what a silo gets is the method's :meth:`payload`.
+        ``arrays`` is not used: a silo receives the method's :meth:`payload`.
         """
         self.round, self.bytes_down, self.bytes_up = server_round, 0, 0
         self.rejected, self.bounded, self.sent = {}, {}, {}
@@ -262,7 +262,7 @@ class PersonalizedStrategy(Strategy):
         evaluate = self.evaluates()
         messages = []
         for name in online:
-            if name in chosen:  # how many train with it: a silo may want some to be lost among
+            if name in chosen:  # "participants": a silo may require a minimum, for its own privacy
                 flags: dict[str, Number] = {"evaluate": evaluate, "participants": len(chosen)}
                 messages.append(self._message(name, MessageType.TRAIN, config, **flags))
             elif evaluate:
@@ -272,7 +272,7 @@ class PersonalizedStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """The closing exchange: every silo evaluates what it would start round ``rounds + 1`` from. Else nothing."""
+        """Return the closing exchange's messages (silos evaluate the start of round ``rounds + 1``), else none."""
         if server_round < self.last_round or self.common.evaluate_every == 0:
             return []
         self.round, self.bytes_down, self.bytes_up = server_round + 1, 0, 0
@@ -284,7 +284,7 @@ class PersonalizedStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Leave out what is unusable (``self.rejected`` says why), aggregate the rest sorted by silo name."""
+        """Leave out unusable replies (reasons in ``self.rejected``) and aggregate the rest, sorted by silo name."""
         usable = self.within_bounds(self._in_one_place(self.updates(replies)))
         if not usable:
             reasons = "; ".join(f"{silo}: {reason}" for silo, reason in self.rejected.items()) or "no silo replied"
@@ -297,7 +297,7 @@ class PersonalizedStrategy(Strategy):
         return None, None
 
     def within_bounds(self, updates: list[Update]) -> list[Update]:
-        """What is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
+        """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
         bounds = Bounds(self.info, self.common, self.round, self.centre, self.sent, bounded=self.bounded)
         usable = bounds.within(updates)
         for silo, reason in bounds.rejected.items():
@@ -305,7 +305,7 @@ class PersonalizedStrategy(Strategy):
         return usable
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Names the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
+        """Reject the silos whose evaluation failed; the round loop writes the others' metrics into the history."""
         names = {info.node_id: name for name, info in self.silos.items()}
         for reply in replies:
             if reply.metadata.message_type != MessageType.EVALUATE:
@@ -324,13 +324,13 @@ class PersonalizedStrategy(Strategy):
 
     @property
     def shares_buffers(self) -> bool:
-        """Whether BatchNorm statistics travel with the models of this round."""
+        """Return whether BatchNorm statistics travel with the models of this round."""
         return shares_buffers(self.info, self.common) and bool(self.upload_size(BUFFERS))
 
     # -- replies --------------------------------------------------------------------------------------------------
 
     def updates(self, replies: Iterable[Message]) -> list[Update]:
-        """The well-formed train replies, sorted by silo name; the others are named in ``self.rejected``."""
+        """Return the well-formed train replies, sorted by silo name; the others are entered in ``self.rejected``."""
         names = {info.node_id: name for name, info in self.silos.items()}
         numbers = self.info.sends_numbers
         names_up, size = self.upload_names(), self.upload_size
@@ -357,7 +357,7 @@ class PersonalizedStrategy(Strategy):
         return sorted(result, key=lambda u: u.silo)
 
     def _in_one_place(self, updates: list[Update]) -> list[Update]:
-        """The updates on the first one's device, and the state too: on the GPU of silos that run in this process."""
+        """Move the updates and the state to the first update's device (a GPU if the silos run in this process)."""
         device = next((vector.device for u in updates for vector in u.vectors.values()), None)
         if device is None:
             return updates
@@ -365,13 +365,13 @@ class PersonalizedStrategy(Strategy):
         return [replace(u, vectors={n: vector.to(device) for n, vector in u.vectors.items()}) for u in updates]
 
     def reject(self, silo: str, reason: str) -> None:
-        """Leave a silo out of this round. The reason may hold what the silo has said: it is made one printable line."""
+        """Leave a silo out of this round. The reason may contain the silo's text, so it is made one printable line."""
         reason = printable(reason)
         log(WARNING, "round %d leaves %s out: %s", self.round, silo, reason)
         self.rejected[silo] = reason
 
     def full_payload(self, silo: str) -> Payload:
-        """All that travels to a silo: the method's payload, and BatchNorm statistics."""
+        """Return everything that travels to a silo: the method's payload, and BatchNorm statistics."""
         payload = self.payload(silo)
         if self.state.buffers is None or not self.info.uploads:
             return payload
@@ -389,7 +389,7 @@ class PersonalizedStrategy(Strategy):
         return self.message(self.silos[silo].node_id, kind, payload, {**cast(dict[str, Number], dict(config)), **flags})
 
     def message(self, node: int, kind: str, payload: Payload, config: Mapping[str, Number]) -> Message:
-        """A message to a node, counted in ``bytes_down``."""
+        """Return a message to a node, and add its size to ``bytes_down``."""
         content = encode(payload, {**self.extra, **config}, self.wire)
         self.bytes_down += wire_bytes(content)
         return Message(content, dst_node_id=node, message_type=kind, ttl=self.common.round_timeout)

@@ -1,14 +1,14 @@
-"""Typed fields of a method's state, for both sides, over the one codec of ``state.py``.
+"""Typed fields of a method's state, for both sides, stored by the one codec of ``state.py``.
 
-A method declares what it remembers as a class per side::
+A method declares its state as one class per side::
 
     class AppleClientState(ClientState):
         dr = Array()  # p_i (N,); None before the silo's first round
         cores = Arrays("core.")  # w_j^c (Σ,), by the silo's name
         dr_rounds = Item[list[int]](list)
 
-``state.dr`` reads and writes the entry ``dr`` of the file, ``state.cores["a"]`` the entry ``core.a``: names of fields
-may change, keys of files stay. Replace an array, never write into it.
+``state.dr`` reads and writes the entry ``dr`` of the file, ``state.cores["a"]`` the entry ``core.a``. Names of fields
+may change; keys in files do not. Replace an array, never write into it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Field:
 
 
 class Array(Field):
-    """An array, or None where the state has none; to set None removes it."""
+    """An array, or None if the state has none; setting None removes it."""
 
     @overload
     def __get__(self, state: None, owner: type[State]) -> Self: ...
@@ -49,7 +49,7 @@ class Array(Field):
 
 
 class RequiredArray(Field):
-    """An array that ``start_state`` sets; KeyError before."""
+    """An array that ``start_state`` sets; reading it earlier raises KeyError."""
 
     @overload
     def __get__(self, state: None, owner: type[State]) -> Self: ...
@@ -63,7 +63,7 @@ class RequiredArray(Field):
 
 
 class Item(Field, Generic[T]):
-    """Whatever JSON can hold; ``default()`` where the state has none. To set None removes it."""
+    """Any JSON value; ``default()`` if the state has none. Setting None removes it."""
 
     def __init__(self, default: Callable[[], T], key: str = "") -> None:
         super().__init__(key)
@@ -136,7 +136,7 @@ def put(entries: dict[str, Any], key: str, value: Any) -> None:
 
 
 class ClientState(State):
-    """What every silo remembers; the base of a method's own."""
+    """The state of every silo; the base class of a method's own."""
 
     personal = Array()  # the personal model (Σ,) of the last round that the silo took part in
     personal_buffers = Array("personal.buffers")  # its running statistics
@@ -144,7 +144,7 @@ class ClientState(State):
 
 
 class ServerState(State):
-    """What the server remembers of most methods; the base of a method's own."""
+    """The server state of most methods; the base class of a method's own."""
 
     model = RequiredArray(GLOBAL)  # the shared model, or the shared part of one
     buffers = Array(BUFFERS)  # its running statistics

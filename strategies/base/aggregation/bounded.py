@@ -1,8 +1,7 @@
-"""What one silo can do in a round, bounded by the setting ``robust`` and its two companions.
+"""Bounds on the influence of one silo in a round: the setting ``robust`` and its two companions.
 
-What the rules are: ``robust.py`` and ``screening.py`` beside this file. A method says, where it is not what its silos
-were sent, what a vector is a step from (:meth:`PersonalizedStrategy.centre`); its means are
-:meth:`PersonalizedStrategy.mean`.
+``robust.py`` and ``screening.py`` beside this file define the rules. A step is measured from what the silo was sent,
+unless a method overrides :meth:`PersonalizedStrategy.centre`; its means are :meth:`PersonalizedStrategy.mean`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from strategies.base.transport.replies import Update
 
 
 def check_robust(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for a rule for which the method has no mean, or with too few silos for so many attackers."""
+    """Raise UserError if the method has no mean for the rule, or has too few silos for the number of attackers."""
     rule, f, n = common.robust, common.robust_attackers, common.silos
     if rule not in RULES or info.receives == "nothing":
         return
@@ -56,15 +55,15 @@ def check_robust(info: MethodInfo, common: Common) -> None:
 
 
 def steps_are_comparable(info: MethodInfo) -> bool:
-    """Return whether honest steps have a common direction and length: where they have not, screen is clip.
+    """Return whether honest steps have a common direction and length; if not, ``screen`` acts as ``clip``.
 
-    Layers of different silos have none, for which there is no Krum either; nor have duals.
+    Layers of different silos and duals have none. Such layers have no Krum either.
     """
     return info.receives == "mean" and set(KRUM) <= set(info.robust) and not info.sends_duals
 
 
 def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:
-    """Return what stands for a mean of vectors (Σ,); None: the mean, of those that Krum took where it is asked for."""
+    """Return the function that replaces a mean of vectors (Σ,); None: the mean (with Krum, of the chosen silos)."""
     rule, f = common.robust, common.robust_attackers
     if rule not in RULES or rule in KRUM or (rule in ATTACKER_RULES and not f):
         return None
@@ -73,19 +72,19 @@ def replacement(common: Common) -> Callable[[Sequence[Tensor]], Tensor] | None:
 
 @dataclass
 class Bounds:
-    """One round's bounds: :meth:`within` returns what is aggregated, and names the silos that were bounded."""
+    """One round's bounds: :meth:`within` returns the updates to aggregate and records the silos that were bounded."""
 
     info: MethodInfo
     common: Common
     round: int
-    centre: Callable[[str, Update], Tensor | None]  # what a silo's vector of this name is a step from
+    centre: Callable[[str, Update], Tensor | None]  # the point that a silo's vector of this name is a step from
     sent: Mapping[str, Mapping[str, Model]]  # what each silo of the round trains from
     rejected: dict[str, str] = field(default_factory=dict)  # silo -> why it is left out
     # silo -> the share of its step that counts, and why
     bounded: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def within(self, updates: list[Update]) -> list[Update]:
-        """Return what is aggregated: without silos that exploded, and within the bounds of the setting ``robust``."""
+        """Return the updates to aggregate: without diverging silos, and within the bounds of the setting ``robust``."""
         if not updates or not (names := [n for n in updates[0].vectors if n not in self.info.unclipped]):
             return updates
         rule = self.common.robust
@@ -115,13 +114,13 @@ class Bounds:
         return vector if centre is None else vector - centre.to(vector.device)
 
     def _gram(self, name: str, updates: Sequence[Update]) -> Tensor:
-        """The inner products (n, n) of these silos' steps."""
+        """Return the inner products (n, n) of these silos' steps."""
         return gram_of([u.vectors[name] for u in updates], [self.centre(name, u) for u in updates])
 
     def _norms(
         self, names: Sequence[str], updates: Sequence[Update], gram: Tensor | None
     ) -> dict[str, dict[str, float]]:
-        """The length of each silo's step, per vector; the first one's from ``gram``, where that is known."""
+        """Return the length of each silo's step, per vector; for the first vector from ``gram`` if it is given."""
         norms = {}
         for name in names:
             if gram is not None and name == names[0]:
@@ -134,7 +133,7 @@ class Bounds:
         return norms
 
     def _lengths(self, names: Sequence[str], updates: Sequence[Update]) -> dict[str, float]:
-        """The (lower) median over silos of the length of what they were sent, per vector."""
+        """Return, per vector, the (lower) median over silos of the length of the vector they were sent."""
         known: dict[int, float] = {}  # by the id of a vector that was sent: most silos were sent the same
         found: dict[str, list[float]] = {}
         for name, update in itertools.product(names, updates):
@@ -143,12 +142,12 @@ class Bounds:
                 key = id(model.vector)
                 known[key] = known[key] if key in known else float(model.vector.norm())
                 found.setdefault(name, []).append(known[key])
-            elif (centre := self.centre(name, update)) is not None:  # perhaps made for this, its id another's next
+            elif (centre := self.centre(name, update)) is not None:  # may be temporary: its id may be reused
                 found.setdefault(name, []).append(float(centre.norm()))
         return {name: statistics.median_low(lengths) for name, lengths in found.items()}
 
     def _facing(self, updates: list[Update], gram: Tensor) -> list[Update]:
-        """The updates without up to f that step against the others; ``gram`` (n, n): their steps' inner products."""
+        """Return the updates without up to f whose steps oppose the others; ``gram`` (n, n): the inner products."""
         against = opposing(gram, excludable(len(updates)))
         for i, cosine in against.items():
             self._bound(updates[i].silo, 0.0, f"excluded: its step opposes the others' (cosine {cosine:.2f})")
@@ -157,9 +156,9 @@ class Bounds:
     def _clip(
         self, updates: list[Update], ratios: Mapping[str, Mapping[str, float]], to: float | None = None
     ) -> list[Update]:
-        """Steps beyond the bound are cut, to ``to`` or else to ``robust-clip`` times their measure.
+        """Cut steps beyond the bound to ``to``, by default ``robust-clip``, times their measure.
 
-        Where no mean would dilute them, their silo is left out.
+        If the method takes no mean, which would dilute them, the silo is left out instead.
         """
         factor, result = self.common.robust_clip if to is None else to, []
         bound = f"robust-clip = {factor:g}" if to is None else "robust = screen"
@@ -183,7 +182,7 @@ class Bounds:
         return cut
 
     def _choose(self, names: Sequence[str], updates: list[Update]) -> list[Update]:
-        """Return the updates that Krum or Multi-Krum takes."""
+        """Return the updates that Krum or Multi-Krum chooses."""
         rule = self.common.robust
         f = breakdown_point(rule, len(updates), self.common.robust_attackers)
         taken = chosen(rule, [torch.cat([self._step(name, u) for name in names]) for u in updates], f)

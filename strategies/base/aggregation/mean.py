@@ -8,7 +8,7 @@ from partitions.common.errors import UserError
 
 
 def weighted_mean(vectors: Iterable[Tensor], weights: Sequence[float]) -> Tensor:
-    """sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
+    """Return sum_k w_k v_k / sum_k w_k, added up in the given order (floating-point sums depend on it)."""
     total = sum(weights)
     result: Tensor | None = None
     for vector, weight in zip(vectors, weights, strict=True):

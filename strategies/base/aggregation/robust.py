@@ -1,39 +1,41 @@
-"""Robust aggregation: what one silo that lies, or is broken, can do to the others has a bound.
+"""Robust aggregation: bounds on the influence of one dishonest or broken silo.
 
 ``screen``, which bounds counts and directions as well, is in ``screening.py``.
 
-A silo's *step* is what it sends less what it was sent: v_i - c_i (where what it sends is a difference already, that).
+A silo's *step* is the vector it sends minus the one it was sent: v_i - c_i. A vector that already is a difference is
+itself the step.
 
 ``clip``: a step that is longer than ``robust-clip`` (τ) times the median of the round's steps is shortened to that,
 
     v_i <- c_i + (v_i - c_i) min(1, τ m_i / ||v_i - c_i||),   m_i = max(m, 0.02 L) max(1, k_i / k),
 
-m the (lower) median of the ||v_j - c_j||, L that of the lengths of what silos were sent, k_i = ceil(n_i / B) a silo's
-batches per epoch, k their median: a silo with more samples takes more steps and goes further. Where nearly all silos
-have stopped moving, a small step of one silo is no attack. Each vector that travels is clipped for itself. A shorter
-step stays untouched, to the bit. Norm bounding: Sun et al. 2019, arXiv 1911.07963; about a centre, Karimireddy, He and
-Jaggi, ICML 2021, arXiv 2012.10333. There the bound is a number; here it is a multiple of the round's median, which half
-of the silos would have to move together. Methods that forward models, or aggregate one per silo, exclude a silo beyond
-the bound instead. Fewer than three steps have no middle: nothing is clipped among two silos.
+m is the (lower) median of the ||v_j - c_j||, and L the median length of the vectors that silos were sent.
+k_i = ceil(n_i / B) is a silo's batches per epoch, k their median: a silo with more samples takes more steps and moves
+further. The floor 0.02 L is there because a small step is no attack when nearly all silos have stopped moving. Each
+vector that travels is clipped separately. A shorter step is unchanged, bit for bit. Norm bounding: Sun et al. 2019,
+arXiv 1911.07963; about a centre, Karimireddy, He and Jaggi, ICML 2021, arXiv 2012.10333. There the bound is a number;
+here it is a multiple of the round's median, which moves only if half of the silos collude. Methods that forward models,
+or aggregate one per silo, exclude a silo beyond the bound instead. Fewer than three steps have no median to compare
+with: nothing is clipped among two silos.
 
-In place of the mean, n silos of which f (``robust-attackers``) may send anything, coordinate by coordinate or whole:
+Replacements of the mean, for n silos of which f (``robust-attackers``) may send anything, per coordinate or whole:
 
-    trimmed-mean      of each coordinate's n numbers without the f least and the f greatest, the mean
+    trimmed-mean      per coordinate, the mean of the n numbers without the f smallest and the f largest
                       (Yin et al., ICML 2018, arXiv 1803.01498, definition 2, with β = f/n)
-    median            of each coordinate; of an even number of silos the mean of the two in the middle (definition 1)
-    krum              the v_i of the least s_i = sum of ||v_i - v_j||² over its n - f - 2 nearest others
+    median            per coordinate; for an even number of silos the mean of the two in the middle (definition 1)
+    krum              the v_i with the smallest s_i = sum of ||v_i - v_j||² over its n - f - 2 nearest others
                       (Blanchard et al., NeurIPS 2017, arXiv 1703.02757, section 4)
-    multi-krum        the mean of the n - f with the least s_i (section 4, with m = n - f)
-    geometric-median  argmin_v sum_i ||v - v_i||, by the smoothed Weiszfeld algorithm: from the mean on,
+    multi-krum        the mean of the n - f with the smallest s_i (section 4, with m = n - f)
+    geometric-median  argmin_v sum_i ||v - v_i||, by the smoothed Weiszfeld algorithm: starting from the mean,
                       v <- sum_i b_i v_i / sum_i b_i,  b_i = 1 / max(ν, ||v - v_i||)
                       (Pillutla, Kakade and Harchaoui 2019, arXiv 1912.13445, algorithm 2)
 
-These count all silos alike: the number of samples is a silo's own word. Krum compares steps, all vectors of a silo
-joined, so that the model and the control variate that are taken are one silo's; who is not chosen counts as absent from
-the round. An f too large for the silos of a round (f < n/2, for Krum f < (n - 2)/2) is lowered to the largest that is
-not. They are no mean: where honest silos differ, as hospitals do, a rare one is treated as an attacker is.
-Special cases: f = 0 makes trimmed-mean and multi-krum the mean of silos that count alike; equal vectors, and one silo,
-come out as they are, to the bit. The median is the trimmed mean with the greatest f.
+These rules weight all silos equally, because each silo states its own number of samples. Krum compares steps with all
+vectors of a silo concatenated, so that the chosen model and control variate come from one silo. A silo that is not
+chosen counts as absent from the round. An f too large for a round's silos (f < n/2, for Krum f < (n - 2)/2) is lowered
+to the largest valid one. These rules are no mean: honest hospitals differ, and a rare one is treated like an attacker.
+Special cases: f = 0 makes trimmed-mean and multi-krum the unweighted mean. Equal vectors, and a single silo's vector,
+are returned unchanged, bit for bit. The median is the trimmed mean with the largest f.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ from torch import Tensor
 from strategies.base.settings import KRUM
 
 EXPLODED = 1000  # times the others' step
-STILL = 0.02  # of the length of what was sent: a step below that is no measure of others
+STILL = 0.02  # of the length of the vector that was sent: shorter steps are not used as a measure
 CHUNK = 1 << 20  # coordinates that are sorted at a time
-STRIP = 1 << 13  # coordinates whose differences are multiplied at a time: what a core's cache holds
-PADDING = 8  # between their rows: at distances of a power of two they would displace each other from the cache
+STRIP = 1 << 13  # coordinates whose differences are multiplied at a time: they fit a core's cache
+PADDING = 8  # between their rows: rows at a distance of a power of two would evict each other from the cache
 SMALLEST = 1e-6  # ν of the geometric median, as a share of the largest distance
-ITERATIONS = 100  # most of the geometric median; it is there in some ten
+ITERATIONS = 100  # upper limit of the geometric median, which converges in about ten
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -60,22 +62,22 @@ ITERATIONS = 100  # most of the geometric median; it is there in some ten
 
 
 def trimmed_mean(vectors: Sequence[Tensor], f: int) -> Tensor:
-    """Return the mean of each coordinate of n vectors (Σ,) without the f least and the f greatest; 2 f < n."""
+    """Return the mean of each coordinate of n vectors (Σ,) without the f smallest and the f largest; 2 f < n."""
     n, result = len(vectors), torch.empty_like(vectors[0])
     for start in range(0, max(len(result), 1), CHUNK):
         part = slice(start, start + CHUNK)
         kept = torch.stack([v[part] for v in vectors]).sort(0).values[f : n - f]
-        result[part] = kept[0] + (kept - kept[0]).mean(0)  # as differences: equal numbers stay what they are
+        result[part] = kept[0] + (kept - kept[0]).mean(0)  # as differences: equal numbers stay unchanged
     return result
 
 
 def median(vectors: Sequence[Tensor]) -> Tensor:
-    """Return the middle of each coordinate of n vectors (Σ,); of an even number the mean of the two in the middle."""
+    """Return the median of each coordinate of n vectors (Σ,); for even n the mean of the two in the middle."""
     return trimmed_mean(vectors, (len(vectors) - 1) // 2)
 
 
 def squared_distances(vectors: Sequence[Tensor]) -> Tensor:
-    """||v_i - v_j||² (n, n), float64, by differences."""
+    """Return ||v_i - v_j||² (n, n), float64, computed from differences."""
     total = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for start in range(0, max(len(vectors[0]), 1), CHUNK):
         rows = torch.stack([v[start : start + CHUNK] for v in vectors]).double()
@@ -84,7 +86,7 @@ def squared_distances(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def krum_scores(squares: Tensor, f: int) -> list[float]:
-    """s_i from the squared distances (n, n): the sum over the n - f - 2 nearest others, of at least one."""
+    """Return s_i from the squared distances (n, n): the sum over the n - f - 2 (at least 1) nearest others."""
     n = len(squares)
     if n == 1:
         return [0.0]
@@ -94,22 +96,22 @@ def krum_scores(squares: Tensor, f: int) -> list[float]:
 
 
 def chosen(rule: str, vectors: Sequence[Tensor], f: int) -> list[int]:
-    """The places of the vectors that Krum or Multi-Krum takes, ascending; of equal scores the first."""
+    """Return the indices of the vectors that Krum or Multi-Krum chooses, ascending; ties go to the first."""
     scores = krum_scores(squared_distances(vectors), f)
     order = sorted(range(len(vectors)), key=lambda i: scores[i])
     return sorted(order[: 1 if rule == "krum" else len(vectors) - f])
 
 
 def median_weights(squares: Tensor) -> Tensor:
-    """a (n,), float64, of the geometric median sum_i a_i v_i, from the squared distances d (n, n) alone.
+    """Return a (n,), float64, of the geometric median sum_i a_i v_i, from the squared distances d (n, n) alone.
 
-    v is sum_i a_i v_i all along, so that ||v - v_j||² = sum_i a_i d_ij - (1/2) sum_ik a_i a_k d_ik.
+    In every iteration v is sum_i a_i v_i, so that ||v - v_j||² = sum_i a_i d_ij - (1/2) sum_ik a_i a_k d_ik.
     """
     n, nu = len(squares), SMALLEST * float(squares.max().sqrt()) or 1.0
     a = torch.full((n,), 1 / n, dtype=torch.float64)
     for _ in range(ITERATIONS):
         inner = squares @ a
-        # As 1 / (inner - a @ inner / 2).clamp(min=nu * nu).sqrt(): of few numbers, each operation costs its call.
+        # Equals 1 / (inner - a @ inner / 2).clamp(min=nu * nu).sqrt(), in fewer calls: with few numbers calls dominate.
         b = inner.sub(a @ inner, alpha=0.5).clamp_(min=nu * nu).sqrt_().reciprocal_()
         before, a = a, b / b.sum()
         if float((a - before).abs().max()) < 1e-9:
@@ -118,9 +120,9 @@ def median_weights(squares: Tensor) -> Tensor:
 
 
 def geometric_median(vectors: Sequence[Tensor]) -> Tensor:
-    """argmin_v sum_i ||v - v_i|| (Σ,).
+    """Return argmin_v sum_i ||v - v_i|| (Σ,).
 
-    It is added up as differences from the first, so that equal vectors come out as they are.
+    It is summed as differences from the first vector, so that equal vectors are returned unchanged.
     """
     result = vectors[0].clone()
     for weight, vector in zip(median_weights(squared_distances(vectors)).tolist(), vectors, strict=True):
@@ -129,31 +131,31 @@ def geometric_median(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def breakdown_point(rule: str, n: int, f: int) -> int:
-    """Return the greatest number of attackers, up to f, that a rule tolerates among n silos."""
+    """Return the largest number of attackers, up to f, that a rule tolerates among n silos."""
     return max(min(f, (n - 3) // 2 if rule in KRUM else (n - 1) // 2), 0)
 
 
 def estimate(rule: str, vectors: Sequence[Tensor], f: int) -> Tensor:
-    """What a rule that is no Krum takes in place of the mean of the vectors (Σ,)."""
+    """Return the estimate (Σ,) that a rule other than Krum puts in place of the mean of the vectors (Σ,)."""
     if rule == "geometric-median":
         return geometric_median(vectors)
     return median(vectors) if rule == "median" else trimmed_mean(vectors, breakdown_point(rule, len(vectors), f))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Steps. ``norms`` holds of each vector that travels, by its name, the length of each silo's step.
+# Steps. ``norms`` holds, per vector name, the length of each silo's step.
 
 Norms = Mapping[str, Mapping[str, float]]
 
 
 def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tensor:
-    """<v_i - c_i, v_j - c_j> (n, n), float64, of n vectors (Σ,); without a centre, c_i = 0.
+    """Return <v_i - c_i, v_j - c_j> (n, n), float64, of n vectors (Σ,); without a centre, c_i = 0.
 
-    Strip by strip: to make whole differences takes several times as long as to multiply them.
+    It works strip by strip: whole differences take several times as long to compute as to multiply.
     """
     n, length, device = len(vectors), len(vectors[0]), vectors[0].device
     total = torch.zeros(n, n, dtype=torch.float64, device=device)
-    memory = torch.empty(n, STRIP + PADDING, dtype=torch.float64, device=device)  # made once: fresh pages are slow
+    memory = torch.empty(n, STRIP + PADDING, dtype=torch.float64, device=device)  # reused: fresh pages are slow
     for start in range(0, length, STRIP):
         part = slice(start, start + STRIP)
         rows = memory[:, : min(STRIP, length - start)]
@@ -164,9 +166,9 @@ def gram_of(vectors: Sequence[Tensor], centres: Sequence[Tensor | None]) -> Tens
 
 
 def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """What each silo's step is measured by: the longer of m and 2 % of L, times max(1, k_i / k).
+    """Return the measure of each silo's step: max(m, 0.02 L) max(1, k_i / k).
 
-    ``sent``: L, per vector; ``batches``: k_i, by silo. Of one or two steps, which have no middle, L is one more.
+    ``sent``: L, per vector; ``batches``: k_i, by silo. With one or two steps, L is added to those the median is of.
     """
     found = {}
     for name, of in norms.items():
@@ -179,7 +181,7 @@ def units(norms: Norms, sent: Mapping[str, float], batches: Mapping[str, int]) -
 
 
 def diverging(norms: Norms, units: Norms) -> dict[str, str]:
-    """Silos with a step over a thousand times its measure, which counts as 1 at least, and why."""
+    """Return silos with a step over a thousand times its measure (which counts as at least 1), with the reasons."""
     found: dict[str, str] = {}
     for name, of in norms.items():
         for silo, norm in of.items():
@@ -190,7 +192,7 @@ def diverging(norms: Norms, units: Norms) -> dict[str, str]:
 
 
 def outliers(norms: Norms, units: Norms, factor: float | Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """By silo and vector how often its step has its measure, where that is more than ``factor`` (maybe per vector)."""
+    """Return by silo and vector the ratio of a step to its measure, if above ``factor`` (a number, or per vector)."""
     found: dict[str, dict[str, float]] = {}
     for name, of in norms.items():
         most = factor if isinstance(factor, float | int) else factor[name]
@@ -201,7 +203,7 @@ def outliers(norms: Norms, units: Norms, factor: float | Mapping[str, float]) ->
 
 
 def clipped(vector: Tensor, centre: Tensor | None, share: float) -> Tensor:
-    """The vector with this share of its step."""
+    """Return the vector with this share of its step."""
     return vector * share if centre is None else centre + (vector - centre) * share
 
 
@@ -210,6 +212,6 @@ def called(name: str) -> str:
 
 
 def excess(ratios: Mapping[str, float], bound: str) -> str:
-    """Which of a silo's steps were too long, and how much, in words."""
+    """Return a text that names a silo's steps that were too long, with their ratios."""
     parts = [f"{called(name)} moved {ratio:.3g} times as far as the median silo's" for name, ratio in ratios.items()]
     return f"{', '.join(parts)} ({bound})"

@@ -1,24 +1,27 @@
-"""The rule ``screen``: the mean of the silos that are no outliers, exactly the mean where none is.
+"""The rule ``screen``: the mean without outliers, exactly the mean if there are none.
 
-Of n silos, f = floor(n / 4) may send anything, and say any number of samples. So a number is compared with the
+Of n silos, f = floor(n / 4) may send anything, and state any number of samples. So a number is compared with the
 (f + 1)-th largest, which is at most the largest of an honest silo. Fewer than four silos: f = 0, and ``clip`` alone.
 
     counts      a silo that is not agreed on is weighted by at most 1.25 times the (f + 1)-th largest count
-    directions  up to f times: with g the geometric median of the steps v_i, each cut to the median length m, the silo
-                with the least cosine to g is excluded from the round if cos(v_i, g) ||g|| < -0.1 m, and g is computed
-                anew
+    directions  g is the geometric median of the steps v_i, each cut to the median length m; the silo with the smallest
+                cosine to g is excluded from the round if cos(v_i, g) ||g|| < -0.1 m; this is repeated with a new g,
+                up to f times
     lengths     r_i is the step's length over its measure (robust.py); a step with r_i > min(τ, 1.5 max(r, 1)), where r
                 is the (f + 1)-th largest of them, is cut to r_i = 1
 
-Where all steps agree, ||g|| is m. Where honest silos differ, or the model has converged, it is near 0.2 m: there honest
+If all steps agree, ||g|| is m. If honest silos differ, or the model has converged, it is near 0.2 m: there honest
 steps oppose each other and cancel, so that a negative cosine alone is no sign of an attack. An attack that moves the
 model away from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded.
 
-No length, count or direction is weighted by a number that a silo states itself. What is built on: norm bounding (Sun
-et al. 2019, arXiv 1911.07963), clipping below a bound of order statistics (Winsor's mean), the geometric median as a
-reference (Pillutla et al. 2019, arXiv 1912.13445) and the sign of the cosine to a trusted direction (Cao et al., NDSS
-2021, arXiv 2012.13995; there the server has data of its own). The combination and its constants are silofl's; they were
-chosen by measurement (docs/reliability.md).
+No length, count or direction is weighted by a number that a silo states itself. The rule combines:
+
+* norm bounding (Sun et al. 2019, arXiv 1911.07963);
+* clipping below a bound of order statistics (Winsor's mean);
+* the geometric median as a reference (Pillutla et al. 2019, arXiv 1912.13445);
+* the sign of the cosine to a trusted direction (Cao et al., NDSS 2021, arXiv 2012.13995; there the server has data).
+
+The combination and its constants are silofl's; they were chosen by measurement (docs/reliability.md).
 
 Cost: one Gram matrix of the steps, O(n² Σ) multiplications in float64; everything after it is O(n³).
 """
@@ -34,27 +37,27 @@ from strategies.base.aggregation.robust import Norms, median_weights
 
 COUNT_SLACK = 1.25  # times the (f + 1)-th largest count
 LENGTH_SLACK = 1.5  # times the (f + 1)-th largest length
-LEAST = 8  # silos: of fewer, an honest one that differs cannot be told from an attacker
+LEAST = 8  # silos: with fewer, an honest silo that differs cannot be distinguished from an attacker
 OPPOSED = 0.1  # times the median length: a longer projection against g opposes it
 
 
 def tolerated(n: int) -> int:
-    """f, the silos of n that may send anything."""
+    """Return f, the number of silos among n that may send anything."""
     return n // 4
 
 
 def excludable(n: int) -> int:
-    """The most silos of n that are excluded for their direction: none of fewer than eight."""
+    """Return how many of n silos may be excluded because of their direction: 0 of fewer than eight."""
     return tolerated(n) if n >= LEAST else 0
 
 
 def next_largest(values: Collection[float], f: int) -> float:
-    """The (f + 1)-th largest."""
+    """Return the (f + 1)-th largest value."""
     return sorted(values, reverse=True)[f]
 
 
 def plausible_counts(counts: Mapping[str, int], agreed: Collection[str]) -> dict[str, int]:
-    """The counts by silo, none that is not agreed on above 1.25 times the (f + 1)-th largest."""
+    """Return the counts by silo; those not agreed on are at most 1.25 times the (f + 1)-th largest."""
     if not counts:
         return {}
     most = max(int(COUNT_SLACK * next_largest(counts.values(), tolerated(len(counts)))), 1)
@@ -62,7 +65,7 @@ def plausible_counts(counts: Mapping[str, int], agreed: Collection[str]) -> dict
 
 
 def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, float]:
-    """Per vector the longest step that is not cut, in multiples of its measure."""
+    """Return, per vector, the longest step that is not cut, in multiples of its measure."""
     limits = {}
     for name, of in norms.items():
         ratios = [norm / units[name][silo] if units[name][silo] > 0 else 0.0 for silo, norm in of.items()]
@@ -71,8 +74,10 @@ def length_limits(norms: Norms, units: Norms, clip: float, f: int) -> dict[str, 
 
 
 def opposing(gram: Tensor, f: int) -> dict[int, float]:
-    """The places of up to f steps that point against the others, with their cosines, from
-    :func:`~strategies.base.aggregation.robust.gram_of`."""
+    """Return the indices of up to f steps that oppose the others, with their cosines.
+
+    ``gram``: from :func:`~strategies.base.aggregation.robust.gram_of`.
+    """
     lengths = gram.diagonal().clamp(min=0).sqrt()
     middle = lengths.median()
     shares = torch.where(lengths > middle, middle / lengths, 1.0)

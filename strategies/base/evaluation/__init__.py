@@ -1,10 +1,10 @@
-"""``strategy = evaluate``: given models at every silo, one a round, without training and without touching states.
+"""``strategy = evaluate``: given models at every silo, one a round, without training and without changing states.
 
-It is no method, and no comparison lists it. A silo answers with the metrics of the model that its round's message
-brings, and keeps nothing. The run's settings name every model, in the order of the rounds, by one SHA-256: of its
-numbers, of the statistics that its inputs are standardised by, and of the names of columns and labels in their order.
-So a silo's audit log says what was evaluated, and a server cannot choose a model by the answer to the one before: who
-looks for a patient by bisection over models needs a run for each step (docs/privacy.md).
+It is no method, and no comparison lists it. A silo replies with the metrics of the model in its round's message, and
+stores nothing. The run's settings name every model, in the order of the rounds, by one SHA-256: of its numbers, of the
+statistics that its inputs are standardised by, and of the names of columns and labels in their order. So a silo's
+audit log records which models were evaluated, and a server cannot choose a model by the answer to the one before: a
+search for a patient by bisection over models needs a run for each step (docs/privacy.md).
 
 A model that is one silo's own is named with it, ``NAME=SHA-256@SILO``. A site whose policy has ``peers = false``
 answers no message with such a model, its own included. The server asks that silo first, and no other if it refuses.
@@ -38,7 +38,7 @@ MOST_MODELS = 1000
 
 
 class Entry(NamedTuple):
-    """A model of the run: the name of its file, its SHA-256, and the silo whose own it is; empty: no single one's."""
+    """A model of the run: its file's name, its SHA-256, and the silo that owns it (empty: none)."""
 
     name: str
     digest: str
@@ -59,7 +59,7 @@ class EvaluateSettings:
 
     @property
     def entries(self) -> list[Entry]:
-        """Each model. Raises UserError where there are none, or one is none."""
+        """The models; raises UserError if there are none, or an entry is invalid."""
         found = [ENTRY.fullmatch(entry.strip()) for entry in self.models.split(",")]
         names = [match[1] for match in found if match]
         if None in found or len(set(names)) < len(names) or len(names) > MOST_MODELS:
@@ -71,13 +71,13 @@ class EvaluateSettings:
 
 
 def input_digest(mean: Sequence[float], std: Sequence[float], schema: Schema) -> str:
-    """The SHA-256 of what samples are standardised by, and of the columns and labels in their order."""
+    """Return the SHA-256 of the standardisation statistics, and of the columns and labels in their order."""
     named = replace(schema, dtype="", table="").text
     return hashlib.sha256(json.dumps([list(map(float, mean)), list(map(float, std)), named]).encode()).hexdigest()
 
 
 def digest_of(vector: Tensor, buffers: Tensor | None, inputs: str) -> str:
-    """The SHA-256 of a model's numbers (Σ,) and running statistics, as float32, behind ``inputs`` (input_digest)."""
+    """Return the SHA-256 of ``inputs`` (input_digest), a model's numbers (Σ,) and running statistics, as float32."""
     parts = [vector, *([] if buffers is None or not buffers.numel() else [buffers])]
     numbers = torch.cat([part.detach().cpu().float() for part in parts]).numpy().tobytes()
     return hashlib.sha256(inputs.encode() + numbers).hexdigest()
@@ -87,7 +87,7 @@ class EvaluateClient(SiloClient):
     settings: EvaluateSettings
 
     def receive(self) -> Tensor:
-        """The round's model. Raises UserError where it is not the one that the run's settings have."""
+        """Return the round's model; raise UserError if it is not the one in the run's settings."""
         vector, buffers = self.models[GLOBAL].vector, self.models[BUFFERS].vector if BUFFERS in self.models else None
         entries = self.settings.entries
         name, digest, _ = entries[self.round - 1] if 0 < self.round <= len(entries) else Entry("no model", "")
@@ -122,7 +122,7 @@ class Evaluate(PersonalizedStrategy):
     settings: EvaluateSettings
 
     def start_round(self, number: int, vector: Tensor, buffers: Tensor | None) -> None:
-        """Take this model as that of the round."""
+        """Set the model of the round."""
         models = {GLOBAL: Model(vector)}
         models |= {} if buffers is None or not buffers.numel() else {BUFFERS: Model(buffers)}
         self.round, self._payload, self.rejected = number, Payload(models), {}
@@ -131,7 +131,7 @@ class Evaluate(PersonalizedStrategy):
         return self._payload
 
     def messages(self, names: Iterable[str], server_round: int) -> list[Message]:
-        """One message to each of these silos."""
+        """Return one message to each of these silos."""
         config = {"round": server_round, "personal": False, "save": False}
         payload = self._payload
         return [self.message(self.silos[n].node_id, MessageType.EVALUATE, payload, config) for n in names]

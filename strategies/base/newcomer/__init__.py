@@ -1,1 +1,1 @@
-"""What a silo gets that was not there before: held out of the training, or late; in two halves."""
+"""Newcomers: silos held out of the training, or joining late; server half and silo half."""

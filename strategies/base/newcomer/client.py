@@ -1,9 +1,8 @@
-"""The silo's half: a newcomer's model before it trains, and after it has trained what is its own.
+"""The silo's half: a newcomer's model before training, and after training its own part.
 
-A newcomer has no state. It sends nothing but metrics: of the model that it starts from (``received``: zero-shot), and
-of its own after E epochs with all that is shared held fixed (``personal``). ``MethodInfo.newcomer`` says which kind of
-model that is; a method whose kind leaves something open overrides :meth:`SiloClient.newcomer` or
-:meth:`SiloClient.personalise` in its file.
+A newcomer has no state. It sends only metrics: of the model that it starts from (``received``: zero-shot), and of its
+own model after E epochs with the shared part fixed (``personal``). ``MethodInfo.newcomer`` declares the kind of model.
+A method that needs more overrides :meth:`SiloClient.newcomer` or :meth:`SiloClient.personalise` in its file.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ NEWCOMER = "newcomer"  # in a message's config: the silo is to be evaluated as o
 
 
 def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics of both models; the client's state is to be thrown away. Raises UserError where training diverges."""
+    """Return metrics of both models; the caller discards the client's state. Raises UserError if training diverges."""
     client.received = client.begin(config)
     client.received_buffers = client.model.buffers.clone()
     start = client.received = client.newcomer().clone()
@@ -28,5 +27,5 @@ def evaluate_newcomer(client: SiloClient, config: Mapping[str, Any]) -> dict[str
     own = client.personalise().clone()
     if not is_finite(own):
         raise UserError("the personalisation diverged (a lower learning-rate may help)")
-    client.replies.clear()  # what a method tells its server in a round
+    client.replies.clear()  # the numbers that a method sends in a round
     return metrics | client.measure("personal", own)

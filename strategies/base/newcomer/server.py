@@ -1,4 +1,4 @@
-"""The server's half: what a silo gets in a round that was in none before."""
+"""The server's half: the payload of a silo in its first round."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from strategies.base.typed_state import ServerState
 
 
 def admit(strategy: PersonalizedStrategy, info: SiloInfo) -> None:
-    """Add a silo that was not there before, by the method's rule (:meth:`PersonalizedStrategy.welcome`)."""
+    """Add a new silo by the method's rule (:meth:`PersonalizedStrategy.welcome`)."""
     strategy.silos = dict(sorted({**strategy.silos, info.name: info}.items()))
     strategy.weigh()
     strategy.welcome(info.name)
 
 
 def join(strategy: PersonalizedStrategy, info: SiloInfo, server_round: int) -> None:
-    """Take in a silo that trains from this round on (:meth:`PersonalizedStrategy.grow`)."""
+    """Add a silo that trains from this round on (:meth:`PersonalizedStrategy.grow`)."""
     admit(strategy, info)
     strategy.joined[info.name] = server_round
     strategy.grow(info.name)
 
 
 def newcomer_payload(strategy: PersonalizedStrategy, info: SiloInfo, state: ServerState) -> Payload:
-    """What this silo would get in the strategy's round, of the server's ``state`` before it, if it came then.
+    """Return the payload of a silo that joins in the strategy's round, from the server's ``state`` before it.
 
-    Nothing in ``strategy`` changes.
+    ``strategy`` is not changed.
     """
     guest = copy.copy(strategy)
-    guest.common = replace(strategy.common, participation=1.0)  # it is not drawn with the others
+    guest.common = replace(strategy.common, participation=1.0)  # it takes no part in the draw of participants
     guest.state = state.copy()
     admit(guest, info)
     guest.begin_round()

@@ -1,4 +1,4 @@
-"""Whether the settings ``hold-out`` and ``late-joiners`` fit a run."""
+"""Checks of the settings ``hold-out`` and ``late-joiners`` against a run."""
 
 import re
 
@@ -12,13 +12,13 @@ ENTRY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,99})=([0-9]{1,7})")
 
 
 def check_newcomers(common: Common, info: MethodInfo) -> None:
-    """Raise UserError where one of both settings does not fit the run."""
+    """Raise UserError if either setting does not fit the run."""
     check_hold_out(common, info)
     check_late(common, info)
 
 
 def check_hold_out(common: Common, info: MethodInfo) -> None:
-    """Raise UserError where the setting ``hold-out`` names no hospital, one twice or all, or is not for this method."""
+    """Raise UserError if ``hold-out`` names no hospital, one twice or all, or does not fit the run or the method."""
     held = common.held_out
     if common.hold_out and not held:
         raise UserError(f"hold-out = {common.hold_out!r}: names of hospitals are wanted here, with commas")
@@ -35,7 +35,7 @@ def check_hold_out(common: Common, info: MethodInfo) -> None:
 
 
 def check_late(common: Common, info: MethodInfo) -> None:
-    """Raise UserError where the setting ``late-joiners`` makes no sense, or is not for this method."""
+    """Raise UserError if the setting ``late-joiners`` is invalid, or does not fit the method."""
     text = common.late_joiners
     if not text:
         return

@@ -1,1 +1,1 @@
-"""Differential privacy in a silo: what a round will release, Poisson batches, noised gradients."""
+"""Differential privacy in a silo: the plan of a round's releases, Poisson batches, noised gradients."""

@@ -1,4 +1,4 @@
-"""What one round of one silo will release, known before it trains: what a ledger charges."""
+"""The releases of one round of one silo, computed before it trains, for the ledger to charge."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from strategies.base.settings import Common
 class Plan:
     """The noised steps of one message.
 
-    ``units`` records or patients to train with; each is in a step with probability ``sample_rate``; ``steps`` is
-    exact: training that wants more fails. ``digest`` stands for all that the reply is computed from. The noise depends
-    on it: the same digest sends the same bits, which costs nothing again, another one is another release.
+    ``units`` is the number of records or patients to train with; each is in a step with probability ``sample_rate``.
+    ``steps`` is exact: training that takes more steps fails. ``digest`` is a digest of everything that the reply is
+    computed from. The noise depends on it: the same digest sends the same bits, which costs nothing again; a different
+    digest is a new release.
     """
 
     unit: str
@@ -36,10 +37,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Poisson samples that stand for batches of B of n records: rate B / n, round(E n / B) steps for E epochs.
+    """Poisson sampling in place of batches of B of n records: rate B / n, round(E n / B) steps for E epochs.
 
-    Both are the same for patients: a patient is drawn with the rate of a record, so that a batch has B records in the
-    mean. ``divisor`` is how many units a batch has in the mean: what its sum is divided by, whatever it has.
+    Both are the same for patients: a patient is drawn with the rate of a record, so that a batch has B records on
+    average. ``divisor`` is the average number of units in a batch; every batch's sum is divided by it.
     """
 
     records: int
@@ -59,16 +60,16 @@ class Sampling:
         return self.rate * self.units
 
     def steps(self, epochs: int) -> int:
-        """Return the steps of so many epochs; at least one where there is an epoch."""
+        """Return the steps of this number of epochs; at least one unless it is 0."""
         return max(round(epochs * self.records / self.size), 1) if epochs else 0
 
     def steps_of_epoch(self, epoch: int) -> int:
-        """Return the steps of one epoch, counted from 0, so that all together make :meth:`steps`."""
+        """Return the steps of one epoch, counted from 0, so that all epochs together have :meth:`steps`."""
         return self.steps(epoch + 1) - self.steps(epoch)
 
 
 def plan_of(s: Privacy, common: Common, sampling: Sampling, passes: Sequence[int], digest: str) -> Plan:
-    """The plan of a round with training passes of so many epochs. Raises UserError for a δ or an ε out of reach."""
+    """Return the plan of a round with these passes (epochs each); raise UserError if δ or ε cannot be reached."""
     steps, delta, noise = sum(map(sampling.steps, passes)), s.delta_for(sampling.units), s.noise_multiplier
     if delta > 1 / sampling.units:
         raise UserError(f"dp.delta = {delta:g} is more than 1 / {sampling.units}, one of the {s.unit}s: take less")

@@ -13,7 +13,7 @@ class Privacy:
         1.0,
         "longest gradient of one unit; a longer one is shortened",
         symbol="C",
-        minimum=1e-6,  # far from where float32 rounds a gradient to something longer
+        minimum=1e-6,  # far above lengths at which float32 rounding lengthens a gradient
         maximum=1e6,
     )
     noise_multiplier: float = setting(
@@ -43,5 +43,5 @@ class Privacy:
     )
 
     def delta_for(self, units: int) -> float:
-        """δ of a silo with so many units."""
+        """Return δ of a silo with this number of units."""
         return self.delta or min(1e-5, 1 / (10 * max(units, 1)))

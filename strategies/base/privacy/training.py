@@ -1,16 +1,16 @@
 """DP-SGD (Abadi et al., CCS 2016) in one silo and one round: Poisson batches, clipped sums, Gaussian noise.
 
-Neighbouring data sets differ by one unit, a record or a patient, that is added or removed. A step draws every unit by
-itself with probability q = B / n. It adds up their gradients, shortened to C, adds noise of standard deviation σ C to
-the sum, and divides it by B, whatever it drew: an empty batch gives noise alone.
+Neighbouring data sets differ by one unit, a record or a patient, that is added or removed. A step draws every unit
+independently with probability q = B / n. It sums their gradients, each clipped to C, adds noise of standard deviation
+σ C, and divides the sum by B, however many units were drawn: an empty batch gives noise alone.
 
 **Noise.** It is a function of the silo's key, the run, the round, the step, and of what the step computes: the model
-that it starts from and the clipped sum. So a round that is repeated after a crash sends the same bits. A server that
-makes a silo repeat a round with anything else changed gets other noise: the difference of two messages with the same
-noise would have none. The samples depend on the whole input of the round likewise. The server knows the run's seed, so
-neither depends on it.
+that it starts from and the clipped sum. So a round that is repeated after a crash sends the same bits. If a server
+makes a silo repeat a round with any other change, it gets other noise: the difference of two messages with the same
+noise would have none. The samples depend in the same way on the whole input of the round. Neither depends on the run's
+seed, because the server has it.
 
-K gradients of one batch have noise of σ √K each. Together they release what one of σ does.
+K gradients of one batch have noise of σ √K each. Together they release as much as one gradient with noise σ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from strategies.base.state import State
 
 @dataclass
 class Batch:
-    """Units that were drawn together: the rows of each patient (None: units are records), and gradients to come."""
+    """Units that were drawn together: the rows of each patient (None: units are records), and gradients left."""
 
     groups: list[Tensor] | None
     uses: int
@@ -48,7 +48,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Units:
-    """The records of a silo's training part, and which patient each is of; None: each is a unit."""
+    """The records of a silo's training split, and the patient of each; None: each record is a unit."""
 
     records: int
     patient: np.ndarray | None = None
@@ -59,18 +59,18 @@ class Units:
 
 
 class PrivateTraining:
-    """One round's private gradients; ``key`` is the round's, ``uses`` how many the method takes of a batch."""
+    """One round's private gradients; ``key`` is the round's, ``uses`` the number of gradients per batch."""
 
     def __init__(self, plan: Plan, sampling: Sampling, units: Units, key: bytes, model: FlatModel, uses: int) -> None:
         self.plan, self.sampling, self.units, self.key, self.model, self.uses = plan, sampling, units, key, model, uses
         self.clipping = Clipping(model, plan.clip_norm)
-        self.on = False  # whether gradients have to be private now
+        self.on = False  # whether gradients are private now
         self.steps = self.gradients = self.calls = 0
         self.batches = WeakIdKeyDictionary()  # a batch's labels -> Batch
 
     @contextmanager
     def applied(self, on: bool = True) -> Iterator[None]:
-        """Context in which the model's gradients are private; ``on = False``: in which they are not."""
+        """Return a context in which the model's gradients are private; with ``on = False`` they are not."""
         before = self.on, self.model.private
         self.on, self.model.private = on, self if on else None
         try:
@@ -79,11 +79,11 @@ class PrivateTraining:
             self.on, self.model.private = before
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """A random generator whose seed only the silo knows."""
+        """Return a random generator with a seed that only the silo can compute."""
         return torch.Generator().manual_seed(seed(derived(self.key, "generator", *purpose)))
 
     def drawn(self, call: int, epoch: int, device: torch.device) -> list[tuple[Tensor, list[Tensor] | None]]:
-        """An epoch's batches: their records, and which of a batch's rows are of each patient."""
+        """Return an epoch's batches: the records of each, and its rows by patient."""
         found = []
         for step in range(self.sampling.steps_of_epoch(epoch)):
             key = derived(self.key, "sample", call, epoch, step)
@@ -102,14 +102,14 @@ class PrivateTraining:
         return torch.from_numpy(index).to(device), groups
 
     def note(self, y: Tensor, groups: list[Tensor] | None) -> None:
-        """The batch with these labels was drawn, and is now one of the plan's steps."""
+        """Record that the batch with these labels was drawn, as one of the plan's steps."""
         self.steps += 1
         if self.steps > self.plan.steps:
             raise AssertionError(f"a training of more than the planned {self.plan.steps} private steps")
         self.batches[y] = Batch(groups, self.uses)
 
     def gradient(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
-        """Fill the model's gradient with the noised mean; returns the mean loss of the units that were drawn."""
+        """Write the noised mean to the model's gradient; return the mean loss of the drawn units."""
         batch: Batch | None = self.batches.get(y)  # type: ignore[no-untyped-call]
         if batch is None or not batch.uses:
             raise AssertionError("a gradient of records that were not drawn for it")
@@ -127,16 +127,16 @@ class PrivateTraining:
 
 @lru_cache(maxsize=16)
 def _rows_of(patient: bytes, dtype: str) -> list[np.ndarray]:
-    """The rows of each patient, in the order of their numbers."""
+    """Return the rows of each patient, in the order of their numbers."""
     numbers = np.frombuffer(patient, dtype)
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
 
 
 def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> Tensor:
-    """The personal model, or where it diverged the received one; numbers of the state that are not finite become 0.
+    """Return the personal model, or the received one if it diverged; set numbers of the state that are not finite to 0.
 
-    Whether a model that is trained without noise diverges depends on its records, and an error would tell the server.
+    Divergence of a model trained without noise depends on the records, and an error would reveal it to the server.
     """
     for key, array in state.arrays.items():
         if array.is_floating_point() and not is_finite(array):
@@ -148,7 +148,7 @@ def kept_finite(state: State, personal: Tensor, received: Tensor, name: str) -> 
 
 
 def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> bytes:
-    """32 bytes for all that a round is computed from: arrays by name, and everything else as text."""
+    """Return a digest (32 bytes) of all inputs of a round: arrays by name, and everything else as text."""
     names = sorted(tensors)
     return derived(digest_of(tensors[name] for name in names), *names, *(repr(value) for value in values))
 
@@ -156,7 +156,7 @@ def round_digest(tensors: Mapping[str, Tensor], values: Sequence[object]) -> byt
 def private_batches(
     training: PrivateTraining, silo: Any, epochs: int, augment: Any, until: Any
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Poisson batches (x, y) of a silo's training part; ``until`` is asked after every epoch, and ends them."""
+    """Yield Poisson batches (x, y) of a silo's training split, until ``until()`` is true after an epoch."""
     training.calls += 1
     call, device = training.calls, silo.train.y.device
     seed_torch(training.generator("dropout", call))

@@ -1,1 +1,1 @@
-"""What silos report beside their models: the data summary and metrics."""
+"""Silos' reports in addition to their models: the data summary and metrics."""

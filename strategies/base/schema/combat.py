@@ -1,7 +1,8 @@
-"""The part of a survey's answer for ComBat: exact sums of a hospital's columns, as a message has them.
+"""The part of a survey's answer for ComBat: exact sums of a hospital's columns, in the format of the message.
 
-``combat`` has what all columns share, and why some are withheld; ``combat.glucose`` one column's numbers, so that the
-audit log names each whose sums left. The values are JSON. With covariates all columns have the same rows.
+``combat`` holds the values that all columns share, and why some are withheld. ``combat.glucose`` holds one column's
+numbers, so that the audit log names each column whose sums left. The values are JSON. With covariates all columns have
+the same rows.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ KEY = "combat"
 MOST_TERMS, LONGEST_WHY = 1000, 500
 SHARED = {"day", "refused", "withheld", "covariates", "x", "xx"}
 OWN = {"n", "mean", "square", "xy"}
-Part = dict[str, Any]  # what all columns share, and their own numbers in "columns"
+Part = dict[str, Any]  # the values that all columns share, and each column's numbers in "columns"
 
 
 def written_combat(part: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of a record."""
+    """Return the texts of a record."""
     found = {KEY: json.dumps({key: value for key, value in part.items() if key != "columns"})}
     return found | {f"{KEY}.{name}": json.dumps(own) for name, own in part.get("columns", {}).items()}
 
 
 def read_combat(texts: Mapping[str, object]) -> Part:
-    """The part of a reply, ``texts`` by the column's name, or "". Raises DataError, one line, for anything else."""
+    """Return the part of a reply from ``texts`` by column name (or ""); raise DataError, one line, if it is invalid."""
     shared = _loaded(texts.get("", ""), SHARED)
     terms, day = shared.setdefault("covariates", []), shared.setdefault("day", "")
     centre, products = shared.setdefault("x", []), shared.setdefault("xx", [])
@@ -48,7 +49,7 @@ def read_combat(texts: Mapping[str, object]) -> Part:
 
 
 def sums_in(part: Mapping[str, Any]) -> dict[str, Sums]:
-    """The sums by column."""
+    """Return the sums by column."""
     x, xx = np.array(part["x"], np.float64), np.array(part["xx"], np.float64)
     p = len(x)
     return {

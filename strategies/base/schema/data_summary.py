@@ -1,10 +1,10 @@
-"""What silos say of their data, held against each other: no silo's word alone decides what all others compute with.
+"""Reconciliation of silos' data summaries: no single silo decides the values that all others compute with.
 
-The setting ``agreed`` is the federation file's word, JSON: ``{"shape": [13], "classes": 2, "samples": {"north": 50}}``,
-and maybe ``task`` and ``schema``. Columns and labels are held against each other by their names (partitions/schema.py):
-where only the order differs, a silo maps its own to the agreed one. Where the file says nothing, what most silos say
-holds. Of a tie, the side holds whose silo's name comes first; of numbers of classes the largest one, for a silo that
-lacks the last classes says so in good faith.
+The setting ``agreed`` holds the federation file's values as JSON: ``{"shape": [13], "classes": 2, "samples":
+{"north": 50}}``, and optionally ``task`` and ``schema``. Columns and labels are compared by their names
+(partitions/schema.py): if only the order differs, a silo maps its own to the agreed one. A value that the file does
+not contain is decided by the majority of silos. In a tie, the value whose silo's name comes first is used. For the
+number of classes it is the largest value, because a silo that lacks the last classes reports fewer in good faith.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from strategies.base.schema.reporting import MOST, SCHEMA, SUMS, WITHHELD, is_sh
 Summary = Mapping[str, Any]
 SCHEMAS = ("declared", SCHEMA)
 SPEC = ("own_file", "task", "shape", "classes", *SCHEMAS)
-FAR = 100.0  # times what is usual in a column: the silo's sums are not used
-IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by 1e9 (cells per litre, 10^9 per litre), by no more
+FAR = 100.0  # times a column's usual value: the silo's sums are not used
+IMPLAUSIBLE = 1e12  # times: the silo is left out. Units differ by at most 1e9 (cells per litre, 10^9 per litre)
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What all silos of a run have in common."""
+    """The data properties that all silos of a run have in common."""
 
     own_file: bool  # else their data are simulated
     shape: Shape
     classes: int  # or findings, or measurements: the outputs of the network
     task: str = "multiclass"
-    declared: Schema = NO_SCHEMA  # what the federation file says: every silo has to name what it names
-    schema: Schema = NO_SCHEMA  # that, and where it says nothing, what most silos have
+    declared: Schema = NO_SCHEMA  # the federation file's schema: every silo must have all names in it
+    schema: Schema = NO_SCHEMA  # the same, completed by the majority of silos
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values by name."""
+        """Return the values by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def saved(self) -> dict[str, Any]:
-        """Return the values as JSON has them."""
+        """Return the values in their JSON form."""
         return self.values | {"shape": written(self.shape)} | {key: self.values[key].content for key in SCHEMAS}
 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """Whose summaries are used, without sums that are not; and who is left out, with the reason, one line."""
+    """The summaries that are used, without unused sums; and the silos left out, each with its reason in one line."""
 
     data_spec: DataSpec
     summaries: dict[str, dict[str, Any]]
@@ -62,7 +62,7 @@ class Reconciled:
 
 
 def read_agreed(text: str) -> dict[str, Any]:
-    """The setting ``agreed``. Raises UserError for what it cannot be."""
+    """Return the parsed setting ``agreed``; raise UserError if it is invalid."""
     try:
         stated = json.loads(text or "{}")
     except ValueError:
@@ -89,7 +89,7 @@ def read_agreed(text: str) -> dict[str, Any]:
 
 
 def check_schema(stated: Mapping[str, Any]) -> None:
-    """Raise UserError where the agreed schema is none, or names other numbers of columns or labels than are agreed."""
+    """Raise UserError if the agreed schema is invalid, or its numbers of columns or labels differ from the agreed."""
     try:
         schema = parse_schema(stated[SCHEMA])
     except ValueError as error:
@@ -102,14 +102,14 @@ def check_schema(stated: Mapping[str, Any]) -> None:
 
 
 def declared_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What the setting ``agreed`` fixes of a :class:`DataSpec`; the labels of its schema fix the number of classes."""
+    """Return the values of a :class:`DataSpec` that ``agreed`` fixes; its schema's labels fix the number of classes."""
     fixed = {key: stated[key] for key in ("task", "shape", "classes") if key in stated}
     labels = stated.get(SCHEMA, {}).get("labels")
     return fixed | ({"classes": len(labels)} if labels else {}) | {"declared": stated.get(SCHEMA, {})}
 
 
 def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a :class:`DataSpec`, all or some, from their JSON."""
+    """Return the values of a :class:`DataSpec`, all or some, from their JSON."""
     fixed = {key: stated[key] for key in SPEC if key in stated}
     if "shape" in stated:
         fixed["shape"] = read_shape(stated["shape"])
@@ -117,8 +117,9 @@ def read_data_spec(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, int] | None = None) -> dict[str, int]:
-    """What each silo counts in a mean: its samples, as they are agreed, or as it says and at most ``cap`` (0: no cap)
-    times the (lower) median of all.
+    """Return each silo's weight in a mean: the agreed number of samples, or the reported one, capped.
+
+    The cap is ``cap`` (0: none) times the (lower) median of all.
     """
     counted = {name: (agreed or {}).get(name, n) for name, n in counts.items()}
     known = [n for n in counted.values() if n > 0]
@@ -129,10 +130,10 @@ def sample_weights(counts: Mapping[str, int], cap: float, agreed: Mapping[str, i
 
 
 def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, *, sums: bool) -> Reconciled:
-    """What holds for all silos, and who does not fit. At least one summary; their names differ.
+    """Return the values that all silos use, and the silos that do not fit. At least one summary; their names differ.
 
-    ``said`` holds what is fixed of :class:`DataSpec`, ``by`` whom: "the federation file has". ``sums``: whether tables'
-    sums are asked for; else none are used.
+    ``stated`` holds the fixed values of :class:`DataSpec`, ``by`` their source: "the federation file has". ``sums``:
+    whether the run needs tables' sums; else none are used.
     """
     rest = sorted(summaries, key=lambda summary: str(summary["name"]))
     spec: dict[str, Any] = {}
@@ -161,14 +162,14 @@ def reconcile(summaries: Sequence[Summary], stated: Mapping[str, Any], by: str, 
 
 def _value(summary: Summary, key: str) -> Any:
     if key == "task":
-        return summary.get(key, TASKS[0])  # a silo of an earlier version knows no other
+        return summary.get(key, TASKS[0])  # an earlier version has no other task
     if key in SCHEMAS:
         return read_schema(summary.get(SCHEMA, ""))
     return read_shape(summary["shape"]) if key == "shape" else summary[key]
 
 
 def _agreed_value(key: str, values: Sequence[Any], stated: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
-    """What holds for all silos: as it is said, or as most silos have it. Of a schema that goes for each part."""
+    """Return the value for all silos: the stated one, or the majority's; for a schema, part by part."""
     if key == "declared":
         return stated.get(key, NO_SCHEMA)
     if key != SCHEMA:
@@ -178,7 +179,7 @@ def _agreed_value(key: str, values: Sequence[Any], stated: Mapping[str, Any], sp
 
 
 def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
-    """A data summary with the sums of its columns in the agreed order, and then those of a regression's labels."""
+    """Return a data summary with the sums of its columns in the agreed order, then those of a regression's labels."""
     own = _value(summary, SCHEMA)
     d = columns(read_shape(summary["shape"]))
     order = order_of(own.names, agreed.names) or list(range(d))
@@ -188,21 +189,21 @@ def reordered(summary: dict[str, Any], agreed: Schema) -> dict[str, Any]:
 
 
 def _most_stated(values: Sequence[Any]) -> Any:
-    """The most frequent one; of a tie the largest number, or else the first."""
+    """Return the most frequent value; in a tie the largest number, or else the first."""
     counts = Counter(values)
     most = [value for value, count in counts.items() if count == max(counts.values())]
     return max(most) if isinstance(most[0], int) and not isinstance(most[0], bool) else most[0]
 
 
 def misfit(summary: Summary, spec: Mapping[str, Any], source: str) -> str:
-    """The first thing of a silo's that does not fit what holds; empty where all does."""
+    """Return a text on a silo's first value that does not fit the agreed ones; empty if all fit."""
     return next((r for key in SPEC if (r := _misfit(key, _value(summary, key), spec, source))), "")
 
 
 def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
-    """What a silo has that does not fit, and how to mend it; empty where it fits."""
+    """Return a text on a silo's value that does not fit, with the remedy; empty if it fits."""
     holds = spec[key]
-    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # where a silo may have fewer classes than all together
+    parts = spec.get("task") in (*ONE_CLASS, "segmentation")  # tasks in which a silo may lack some of the classes
     if key in SCHEMAS:
         return difference(has, holds, source, required=key == "declared", subset=parts)
     if has == holds or (key == "classes" and parts and has < holds):
@@ -221,9 +222,9 @@ def _misfit(key: str, has: Any, spec: Mapping[str, Any], source: str) -> str:
 
 
 def _usual(summaries: Mapping[str, Summary]) -> dict[str, tuple[float, int]]:
-    """How many times what is usual a silo's values are (root mean square; the median over silos), and in which column.
+    """Return each silo's largest ratio of a column's root mean square to its median over silos, and that column.
 
-    A column that is all 0 in a silo says nothing of what is usual: a value may be measured in some hospitals only.
+    A column that is all 0 in a silo does not enter the median: a value may be measured in some hospitals only.
     """
     names = [name for name, summary in summaries.items() if "sum" in summary]
     if not names:

@@ -15,13 +15,13 @@ from partitions.common.errors import DataError
 from partitions.subgroups import LONGEST, MOST_GROUPS
 from strategies.base.schema.reporting import MOST
 
-WORDS = {  # by which a policy allows values of another name
+WORDS = {  # the policy's words for values of another name
     "conformal_sets": "conformal",
     "conformal_width": "conformal",
     "conformal_intervals": "conformal",
     "value_bins": "reliability",
 }
-OF_MEASUREMENTS = (  # what each of several measurements has under its name
+OF_MEASUREMENTS = (  # the values that each of several measurements has under its name
     *("calibration_slope", "calibration_intercept", "calibration_in_the_large", "agreement", "value_bins"),
     *("conformal_width", "conformal_intervals"),
 )
@@ -30,7 +30,7 @@ ACTION = "evidence"  # of the message that asks for it: "evaluate.evidence"
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return which of several measurements a value is of, "" for any other value, and its name there."""
+    """Return the measurement that a value belongs to ("" for any other value), and the value's name there."""
     if not name.startswith(MEASUREMENT):
         return "", name
     measurement, _, key = name.removeprefix(MEASUREMENT).rpartition(".")
@@ -38,7 +38,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def evidence_kind(name: str) -> str:
-    """Return the word by which a policy allows this value; empty for a name that is not known."""
+    """Return the word by which a policy allows this value; empty for an unknown name."""
     if name.startswith(PREFIX):
         return "subgroups"
     measurement, name = split_name(name)
@@ -58,7 +58,7 @@ def fewest(name: str, value: float | list[float]) -> float:
 
 
 def read_evidence(record: object, measured: Collection[str] = ()) -> Evidence:
-    """The evidence of a reply. ``measured``: the names of the measurements, where there are several.
+    """Return the evidence of a reply. ``measured``: the names of the measurements, if there are several.
 
     Raises DataError, with one line, for a value that is unknown or out of range.
     """

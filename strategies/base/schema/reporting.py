@@ -1,7 +1,7 @@
-"""What a silo reports beside its vectors: metrics from a list, and the data summary; and how the server takes them.
+"""Silos' reports in addition to their vectors: listed metrics, and the data summary; with the server's checks.
 
-A silo sends nothing that is not on these lists (``client/egress.py``), and the server takes nothing that is not, or
-that is out of range: one silo's nonsense must not stop the others or spoil the history.
+A silo sends nothing that is not on these lists (``client/egress.py``). The server accepts nothing else and nothing out
+of range: one silo's invalid values must not stop the others or enter the history.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SNAPSHOTS = ("received", "personal")
 SPLITS = ("train", "val", "test")
 SECONDS = ("seconds.train", "seconds.evaluate")
 EPSILON, DELTA, STEPS = "epsilon", "delta", "dp_steps"
-PRIVACY = (EPSILON, DELTA, STEPS)  # what differential privacy has cost this silo in the run so far
+PRIVACY = (EPSILON, DELTA, STEPS)  # this silo's privacy cost in the run so far
 
-COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, and the least of each
+COUNTS = {"n_train": 1, "n_val": 0, "n_test": 0, "threads": 1}  # whole numbers, with the minimum of each
 SUMS = ("sum", "square_sum")  # per column of a table, and per measurement that is to be learned
 KINDS = ("own_file", "simulated")  # one is true
 TEXTS = ("device", "versions")
-WITHHELD = "sums_withheld"  # why a silo gives no sums
+WITHHELD = "sums_withheld"  # the reason why a silo sends no sums
 SCHEMA = "schema"  # names of columns and labels, units, ranges, number format, as JSON (partitions/schema.py)
 OPTIONAL = (*SUMS, WITHHELD, SCHEMA)
 SUMMARY = ("name", *COUNTS, "task", "shape", "classes", *KINDS, *TEXTS, *OPTIONAL)
-LONGEST = 300  # characters of any text of a silo's
+LONGEST = 300  # characters of any text from a silo
 LONGEST_NAME = 100
 MOST = 2**31  # samples of a silo
 LARGEST = 3.5e38  # more than any float32
@@ -43,12 +43,12 @@ LARGEST = 3.5e38  # more than any float32
 
 @cache
 def allowed_metrics() -> frozenset[str]:
-    """Names of the scalars that may leave a silo."""
+    """Return the names of the scalars that may leave a silo."""
     return frozenset({f"{s}.{p}.{m}" for s in SNAPSHOTS for p in SPLITS for m in all_metrics()} | {*SECONDS, *PRIVACY})
 
 
 def read_metrics(record: object) -> dict[str, float]:
-    """The metrics of a reply. Raises DataError, with one line, for one that is not on the list or out of range."""
+    """Return the metrics of a reply; raise DataError, with one line, for one that is unlisted or out of range."""
     if not isinstance(record, MetricRecord):
         raise DataError("the reply carries no metrics")
     allowed = allowed_metrics()
@@ -68,10 +68,10 @@ def _in_range(name: str, value: float) -> bool:
 
 
 def printable(text: object) -> str:
-    """Text that comes from a silo as one printable line of at most 300 characters: what is shown and stored of it.
+    """Return text from a silo as one printable line of at most 300 characters, for display and storage.
 
-    Line ends and tabs become spaces, what cannot be printed (a terminal's escape sequences, what turns the direction
-    of writing, half of a surrogate pair) its escape in Python.
+    Line ends and tabs become spaces. Unprintable characters (terminal escape sequences, direction marks, half of a
+    surrogate pair) become their Python escapes.
     """
     line = " ".join(str(text)[: 4 * LONGEST].split())
     shown = escaped(line)
@@ -79,13 +79,13 @@ def printable(text: object) -> str:
 
 
 def read_data_summary(record: object) -> dict[str, Any]:
-    """A silo's data summary, of which only what is on the list is kept.
+    """Return a silo's data summary, reduced to the listed entries.
 
-    Raises DataError, with one line, where something on it is not of its type or out of its bounds.
+    Raises DataError, with one line, if a listed entry has the wrong type or is out of its bounds.
     """
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no data summary")
-    # A silo of an earlier version knows no other task.
+    # An earlier version has no other task.
     summary: dict[str, Any] = {"task": "multiclass"} | {key: record[key] for key in SUMMARY if key in record}
     missing = [key for key in SUMMARY if key not in summary and key not in OPTIONAL]
     if missing:
@@ -102,7 +102,7 @@ def read_data_summary(record: object) -> dict[str, Any]:
 
 
 def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What a summary cannot say."""
+    """Yield the faults of a summary."""
     right = {key: is_whole(summary[key], least, MOST) for key, least in COUNTS.items()}
     right |= {"shape": is_shape(summary["shape"]), "classes": is_whole(summary["classes"], 1, MOST_CLASSES)}
     right["task"] = isinstance(summary["task"], str) and summary["task"] in TASKS
@@ -121,7 +121,7 @@ def _faults(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
-    """A schema names all columns of the tables or none, and all classes or other labels or none."""
+    """Yield the faults of a schema, which must name all columns of the tables or none, and all labels or none."""
     text = summary.get(SCHEMA, "")
     if not isinstance(text, str):
         yield f"says schema = {text!r:.80}"
@@ -138,12 +138,12 @@ def _faulty_schema(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def columns_of(summary: Mapping[str, Any]) -> int:
-    """Return of how many columns a summary may give sums: a table's, and the measurements of a regression."""
+    """Return the number of columns with sums in a summary: a table's, and the measurements of a regression."""
     return columns(read_shape(summary["shape"])) + (summary["classes"] if summary.get("task") == "regression" else 0)
 
 
 def _faulty_sums(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Sums of columns: those of the squares are at least the square of the sum, divided by n."""
+    """Yield the faults of sums: a sum of squares must be at least the square of the sum, divided by n."""
     count, n = columns_of(summary), summary["n_train"]
     if not count:
         yield f"has sums of columns, and samples of shape {summary['shape']}"
@@ -161,13 +161,13 @@ def _is_finite(value: object) -> bool:
 
 
 def _is_name(name: object) -> bool:
-    """Whether a silo may be called so: a line, and neither a path nor a spreadsheet's formula."""
+    """Return whether a silo may have this name: one line, neither a path nor a spreadsheet's formula."""
     right = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME and name == name.strip()
     return right and cast(str, name)[0].isalnum() and not set(cast(str, name)) & {"/", "\\"}
 
 
 def is_shape(value: object) -> bool:
-    """Whether a sample may have this shape, as models/shapes.py writes it."""
+    """Return whether a sample may have this shape, in the notation of models/shapes.py."""
     try:
         return isinstance(value, list) and written(read_shape(value)) == value
     except ValueError:
@@ -175,16 +175,16 @@ def is_shape(value: object) -> bool:
 
 
 def reason_of(text: str | None) -> str:
-    """Why a silo failed, in its own words: Flower wraps what is raised before the app runs in its class."""
+    """Return the silo's own text for its failure, without the class that Flower adds to errors before the app runs."""
     own = re.sub(r"^<class '[^']*'>:<'(.*)'>$", r"\1", text or "", flags=re.DOTALL)
     return printable(own) or "failed without a reason"
 
 
 def is_refusal(reason: str) -> bool:
-    """Whether a silo's own policy is the reason (client/site/trust/policy.py)."""
+    """Return whether a silo's own policy is the reason (client/site/trust/policy.py)."""
     return " refuses: its policy " in reason
 
 
 def is_whole(value: object, lowest: int, highest: int) -> bool:
-    """Whether a value is a whole number within these bounds."""
+    """Return whether a value is a whole number within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest

@@ -1,7 +1,7 @@
-"""A silo's answer to a survey, as a message has it, and how the server reads it (``models/survey/columns.py``).
+"""A silo's answer to a survey: its format in a message, and the server's checks (``models/survey/columns.py``).
 
-A record with a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
-``label.state``; the values are JSON. What ``--harmonize`` adds is in ``schema/combat.py``.
+The record has a key for each column and each label, so that the hospital's audit log names them: ``column.age``,
+``label.state``; the values are JSON. ``schema/combat.py`` has the entries that ``--harmonize`` adds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer = dict[str, Any]
 
 
 def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
-    """The record of an answer: ``n``, the ``day`` of which it is, and a text for each column and label."""
+    """Return the record of an answer: ``n``, its ``day``, and a text for each column and label."""
     values: dict[str, Any] = {"n": answer["n"], "day": answer["day"]}
     for key, part in PARTS.items():
         values |= {f"{key}.{name}": json.dumps(item) for name, item in answer[part].items()}
@@ -37,7 +37,7 @@ def written_answer(answer: Mapping[str, Any]) -> ConfigRecord:
 
 
 def read_answer(record: object) -> Answer:
-    """The answer of a reply. Raises DataError, one line, for anything it cannot be."""
+    """Return the answer of a reply; raise DataError, one line, if it is invalid."""
     if not isinstance(record, ConfigRecord):
         raise DataError("the reply carries no survey")
     answer, sums = Answer(columns={}, labels={}), dict[str, Any]()
@@ -64,7 +64,7 @@ def _name(name: object) -> str:
 
 
 def _item(name: str, text: object) -> dict[str, Any]:
-    """One column's numbers."""
+    """Return one column's numbers."""
     try:
         item = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):

@@ -1,8 +1,9 @@
 """``strategy = survey``: statistics of the data before a training, without a model.
 
-It is no method, and no comparison lists it. A silo answers one message with what its policy lets out of its columns and
-labels (``models/survey/columns.py``); the message brings nothing that the answer depends on. A policy that lists
-``survey`` by name allows it; ``all`` does not mean it. Exact sums for ComBat have a rule of their own, ``combat``.
+It is no method, and no comparison lists it. A silo answers one message with the statistics of its columns and labels
+that its policy allows (``models/survey/columns.py``). The answer does not depend on the message's content. A policy
+allows it by listing ``survey`` by name; ``all`` does not include it. Exact sums for ComBat have their own rule,
+``combat``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ ACTION = "survey"  # of the message that asks for it: "query.survey"
 
 @dataclass(frozen=True)
 class SurveySettings:
-    """The survey itself has no settings: whatever it could ask for, a server could bisect with.
+    """Settings of ComBat's sums only: with settings of the survey itself, a server could bisect.
 
-    ComBat's sums have: a study declares them, and a hospital answers one choice (``client/survey/combat.py``).
+    A study declares them, and a hospital answers only one choice of them (``client/survey/combat.py``).
     """
 
     harmonize: str = setting("", "ask for exact sums of these columns, with commas, or of all numbers, for ComBat")

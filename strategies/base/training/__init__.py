@@ -1,1 +1,1 @@
-"""What a silo trains on: its data, and the batches of a round."""
+"""Training in a silo: its data, and the batches of a round."""

@@ -23,9 +23,9 @@ def shuffled_batches(
     augment: Augmentation | None,
     until: Callable[[], bool] | None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Mini-batches (x, y) of the training part, in an order that depends on seed, silo, round and purpose only.
+    """Yield mini-batches (x, y) of the training split, in an order set by seed, silo, round and purpose only.
 
-    ``until`` is asked after every epoch, and ends them.
+    If ``until()`` is true after an epoch, the iteration ends.
     """
     rng = generator(common.seed, silo.name, server_round, purpose)
     seed_torch(rng)
@@ -41,10 +41,10 @@ def shuffled_batches(
 
 
 def shuffled(silo: Silo, common: Common, n: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """One epoch's batches of ``n`` training samples, as indices; all that a method trains with are drawn here.
+    """Yield one epoch's batches of ``n`` training samples, as indices; all batches of all methods are drawn here.
 
-    A last batch of fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises UserError
-    where there are fewer samples at all.
+    A last batch with fewer samples than run and silo allow (``min-batch-size``) joins the one before. Raises UserError
+    if ``n`` itself is smaller.
     """
     least = max(common.min_batch_size, silo.min_batch_size)
     if n < least:

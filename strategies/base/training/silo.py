@@ -1,4 +1,4 @@
-"""What a method may touch of a silo."""
+"""The part of a silo that a method may use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.tasks import MULTICLASS, Task
 
 @dataclass(frozen=True)
 class Silo:
-    """What a method may touch of a silo: its data on its device, one model to work with, seeded initial models."""
+    """The part of a silo that a method may use: its data on its device, one working model, seeded initial models."""
 
     name: str
     train: Samples
@@ -25,10 +25,10 @@ class Silo:
     model: FlatModel
     initial: Callable[[str], Tensor]  # purpose -> initial vector (Σ,), the same in every process
     task: Task = MULTICLASS
-    # What the personal model that was evaluated last on these data in this process came to, by run, round and splits.
+    # Metrics of the personal model that this process evaluated last on these data, by run, round and splits.
     known: dict[Hashable, dict[str, float]] = field(default_factory=dict)
-    augment: Augmentation | None = None  # how its training pictures are changed
-    min_batch_size: int = 1  # its own rule: batches of fewer samples are not trained with
-    max_decay: float = math.inf  # its own rule: the most of a model that one step may replace
-    max_step: float = math.inf  # its own rule: how far a received model may be from its last one, in lengths of it
-    inputs: str = ""  # where a run only evaluates: the digest of the statistics and of the order of columns and labels
+    augment: Augmentation | None = None  # augmentation of its training images
+    min_batch_size: int = 1  # the site's rule: the fewest samples of a training batch
+    max_decay: float = math.inf  # the site's rule: the largest share of a model that one step may replace
+    max_step: float = math.inf  # the site's rule: largest distance of a received model from its last, in lengths of it
+    inputs: str = ""  # in an evaluation: the digest of the statistics and of the order of columns and labels

@@ -1,1 +1,1 @@
-"""What travels: payloads, codecs, error feedback, acknowledged state, replies."""
+"""Messages between server and silo: payloads, codecs, error feedback, acknowledged state, replies."""

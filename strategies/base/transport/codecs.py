@@ -1,17 +1,17 @@
-"""How the numbers of a vector travel: in which format, and as what of a vector that both ends have, its *base*.
+"""Number formats of vectors in messages, and their encoding against a *base*: a vector that both ends have.
 
     format     bytes of a number     what is lost
     float32    4                     nothing
-    float16    2                     all but 11 significant bits, and what is above 65,504
+    float16    2                     all but 11 significant bits, and values above 65,504
     bfloat16   2                     all but 8 significant bits
-    int8       1 + 4 / 1024          steps of 1/127 of the largest of the 1024 numbers beside it
+    int8       1 + 4 / 1024          rounded to 1/127 of the largest number in its block of 1024
     topk       8 for each sent       all but the k largest numbers
 
-A vector travels as it is, or (``form``) as a *change*, which is added to the base, or *sparse*: the numbers that are
-not bit for bit those of the base, by runs. A sparse vector arrives as it would have as it is. int8 and topk are
+A vector travels whole, or (``form``) as a *change*, which is added to the base, or *sparse*: the numbers that are
+not bit for bit those of the base, in runs. A sparse vector arrives exactly as the whole one would. int8 and topk are
 formats of changes only.
 
-What arrives may come from anyone: every function that reads raises ValueError, one line, for what does not fit.
+Received data are not trusted: every function that reads raises ValueError, one line, for invalid data.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 
 from partitions.common.errors import DataError
 
-PLAIN = ("float32", "float16", "bfloat16")  # formats that a vector can have as it is
+PLAIN = ("float32", "float16", "bfloat16")  # formats of whole vectors
 OF_CHANGES = ("int8", "topk")
 CHANGE, SPARSE = "change", "sparse"
 BLOCK = 1024  # numbers that share a scale
-RUN_BYTES = 8  # what a run takes beside its numbers
+RUN_BYTES = 8  # bytes of a run in addition to its numbers
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A vector as it travels: tensors by name, the format of its numbers, and what of the base they are."""
+    """A vector as it travels: tensors by name, the format of its numbers, and its form (whole, change, sparse)."""
 
     tensors: Mapping[str, Tensor]
     dtype: str = "float32"
@@ -45,14 +45,14 @@ class Encoded:
 
 
 def narrow(vector: Tensor, dtype: str) -> Tensor:
-    """A vector in one of the plain formats; bfloat16, which NumPy has not, as int16."""
+    """Return a vector in one of the plain formats; bfloat16 as int16, because NumPy has no bfloat16."""
     if dtype == "float16":
         return vector.half()
     return vector.bfloat16().view(torch.int16) if dtype == "bfloat16" else vector
 
 
 def widen(tensor: Tensor, dtype: str) -> Tensor:
-    """Back to float32; a float32 tensor is taken as it is. Raises DataError where the tensor is not of this format."""
+    """Convert back to float32 (a float32 tensor is returned as it is); raise DataError if the format differs."""
     if dtype == "float32":
         return tensor
     if dtype not in PLAIN or tensor.dtype not in (torch.float16, torch.int16):
@@ -61,7 +61,7 @@ def widen(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def read(encoded: Encoded, base: Tensor | None) -> Tensor:
-    """The vector (n,) that was sent, n as long as the base where it is one of a base."""
+    """Return the vector (n,) that was sent; with a base, n is the base's length."""
     if not encoded.form:
         return widen(part(encoded, "vector"), encoded.dtype)
     if base is None:
@@ -75,7 +75,7 @@ def read(encoded: Encoded, base: Tensor | None) -> Tensor:
 
 
 def part(encoded: Encoded, name: str, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
-    """One of its tensors. Raises DataError where it is not there, or not of this type and shape."""
+    """Return one of its tensors; raise DataError if it is missing, or not of this type and shape."""
     tensor = encoded.tensors.get(name)
     if tensor is None:
         raise DataError(f"its '{name}' are missing")
@@ -88,7 +88,7 @@ def part(encoded: Encoded, name: str, dtype: torch.dtype | None = None, shape: t
 
 
 def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Encoded:
-    """A change (n,), which need not be a vector's own; ``share``: how many of its numbers topk keeps."""
+    """Encode a change (n,), with or without a residual; ``share``: the share of its numbers that topk keeps."""
     if dtype == "int8":
         tensors = _quantised(change)
     elif dtype == "topk":
@@ -100,7 +100,7 @@ def write_change(change: Tensor, dtype: str, share: float = 0.01) -> Encoded:
 
 
 def read_change(encoded: Encoded, size: int) -> Tensor:
-    """The change (size,) that arrives."""
+    """Return the decoded change (size,)."""
     if encoded.dtype == "int8":
         values = part(encoded, "values", torch.int8, (size,))
         scales = part(encoded, "scales", torch.float32, (-(-size // BLOCK),))
@@ -116,7 +116,7 @@ def read_change(encoded: Encoded, size: int) -> Tensor:
 
 
 def _quantised(change: Tensor) -> dict[str, Tensor]:
-    """Whole numbers of -127 to 127, times a block's scale the nearest to the change (halves to the even one)."""
+    """Return integers from -127 to 127 and a scale per block, nearest to the change (halves round to even)."""
     count = -(-len(change) // BLOCK)
     blocks = torch.nn.functional.pad(change, (0, count * BLOCK - len(change))).view(count, BLOCK)
     scales = blocks.abs().amax(1) / 127
@@ -126,7 +126,7 @@ def _quantised(change: Tensor) -> dict[str, Tensor]:
 
 
 def largest(change: Tensor, k: int) -> Tensor:
-    """Where the k numbers farthest from 0 are, in ascending order; of equal ones the first, on every device."""
+    """Return the indices of the k numbers farthest from 0, ascending; ties go to the first, on every device."""
     if not len(change):
         return torch.zeros(0, dtype=torch.long, device=change.device)
     sizes = change.abs()
@@ -137,7 +137,7 @@ def largest(change: Tensor, k: int) -> Tensor:
 
 
 def check_places(places: Tensor, size: int) -> None:
-    """Raise DataError where these (k,) are not different places of a vector (size,), in ascending order."""
+    """Raise DataError if ``places`` (k,) are not distinct, ascending indices of a vector (size,)."""
     if places.dim() != 1 or (len(places) and (int(places[0]) < 0 or int(places[-1]) >= size)):
         raise DataError(f"its places are not all in a vector of {size} numbers")
     if bool((places.diff() <= 0).any()):
@@ -148,10 +148,10 @@ def check_places(places: Tensor, size: int) -> None:
 
 
 def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Encoded | None:
-    """The numbers of the vector (n,) that are not the base's, in runs; None where that takes no fewer bytes than all.
+    """Encode the numbers of the vector (n,) that are not the base's, in runs; None if that saves no bytes.
 
-    An embedding's rows that no sample had are left out: in a vector they are stretches without a change. Short
-    stretches go along, where a run more would take more bytes.
+    This leaves out an embedding's rows that no sample used: in a vector they are stretches without a change. Short
+    unchanged stretches are included if another run would take more bytes.
     """
     values, bits = narrow(vector, dtype), torch.int32 if dtype == "float32" else torch.int16
     changed = values.view(bits) != narrow(base, dtype).view(bits)
@@ -165,13 +165,13 @@ def write_sparse(vector: Tensor, base: Tensor, dtype: str) -> Encoded | None:
 
 
 def read_sparse(encoded: Encoded, base: Tensor) -> Tensor:
-    """The base with the numbers that were sent in their places."""
+    """Return the base with the sent numbers in their places."""
     values = widen(part(encoded, "values"), encoded.dtype)
     runs = part(encoded, "runs", torch.int32)
     if runs.dim() != 2 or runs.shape[1] != 2 or bool((runs[:, 1] <= 0).any()):
         raise DataError("its runs are no pairs of a place and a length")
     runs = runs.long()
-    if values.shape != (int(runs[:, 1].sum()),):  # before as many places are made
+    if values.shape != (int(runs[:, 1].sum()),):  # before that many indices are allocated
         raise DataError(f"its values are of shape {tuple(values.shape)}, which its runs are not")
     places = within(runs)
     check_places(places, len(base))
@@ -179,7 +179,7 @@ def read_sparse(encoded: Encoded, base: Tensor) -> Tensor:
 
 
 def within(runs: Tensor) -> Tensor:
-    """The places that runs (r, 2) of (first place, length) stand for."""
+    """Return the indices of the runs (r, 2), each (first index, length)."""
     lengths = runs[:, 1]
     before = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum()), device=runs.device) + (runs[:, 0] - before).repeat_interleave(lengths)

@@ -1,18 +1,18 @@
 """Vectors that travel up as changes of what the silo received (``wire-...``), and error feedback, for both halves.
 
-What is lost on the way is not lost (error feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019,
-arXiv 1901.09847). With Δ_i what the silo would send minus what it received, C the format and e_i its residual:
+Error feedback sends the loss of a format later (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv
+1901.09847). Δ_i is the vector the silo would send minus the one it received, C the format and e_i the residual:
 
     p = Δ_i + e_i,   send C(p),   e_i <- p - C(p)
 
-The server adds C(p) to what it sent. What arrives over the rounds sums up to what was to be sent, but for the last e_i.
-As with control variates (``acknowledged.py``) a round counts once, in both places. The silo keeps the new e_i from its
-next round on if the server has acknowledged this round's reply; else it drops it.
+The server adds C(p) to the vector it sent. Over the rounds the C(p) sum up to the sum of the Δ_i, except for the last
+e_i. As with control variates (``acknowledged.py``), both sides count a round once or not at all. The silo commits the
+new e_i in its next round if the server has acknowledged this round's reply; else it drops it.
 
-It is for methods whose silos send a step from the model that they received, and whose server adds up such steps. Where
-it keeps each silo's model, or a silo starts from another than the received one, what was not sent is in the next Δ_i
-again, and e_i would count it twice; such a method does not declare ``lossy``. BatchNorm statistics travel as they
-are: a variance must not become negative.
+It fits methods whose silos send a step from the received model, and whose server sums such steps. If the server stores
+each silo's model, or a silo starts from another model than the received one, the next Δ_i contains what was not sent,
+and e_i would count it twice. Such a method does not declare ``lossy``. BatchNorm statistics travel whole: a variance
+must not become negative.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ def base_of(received: Mapping[str, Model], name: str, size: int) -> Tensor | Non
 
 
 def feeds_back(common: Common) -> bool:
-    """Whether silos keep what the format loses, and send it later."""
+    """Return whether silos store what the format loses, and send it later."""
     lossy = common.wire_dtype != "float32"
     return lossy and (common.wire_feedback == "on" or (common.wire_feedback == "auto" and sends_changes(common)))
 
 
 def sends_changes(common: Common) -> bool:
-    """Whether models travel up as changes."""
+    """Return whether models travel up as changes."""
     return common.wire_dtype in OF_CHANGES or (common.wire_feedback == "on" and common.wire_dtype != "float32")
 
 
 def commit(state: State, acknowledged: object) -> None:
     """Update a silo's residuals by its last reply if the server has acknowledged it.
 
-    ``acknowledged``: the round of the last reply that the server took, as its message says.
+    ``acknowledged``: the round of the last reply that the server counted, from its message.
     """
     arrays, counted = state.arrays, state.numbers.pop("coded", None) == acknowledged
     for key in [key for key in arrays if key.startswith(NEXT)]:
@@ -65,9 +65,9 @@ def commit(state: State, acknowledged: object) -> None:
 def encode_vectors(
     common: Common, state: State, vectors: Mapping[str, Tensor], received: Mapping[str, Model], server_round: int
 ) -> dict[str, Encoded]:
-    """Encode those of a silo's vectors that do not travel as they are; new residuals go into its state.
+    """Encode a silo's vectors that do not travel whole; store new residuals in its state.
 
-    Raises DataError where one is not finite.
+    Raises DataError if a residual is not finite.
     """
     result = {}
     for name, vector in vectors.items():
@@ -96,7 +96,7 @@ def _encode_change(common: Common, state: State, name: str, change: Tensor, serv
 
 
 def check_wire(info: MethodInfo, common: Common) -> None:
-    """Raise UserError for a way to send that the method does not declare, or that is none."""
+    """Raise UserError for a format that the method does not declare, or an invalid combination of ``wire-...``."""
     if common.wire_sparse and sends_changes(common):
         how = f"wire-dtype = {common.wire_dtype}"
         raise UserError(f"wire-sparse = true: with {how} changes are sent, of which none is left out")
@@ -112,12 +112,12 @@ def check_wire(info: MethodInfo, common: Common) -> None:
 
 
 def acknowledge(common: Common, state: State, silos: Iterable[str], server_round: int) -> None:
-    """Note in the server's state that these silos' replies are in the sums."""
+    """Record in the server's state that these silos' replies are in the sums."""
     if feeds_back(common):
         known = state.numbers.get("taken", {})
         state.numbers["taken"] = known | dict.fromkeys(silos, server_round)
 
 
 def acknowledgement(common: Common, state: State, silo: str) -> dict[str, int]:
-    """Return what a silo's message says of the last of its replies that is in the sums."""
+    """Return the entry of a silo's message with the round of its last reply that is in the sums."""
     return {"taken": state.numbers.get("taken", {}).get(silo, 0)} if feeds_back(common) else {}

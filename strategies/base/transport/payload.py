@@ -1,8 +1,8 @@
-"""What travels between server and silo: named vectors and a few numbers, with a manifest.
+"""The content of messages between server and silo: named vectors and a few numbers, with a manifest.
 
-A message is a Flower ``RecordDict``: one ``ArrayRecord`` per vector (Flower's object store is content-addressed, so a
-model that goes to eleven silos is stored and uploaded once) and one ``ConfigRecord`` that holds the manifest (whose
-model, of which round, trained on how many samples) and the method's numbers.
+A message is a Flower ``RecordDict``: one ``ArrayRecord`` per vector and one ``ConfigRecord``. The ``ConfigRecord``
+holds the manifest (each model's silo, round and number of training samples) and the method's numbers. Flower's object
+store is content-addressed, so a model that goes to eleven silos is stored and uploaded once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Number = bool | int | float | str | list[int] | list[float] | list[str]
 class Model:
     """A named vector: usually a model of shape (Σ,), or the part of one that a method shares.
 
-    ``silo`` is whose it is (empty: the server's), ``round`` the round it was made in, ``samples`` the training samples
-    behind it, ``bytes`` those that it took on the wire, of one that came.
+    ``silo`` is its owner (empty: the server), ``round`` the round it was made in, ``samples`` its number of training
+    samples, ``bytes`` its size on the wire if it was received.
     """
 
     vector: Tensor
@@ -46,21 +46,21 @@ class Model:
 
 @dataclass(frozen=True)
 class Payload:
-    """What one silo gets, or what it sends: models by name, and numbers by name."""
+    """The content of one message to or from a silo: models by name, and numbers by name."""
 
     models: Mapping[str, Model] = field(default_factory=dict)
     numbers: Mapping[str, Number] = field(default_factory=dict)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value that a silo sent is a finite number."""
+    """Return whether a value that a silo sent is a finite number."""
     return isinstance(value, int | float) and abs(value) <= sys.float_info.max  # an int may be too large for a float
 
 
 class TensorArray(Array):
-    """A Flower ``Array`` that carries a tensor and serialises it only when the bytes are asked for.
+    """A Flower ``Array`` that holds a tensor and serialises it only when the bytes are read.
 
-    In one process nothing is copied, on a GPU nothing leaves the device; over gRPC and under Ray it is an ordinary
+    In one process nothing is copied, and on a GPU nothing leaves the device. Over gRPC and under Ray it is an ordinary
     array. The caller must not write to a packed tensor afterwards.
     """
 
@@ -84,7 +84,7 @@ class TensorArray(Array):
         return self._array().children
 
     def deflate(self) -> bytes:
-        return self._array().deflate()  # under the name that the other side knows: Array
+        return self._array().deflate()  # under the type name that the other side expects: Array
 
     def numpy(self) -> Any:
         return self.tensor.cpu().numpy()
@@ -99,7 +99,7 @@ class TensorArray(Array):
 
 
 def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """The tensors as a Flower record, uncopied: set one by one, for ``ArrayRecord(dict)`` serialises its arrays."""
+    """Return the tensors as a Flower record, uncopied: set singly, because ``ArrayRecord(dict)`` serialises arrays."""
     record = ArrayRecord()
     for name, tensor in tensors.items():
         record[name] = TensorArray(tensor)
@@ -107,17 +107,17 @@ def array_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """The array as a tensor; not a copy where the array carries one."""
+    """Return the array as a tensor, without a copy if it is a :class:`TensorArray`."""
     if isinstance(array, TensorArray):
         return array.tensor
     return torch.from_numpy(np.ascontiguousarray(array.numpy()))
 
 
 class Wire:
-    """How vectors travel as they are: as float32, or at half the bytes as float16 or bfloat16; as float32 they arrive.
+    """The format of whole vectors: float32, or at half the bytes float16 or bfloat16; they arrive as float32.
 
-    So they do where changes have another format (``codecs.py``). A vector that goes into several messages is packed
-    once: one record, serialised and hashed once.
+    If changes have another format (``codecs.py``), whole vectors travel as float32. A vector in several messages is
+    packed once: one record, serialised and hashed once.
     """
 
     def __init__(self, dtype: str = "float32") -> None:
@@ -128,16 +128,16 @@ class Wire:
         key = vector.data_ptr(), vector.numel()
         if key not in self.packed:
             record = array_record({"vector": narrow(vector, self.dtype)})
-            self.packed[key] = (vector, record)  # holding the vector keeps its address taken
+            self.packed[key] = (vector, record)  # the reference to the vector prevents reuse of its address
         return self.packed[key][1]
 
     def arrives(self, vector: Tensor) -> Tensor:
-        """What the other side has of a vector, bit for bit."""
+        """Return the vector as the other side receives it, bit for bit."""
         return widen(tensor_of(self.pack(vector)["vector"]), self.dtype)
 
 
 def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], Tensor | None]) -> Model:
-    """A model by its record and its entry in the manifest. Raises DataError where they make none."""
+    """Return the model of a record and its manifest entry; raise DataError if they are invalid."""
     dtype = entry.get("dtype", "float32")
     try:
         tensors = {name: tensor_of(array) for name, array in record.items()}
@@ -149,7 +149,7 @@ def unpack(record: ArrayRecord, entry: Mapping[str, Any], base: Callable[[str], 
 
 
 def wire_bytes(records: RecordDict) -> int:
-    """Bytes of the arrays in a message, as the papers count communication."""
+    """Return the bytes of the arrays in a message, as the papers count communication."""
     arrays = [a for record in records.values() if isinstance(record, ArrayRecord) for a in record.values()]
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
@@ -160,7 +160,7 @@ def encode(
     wire: Wire | None = None,
     encoded: Mapping[str, Encoded] | None = None,
 ) -> RecordDict:
-    """A payload as the content of a message, with ``config``. ``encoded``: models that travel so instead."""
+    """Return a payload as the content of a message, with ``config``. ``encoded``: models in encoded form."""
     wire, encoded, manifest = wire or Wire(), encoded or {}, []
     records = RecordDict()
     for name, model in payload.models.items():
@@ -182,9 +182,9 @@ def decode(
     device: torch.device | str | None = None,
     base: Callable[[str], Tensor | None] = lambda name: None,
 ) -> tuple[Payload, dict[str, Number]]:
-    """The payload and the config of a message. Raises DataError where the manifest and the records disagree.
+    """Return the payload and the config of a message; raise DataError if manifest and records disagree.
 
-    ``base`` knows what models are told by, which do not travel as they are.
+    ``base`` returns the base of a model that does not travel whole, by its name.
     """
     found = records.get("config")
     if not isinstance(found, ConfigRecord) or "manifest" not in found:
@@ -211,7 +211,7 @@ def decode(
 
 
 def is_entry(entry: object) -> bool:
-    """Whether a manifest says a model's name, silo, round and number of samples so."""
+    """Return whether a manifest entry is valid: a model's name, silo, round and number of samples."""
     kinds = {"name": str, "silo": str, "round": int, "samples": int}
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key, ""), str) for key in ("dtype", "form")):
         return False
@@ -220,10 +220,10 @@ def is_entry(entry: object) -> bool:
 
 
 def stack(models: Iterable[Model]) -> Tensor:
-    """The (silos x parameters) matrix of several models."""
+    """Return the (silos x parameters) matrix of several models."""
     return torch.stack([m.vector for m in models])
 
 
 def model_of(silo: str) -> str:
-    """The key of a silo's model, in messages and in the server's state: no silo's name can be one of a method's own."""
+    """Return the key of a silo's model in messages and server state; the prefix avoids clashes with methods' keys."""
     return f"{MODEL_OF}{silo}"

@@ -1,4 +1,4 @@
-"""Replies of silos, read and checked: what cannot be used is a DataError with one line, and the others go on."""
+"""Silos' replies, read and checked: an invalid one raises DataError with one line, and the others go on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strategies.base.transport.payload import BUFFERS, Number, Payload, decode
 
 @dataclass(frozen=True)
 class Update:
-    """What a silo sent back: the vectors named in its client's ``uploads``, and the method's numbers."""
+    """A silo's reply: the vectors named in its client's ``uploads``, and the method's numbers."""
 
     silo: str
     samples: int
@@ -31,29 +31,29 @@ class Update:
 
     @property
     def vector(self) -> Tensor:
-        """The first, and mostly the only, vector."""
+        """The first, and usually the only, vector."""
         return next(iter(self.vectors.values()))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply of this round must be: of which method and round, and which vectors of what length it holds."""
+    """The requirements on a reply of this round: method, round, and the names and lengths of its vectors."""
 
     method: str
     round: int
-    samples: Mapping[str, int]  # what each silo counts in a mean: not by what its reply says
+    samples: Mapping[str, int]  # each silo's weight in a mean; the reply's own number is not used
     names: tuple[str, ...]
     size: Callable[[str, str], int]  # (vector, silo) -> length
-    numbers: tuple[str, ...]  # which of the method's numbers are taken
-    base: Callable[[str, str], Tensor | None] = lambda name, silo: None  # (vector, silo) -> what it may be told by
+    numbers: tuple[str, ...]  # the method's numbers that are read
+    base: Callable[[str, str], Tensor | None] = lambda name, silo: None  # (vector, silo) -> base of an encoded one
 
 
 def read_reply(
     reply: Message, silo: str, base: Callable[[str], Tensor | None] = lambda name: None
 ) -> tuple[Payload, dict[str, Number]]:
-    """A silo's reply as payload and config. Raises DataError, with the silo's reason, where it is an error or unusable.
+    """Return a silo's reply as payload and config; raise DataError, with the silo's reason, if it is unusable.
 
-    ``base`` knows what vectors are told by, which do not travel as they are.
+    ``base`` returns the base of a vector that does not travel whole, by its name.
     """
     if reply.has_error():
         raise DataError(reason_of(reply.error.reason))
@@ -61,13 +61,13 @@ def read_reply(
         return decode(reply.content, base=base)
     except DataError:
         raise
-    except Exception as error:  # the bytes are the silo's: whatever it sends, the others go on
+    except Exception as error:  # the bytes are a silo's: invalid ones must not stop the others
         log(ERROR, "a reply of %s cannot be read", silo, exc_info=error)
         raise DataError(f"the reply cannot be read ({type(error).__name__}: {error})") from error
 
 
 def read_update(reply: Message, silo: str, expected: Expected) -> Update:
-    """A silo's train reply. Raises DataError where it is not what is expected."""
+    """Return a silo's train reply as an Update; raise DataError if it does not meet ``expected``."""
     payload, config = read_reply(
         reply, silo, lambda name: expected.base(name, silo) if name in expected.names else None
     )
@@ -89,7 +89,7 @@ def read_update(reply: Message, silo: str, expected: Expected) -> Update:
 
 
 def check_vector(name: str, vector: Tensor, size: int) -> None:
-    """Raise DataError where a vector is not float32 of this length, or not finite."""
+    """Raise DataError if a vector is not float32 of this length, or not finite."""
     if vector.dtype != torch.float32 or vector.shape != (size,):
         raise DataError(f"'{name}' is {vector.dtype} of shape {tuple(vector.shape)}, not float32 of ({size},)")
     if not is_finite(vector):
@@ -97,7 +97,7 @@ def check_vector(name: str, vector: Tensor, size: int) -> None:
 
 
 def check_statistics(vector: Tensor, layout: Layout, parts: Sequence[slice]) -> None:
-    """Raise DataError where BatchNorm statistics, of these parts, hold a variance below 0."""
+    """Raise DataError if BatchNorm statistics of these parts contain a variance below 0."""
     whole = scatter(vector.new_zeros(layout.buffer_size), tuple(parts), vector)
     entries = [e for e in layout.buffers if e.name.endswith("running_var")]
     if any(bool((whole[e.start : e.stop] < 0).any()) for e in entries):
