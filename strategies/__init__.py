@@ -1,4 +1,4 @@
-"""Methods: one file each, both halves in it. Importing a file registers the methods in it."""
+"""Methods: one file each, with both halves. Importing a file registers its methods."""
 
 from strategies.base.registry import strategies
 from strategies.base.strategy import PersonalizedStrategy

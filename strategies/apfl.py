@@ -1,18 +1,18 @@
 """APFL: each silo learns how much of a private model to mix into the global one.
 
-Deng et al. 2020, arXiv 2003.13461. The silo keeps a private v_i beside its copy w_i of the global model, mixed to
-v̄ = α v + (1 - α) w. Per mini-batch:
+Deng et al. 2020, arXiv 2003.13461. The silo keeps a private v_i in addition to its copy w_i of the global model. The
+mixed model is v̄ = α v + (1 - α) w. Per mini-batch:
 
     w_i <- w_i - η ∇f_i(w_i)
     v_i <- v_i - η α ∇f_i(v̄)                                     (∇_v f_i(v̄) = α ∇f_i(v̄))
     α_i <- clip(α_i - η <v_i - w_i, ∇f_i(v̄)>, 0, 1)              at the first step of a round, at every one, or never
 
 Server: the sample-weighted mean of the w_i. Sent: Σ down, Σ up. Kept: server w; silo v_i, α_i. v_i starts from the
-common initial model; an absent silo keeps both. Personal: v̄. The course of w is FedAvg's (dropout aside). Special
+common initial model; an absent silo keeps both. Personal: v̄. Without dropout, w is the same as in FedAvg. Special
 cases: α = 0 fixed makes v̄ FedAvg's locally trained model; α = 1 fixed makes it Local's.
 
-``mix = "logits"`` mixes the outputs of the two networks, as other codes do, for a linear model the same thing; the silo
-then keeps w_i too, and the personal model is no file of one network.
+``mix = "logits"`` mixes the outputs of the two networks, as other implementations do; for a linear model this is the
+same. The silo then keeps w_i too, and the personal model cannot be stored as one network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ApflClient(SiloClient):
     state: ApflClientState
     settings: ApflSettings
     needed_to_predict = ("shared", "shared.buffers", "alpha")
-    frozen = False  # whether w stays as it was received
+    frozen = False  # whether w is not trained
 
     @property
     def networks(self) -> int:  # type: ignore[override]
@@ -63,7 +63,7 @@ class ApflClient(SiloClient):
         w = model.vector.clone()
         v = (self.first() if state.private is None else state.private).clone()
         alpha = float(self.settings.alpha if state.alpha is None else state.alpha)
-        # Running statistics (empty without BatchNorm): w's travel, those of the mixed model stay.
+        # Running statistics (empty without BatchNorm): w's are sent, those of the mixed model stay in the silo.
         w_buffers = model.buffers.clone()
         v_buffers = w_buffers if state.personal_buffers is None else state.personal_buffers
         w_step, v_step = self.optimizer("shared"), self.optimizer("private")
@@ -94,7 +94,7 @@ class ApflClient(SiloClient):
         return [w]
 
     def mixed_gradient(self, v: Tensor, w: Tensor, alpha: float, buffers: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Fill the gradient with ∇f_i at v̄ (for logits: of f_i with respect to the mixed model's v, over α)."""
+        """Write ∇f_i at v̄ to the gradient (for logits: of f_i with respect to the mixed model's v, over α)."""
         model = self.model
         if self.settings.mix == "parameters":
             model.load(torch.lerp(w, v, alpha), buffers)
@@ -104,7 +104,7 @@ class ApflClient(SiloClient):
         model.load(v, buffers)
         model.gradient.zero_()
         own = model.module(x)
-        # The gradient of the mixed logits with respect to v carries a factor α, which local_update puts in.
+        # The gradient of the mixed logits with respect to v has a factor α, which local_update applies.
         mixed = own + (alpha - 1) * own.detach() + (1 - alpha) * fixed
         loss = self.loss(mixed, y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class ApflClient(SiloClient):
         return loss.detach()
 
     def alpha_gradient(self, v: Tensor, w: Tensor, y: Tensor, alpha: float) -> float:
-        """∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""
+        """Return ∂f_i/∂α: <v - w, ∇f_i(v̄)>, or for logits the same through the outputs."""
         if self.settings.mix == "parameters":
             return float((v - w) @ self.model.gradient)
         own, fixed = self._logits
@@ -127,7 +127,7 @@ class ApflClient(SiloClient):
         return mixed
 
     def personalise(self) -> Tensor:
-        """v, which starts at w, and α; w stays."""
+        """Train v, which starts at w, and α; w is fixed."""
         self.state.private, self.frozen = self.received, True
         self.local_update()
         return self.personal()
@@ -148,7 +148,7 @@ class ApflClient(SiloClient):
 
 
 class Mixture(nn.Module):
-    """α times the outputs of v, which the silo's model holds with its running statistics, and 1 - α those of w."""
+    """Network with the outputs α v(x) + (1 - α) w(x); the silo's model holds v and its running statistics."""
 
     def __init__(self, client: ApflClient) -> None:
         super().__init__()

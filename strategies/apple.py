@@ -16,20 +16,20 @@ both by SGD with momentum, at the same time. p_i is never projected: it may be n
 with r counted from 0. The server keeps the cores and aggregates nothing.
 
 Download budget M (appendix A.2): the silo draws M others, those never downloaded first, else without replacement with
-probability proportional to b(r)^|p_ij|, b(r) = max(1.5, r M / N) (eqs. 8, 9); only their names go to the server. Cores
-that were not downloaded stay at their cached value. The cores of round 1 are initial models, known to all silos as if
-from shared seeds, and do not count as downloads.
+probability proportional to b(r)^|p_ij|, b(r) = max(1.5, r M / N) (eqs. 8, 9). It sends only their names to the server.
+Cores that were not downloaded keep their cached value. The cores of round 1 are initial models, which all silos have
+as if from shared seeds, and do not count as downloads.
 
 Sent: M Σ down (N - 1 without a budget), Σ up, and in round 1 the initial cores of all. Kept: server the cores; silo
-p_i, w_i^c, and under a budget the cache. An absent silo's last core stays with the server, and others may download it.
-A silo whose update was not usable gets all cores in the next round, its own too: one that has lost its state starts
-again from that core and p_0. A late joiner's core is the others' mean by samples and its p is p_0, now over N + 1. The
-others' p_i grow by p_0j, and what they had is scaled by 1 - p_0j: a p_i that is at p_0 stays there.
+p_i, w_i^c, and under a budget the cache. An absent silo's last core stays on the server, and others may download it.
+A silo whose update was not usable gets all cores in the next round, including its own: a silo that has lost its state
+restarts from that core and p_0. A late joiner's core is the others' mean by samples and its p is p_0, now over N + 1.
+The others' p_i get the entry p_0j, and their other entries are scaled by 1 - p_0j: a p_i at p_0 stays there.
 
 Paper and code: the regulariser is μ/2 (paper), μ (code): double μ to repeat the code's numbers. Cores start
 independently (both); ``common-init`` starts them from one model, which starts w^p far better. p_i starts at p_0 (code;
-the paper only says "initialise"). The code's budget draws uniformly because its record of downloads is never updated;
-here the paper's rule.
+the paper has only "initialise"). The code's budget draws uniformly because its record of downloads is never updated;
+this implementation follows the paper's rule.
 Special cases: p_i one-hot and η2 = 0 is Local bit for bit; p = 1/N frozen, equal n_i, one step per round, η1 = N η:
 the mean of the cores follows one-step FedAvg.
 """
@@ -79,7 +79,7 @@ class AppleSettings:
 
 
 def loss_schedule(r: int, last: int, kind: str) -> float:
-    """λ(r) of appendix A.1; ``r`` counts from 0, ``last`` is L in rounds."""
+    """Return λ(r) of appendix A.1; ``r`` counts from 0, ``last`` is L in rounds."""
     if r >= last:
         return 0.0
     return (math.cos(math.pi * r / last) + 1) / 2 if kind == "cos" else 1e-3 ** (r / last)
@@ -91,12 +91,12 @@ class AppleClientState(ClientState):
     dr_history = Array()  # p_i after each round of dr_rounds (rounds, N)
     dr_rounds = Item[list[int]](list)
     dr_names = Item[list[str]](list)  # the silos that p_i is over; [] in a state of an earlier version
-    downloaded = Item[list[str]](list)  # whose core models were downloaded once
+    downloaded = Item[list[str]](list)  # silos whose core models were downloaded once
 
 
 class AppleServerState(ServerState):
     rounds = Items[int]("round.")  # the round of each silo's core model
-    wanted = Items[list[str]]("wanted.")  # whose core models each silo downloads next
+    wanted = Items[list[str]]("wanted.")  # silos whose core models each silo downloads next
     missed = Item[list[str]](list)  # silos whose last update was not usable
 
 
@@ -121,12 +121,12 @@ class AppleClient(SiloClient):
         return torch.mv(torch.stack([self.silo.initial(p) for p in purposes]).t(), self.dr)
 
     def personalise(self) -> Tensor:
-        """p_i and its own core; the others' cores stay."""
+        """Train p_i and its own core; the others' cores are fixed."""
         self.local_update()
         return self.model.vector
 
     def _core(self, name: str) -> Tensor:
-        """Silo ``name``'s core model: its own from the state, another's as received, or as it was last cached."""
+        """Return silo ``name``'s core model: its own from the state, another's as received or as last cached."""
         kept = self.state.cores.get(name)
         if model_of(name) in self.models and (name != self.silo.name or kept is None):
             return self.models[model_of(name)].vector
@@ -145,7 +145,7 @@ class AppleClient(SiloClient):
         return self.p0.clone()
 
     def _grown(self, dr: Tensor) -> Tensor:
-        """p_i over ``self.names``, which late joiners are among: p_0j for them, the others scaled to 1 - sum_j p_0j."""
+        """Return p_i over ``self.names``: p_0j for late joiners, the others' entries scaled by 1 - sum_j p_0j."""
         known = self.state.dr_names or self.names
         new = [i for i, name in enumerate(self.names) if name not in known]
         if len(dr) != len(known) or len(known) + len(new) != len(self.names):
@@ -185,7 +185,7 @@ class AppleClient(SiloClient):
         return [self.state.cores[self.silo.name]]
 
     def _keep_cores(self, core: Tensor) -> None:
-        """Into the state: p_i after every round, the own core, under a budget the others' and the next downloads."""
+        """Store p_i after every round, the own core, and under a budget the others' cores and the next downloads."""
         state = self.state
         state.dr, state.dr_names = self.dr.clone(), self.names
         state.cores[self.silo.name] = core
@@ -203,7 +203,7 @@ class AppleClient(SiloClient):
             self.replies["wanted"] = self.wanted(seen, budget)
 
     def wanted(self, seen: set[str], budget: int) -> list[str]:
-        """The ``budget`` silos to download from next: unseen ones first, then by b(r)^|p_ij| (eqs. 8, 9)."""
+        """Return the ``budget`` silos to download from next: unseen ones first, then by b(r)^|p_ij| (eqs. 8, 9)."""
         rng = generator(self.common.seed, self.silo.name, self.round, "downloads")
         others = [n for n in self.names if n != self.silo.name]
         unseen = [n for n in others if n not in seen]
@@ -219,7 +219,7 @@ class AppleClient(SiloClient):
 
 
 def over(names: Sequence[str], state: State) -> np.ndarray:
-    """A silo's history of p_i (rounds, N) over these silos; 0 for one that has joined since its last round."""
+    """Return a silo's history of p_i (rounds, N) over these silos; 0 for those that joined after its last round."""
     history = state.arrays["dr_history"].numpy()
     known = state.numbers.get("dr_names") or []
     if len(known) != history.shape[1] or not set(known) <= set(names):
@@ -266,7 +266,7 @@ class Apple(PersonalizedStrategy):
             self.state.models[name] = initial("" if self.settings.common_init else name)
 
     def welcome(self, silo: str) -> None:
-        """Hold the others' mean by samples as this silo's core, with which p_0 makes that mean of all cores."""
+        """Store the others' mean by samples as this silo's core; with it p_0 yields the same mean of all cores."""
         cores = self.state.models
         cores[silo] = weighted_mean(cores.values(), [self.samples[name] for name in cores])
 
@@ -275,7 +275,7 @@ class Apple(PersonalizedStrategy):
         state = self.state
         names = state.wanted.get(silo) or [n for n in self.silos if n != silo]
         if silo not in state.rounds or silo in state.missed:
-            names = list(self.silos)  # its own core too: it has none yet, or may have lost it
+            names = list(self.silos)  # including its own core: it has none yet, or may have lost it
         new = [n for n, first in self.joined.items() if state.rounds.get(silo, 0) < first]
         names = [*names, *(n for n in new if n not in names and n != silo)]  # whatever the budget: it has none of these
         models = {model_of(n): Model(state.models[n], n, state.rounds.get(n, 0), self.samples[n]) for n in names}

@@ -1,16 +1,15 @@
-"""Ditto: FedAvg, and beside it a personal model that is held near it.
+"""Ditto: FedAvg, plus a personal model per silo with a proximal term towards FedAvg's.
 
 Li et al., ICML 2021, arXiv 2012.04221. w by FedAvg; each silo's v_i solves min f_i(v) + (λ/2) ||v - w^t||²:
 
     v <- v - η (∇f_i(v) + λ (v - w^t)),   centre: the received model of this round, for the whole round
 
-Both trainings go through the same batches (as in the official code), and v never touches w, whose course is FedAvg's
-bit for bit.
+Both trainings use the same batches (as in the official code), and v does not affect w, which is FedAvg's bit for bit.
 Sent: Σ down, Σ up. Kept: server w; silo v_i. v_i starts from the common initial model; an absent silo keeps its v_i.
 Special cases: λ = 0 is Local for v bit for bit (with ``personal-epochs`` = local-epochs).
 
 The official code alternates the two per mini-batch, PFLlib trains v first; with the centre fixed at w^t all orders
-give the same.
+give the same result.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class DittoClient(SiloClient):
         return self.model.vector
 
     def personalise(self) -> Tensor:
-        """v from w, near it."""
+        """Train v from w, with the proximal term."""
         self.train(correction=proximal(self.received, self.settings.lambda_), optimizer_key="personal")
         return self.model.vector
 

@@ -1,4 +1,4 @@
-"""DiversiFed: silos gain from models that differ, pulled near and pushed apart at once.
+"""DiversiFed: diverse models that attract and repel each other at the same time.
 
 Wu et al., "The Diversity Bonus", arXiv 2407.15464. min sum_i L_ce(w_i) + λ L_d(w_i), with plain distances
 d_ij = ||w_i - w_j|| / τ:
@@ -9,9 +9,9 @@ d_ij = ||w_i - w_j|| / τ:
              ξ_ij = (1/(N-1) - softmax_j(d_i.)) / (τ² ||w_i - w_j|| / τ)
     silo     min L_ce(w) + (λ/2a) ||w - z_i||², several epochs of Adam; in its first round L_ce alone
 
-ξ_ij > 0 attracts, where j is nearer than the soft average. Sent, kept: see strategies/base/mixing.py. Absent silos:
-distances over the participants only, with N their number. No public code. The paper does not say where local training
-starts: here from the silo's own w_i (the proximal-point reading); ``start = "received"`` takes z_i.
+ξ_ij > 0 attracts, if j is nearer than the soft average. Sent, kept: see strategies/base/mixing.py. Absent silos:
+distances over the participants only, with N their number. No public code. The paper leaves the start of local training
+open: here it is the silo's own w_i (the proximal-point reading); with ``start = "received"`` it is z_i.
 Special cases: λ = 0 is Local; two silos, or equidistant models, give z_i = w_i; the rows of the coefficients sum to 1.
 """
 
@@ -62,6 +62,6 @@ class DiversiFed(MixingStrategy):
         distance = squared_distances(models).sqrt() / s.tau
         others = ~torch.eye(n, dtype=torch.bool, device=models.device)
         softmax = distance.masked_fill(~others, -torch.inf).softmax(1)
-        apart = others & (distance > 0)  # identical models neither pull nor push
+        apart = others & (distance > 0)  # identical models neither attract nor repel
         force = torch.where(apart, (1 / (n - 1) - softmax) / (s.tau**2 * distance.clamp(min=1e-12)), 0.0)
         return torch.eye(n, device=models.device) + s.step * (force - torch.diag(force.sum(1)))

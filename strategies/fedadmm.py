@@ -7,15 +7,16 @@ Gong, Li and Freris, ICDE 2022, arXiv 2204.03529. min sum_i f_i(w_i) so that w_i
              Δ_i  = the change of w_i + y_i/ρ since the silo's last counted round
     server   θ <- θ + (η / |S|) sum_{i in S} Δ_i
 
-Sent: Σ down, Σ up (Δ_i). Kept: server θ; silo w_i, which starts at the common initial model, and y_i, at 0; both are
-taken over once the server has counted them (strategies/base/acknowledged.py). An absent silo keeps both and has no Δ_i.
+Sent: Σ down, Σ up (Δ_i). Kept: server θ; silo w_i, which starts at the common initial model, and y_i, at 0. The silo
+commits both once the server has counted them (strategies/base/acknowledged.py). An absent silo keeps both and has no
+Δ_i.
 
-Three methods bear the name. η = 0 stands for |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, absent
-ones included: the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607), whose inexact inner solver and
-penalties per silo are not here. That of Wang, Marella and Anderson (CDC 2022) is not here either.
+Three methods have this name. η = 0 means |S|/N, with which θ is the mean of all silos' last w_i + y_i/ρ, including
+absent ones. This is the server's step of Zhou and Li (TPAMI 2023, arXiv 2204.10607); their inexact inner solver and
+penalties per silo are not implemented. The method of Wang, Marella and Anderson (CDC 2022) is not implemented either.
 
 Paper and code: the authors' code measures Δ_i from the received θ, not from the silo's own w_i, so that
-Δ_i = 2 (w_i - θ) and η = 1/2 is plain averaging; ``since = "received"`` is that. It draws each silo's epochs from 1 to
+Δ_i = 2 (w_i - θ) and η = 1/2 is plain averaging (``since = "received"``). It draws each silo's epochs from 1 to
 E (``random-epochs``), and lowers η to 0.5 at round 60 (``later``, ``later-from``). Local steps start from θ (code) or
 from the silo's w_i (``start = "own"``).
 
@@ -64,7 +65,7 @@ class FedADMMClient(ConfirmedClient):
     settings: AdmmSettings
 
     def last(self) -> Tensor:
-        """w_i of the last counted round, before the first the common initial model; a late joiner's is θ."""
+        """Return w_i of the last counted round; before the first the common initial model, for a late joiner θ."""
         return self.first() if self.state.primal is None else self.state.primal
 
     def newcomer(self) -> Tensor:

@@ -6,9 +6,9 @@ received global model Θ:
     Θ̂_i = Θ_i + (Θ - Θ_i) ⊙ [1; W_i]                                   (eq. 4)
     W_i <- clip(W_i - η ∇_Θ̂ L ⊙ (Θ - Θ_i), 0, 1)  per mini-batch       (eqs. 5-7)
 
-The lower layers take Θ as it is; the p highest layers are mixed. W_i starts at 1 and is learned on s% of the training
-part, drawn anew each round: until the loss settles the first time, one epoch in every later round. Then ordinary local
-training of all layers from Θ̂_i; server: the sample-weighted mean (algorithm 1).
+The lower layers are copied from Θ; the p highest layers are mixed. W_i starts at 1 and is learned on s% of the training
+split, drawn anew each round: the first time until the loss settles, in every later round for one epoch. Ordinary local
+training of all layers from Θ̂_i follows; server: the sample-weighted mean (algorithm 1).
 
 Sent: Σ down, Σ up. Kept: server Θ; silo Θ_i, W_i, and whether its first stage is done. W never leaves the silo.
 First round of a silo: it has no old local model, so it starts from Θ and ALA is off (the paper's t = 1). An absent
@@ -17,9 +17,9 @@ Special cases: p = 0 is FedAvg bit for bit; η = 0 is FedAvg up to rounding (Θ_
 
 Paper and code: the paper's p counts layers, the code's tensors; the paper samples s% at random, the code takes one
 contiguous window; "until it converges" is the code's rule: the last batch's losses of the last ``window`` epochs have
-a population standard deviation under ``threshold``. For that to say something of W, and not of the batches, the last
-batch must be of the same samples each time: the code does not shuffle, and here the batches of a round are drawn once
-and are the same in all its epochs. ``max-epochs`` bounds that stage, which neither has.
+a population standard deviation under ``threshold``. This measures W, and not the batches, only if the last batch has
+the same samples each time. So the code does not shuffle; here the batches of a round are drawn once and are the same
+in all its epochs. ``max-epochs`` bounds that stage; paper and code have no bound.
 
 ALA as a module (the paper's table 4): ``ala = true`` puts the same mixing, with the settings of ``fedala``, before the
 local training of any method whose silos start from a received model. A method with two models mixes its copy of the
@@ -69,7 +69,7 @@ class AlaClientState(ClientState):
 
 
 class AlaClient(SiloClient):
-    """ALA between receiving and local training; stands before a method's own silo half among the base classes."""
+    """ALA between receiving and local training; precedes a method's own silo half among the base classes."""
 
     state_type: ClassVar[type[ClientState]] = AlaClientState
     state: AlaClientState
@@ -80,7 +80,7 @@ class AlaClient(SiloClient):
         return received if old is None else self.adapt(received, old)
 
     def adapt(self, received: Tensor, old: Tensor) -> Tensor:
-        """Θ̂ (Σ,) from the received model Θ and the old local model Θ_i; learns W on the way."""
+        """Return Θ̂ (Σ,) from the received model Θ and the old local model Θ_i, and learn W."""
         blocks = self.received_blocks()
         parts = self.model.layout.parts(blocks[max(0, len(blocks) - self.ala.layers) :])
         theta, own = gather(received, parts), gather(old, parts)
@@ -105,7 +105,7 @@ class AlaClient(SiloClient):
         return self.model.vector.clone()
 
     def _epochs(self, losses: list[float]) -> int:
-        """How many epochs over the sample this round has: one, or in the first stage as many as it takes."""
+        """Return this round's number of epochs over the sample: one, or in the first stage until the loss settles."""
         if self.state.settled:
             return 1
         window = self.ala.window
@@ -117,10 +117,10 @@ class AlaClient(SiloClient):
         return max(1, int(len(self.silo.train) * self.ala.sample_percent / 100))
 
     def _network(self, parts: tuple[slice, ...]) -> tuple[nn.Module, Take]:
-        """The part of the network that ALA has to run, and how it gets a batch of the s% sample.
+        """Return the part of the network that ALA runs, and a function that returns a batch of the s% sample.
 
-        Where the last layer alone is mixed and nothing below it is random, the layers below give a sample the same
-        features in every pass over it: they are computed once per round.
+        If only the last layer is mixed and nothing below it is random, a sample's features below it are the same in
+        every pass: they are computed once per round.
         """
         model, train = self.model, self.silo.train
         rng = generator(self.common.seed, self.silo.name, self.round, "ala-sample")
@@ -141,7 +141,7 @@ class AlaClient(SiloClient):
         difference: Tensor,
         epoch: int,
     ) -> float:
-        """One pass over the sample; changes ``weights`` and the mixed model; returns the last batch's loss."""
+        """Make one pass over the sample; change ``weights`` and the mixed model; return the last batch's loss."""
         model, of = self.model, (self.common.seed, self.silo.name, self.round)
         seed_torch(generator(*of, "ala-dropout", epoch))
         rng = generator(*of, "ala-batches")  # the same batches in every epoch: see the module's docstring
@@ -163,10 +163,10 @@ class FedALAClient(AlaClient):
 
 
 def with_ala(client: type[SiloClient], settings: Ala) -> type[SiloClient]:
-    """A method's silo half with ALA before its local training."""
+    """Return a method's silo half with ALA before its local training."""
 
     class WithAlaState(AlaClientState, client.state_type):  # type: ignore[misc, name-defined]
-        """What both remember."""
+        """The state of both."""
 
     class WithAla(AlaClient, client):  # type: ignore[misc, valid-type]
         state_type = WithAlaState

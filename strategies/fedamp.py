@@ -1,4 +1,4 @@
-"""FedAMP and HeurFedAMP: attentive message passing, similar silos attract each other.
+"""FedAMP and HeurFedAMP: attentive message passing, in which similar silos attract each other.
 
 Huang et al., AAAI 2021, arXiv 2007.03797. min sum_i f_i(w_i) + λ sum_{i<j} A(||w_i - w_j||²), A(x) = 1 - exp(-x/σ):
 
@@ -9,11 +9,11 @@ Huang et al., AAAI 2021, arXiv 2007.03797. min sum_i f_i(w_i) + λ sum_{i<j} A(|
 Sent, kept, absent silos: see strategies/base/mixing.py. Special cases: λ = 0 and ``start = "own"`` is Local; models far
 apart (all A' = 0) give u_i = w_i; HeurFedAMP with ξ = 1 too; ξ = 1/N and σ = 0 is the plain average. For real networks
 d² is far above σ and FedAMP becomes Local with a proximal term: the paper's σ suits small distances. HeurFedAMP's σ of
-0.1 makes weights that are nearly alike, and it FedAvg with a proximal term. Both are said in the log.
+0.1 makes nearly equal weights, so that it becomes FedAvg with a proximal term. The log reports both.
 
-u_i is a convex combination only where a sum_j A' <= 1. With the step of 1000 that experiments use, models near each
-other break that: w_i gets a weight of minus thousands, and training diverges. ``convex`` divides such a row by
-a sum_j A'; without it the formula stands as it is.
+u_i is a convex combination only if a sum_j A' <= 1. With the step of 1000 that experiments use, models near each
+other violate that: w_i gets a weight of minus thousands, and training diverges. ``convex`` divides such a row by
+a sum_j A'; without it the formula is used unchanged.
 """
 
 from __future__ import annotations

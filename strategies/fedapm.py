@@ -11,8 +11,9 @@ Zhu et al., KDD 2025, arXiv 2506.04672. min_{u,V} sum_i α_i f_i(v_i, u), split 
              π_i^{t+1} = π_i^t + ρ (u_i^{t+1} - u^{t+1})                                             (eq. 12)
              z_i^{t+1} = u_i^{t+1} + π_i^{t+1} / ρ                                                   (eq. 13)
 
-α_i = 1/m or n_i/n is inside the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. The u-step starts
-from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which agree.
+α_i = 1/m or n_i/n is part of the gradient: a learning rate of 0.1 over 20 silos is an effective 0.005. The u-step
+starts from u^{t+1}. The published text lacks its formulas; these are recovered from its proofs and its code, which
+agree.
 
 Sent: Σ_s down, Σ_s up. Kept: server all z_i; silo v_i and u_i (its model), π_i, ε_i. Invariant after every aggregation
 with all present: sum_i [ρ (u_i - u) + π_i] = 0. A silo first chosen late has u_i = z_i = the initial model until then.
@@ -87,7 +88,7 @@ class FedAPMClient(PartialClient):
         return (epochs, epochs, *((1,) * epochs if self.settings.accuracy else ()))
 
     def personalise(self) -> Tensor:
-        """v by eq. 15, with u as received."""
+        """Train v by eq. 15, with u as received."""
         self._personal_step(gather(self.model.vector, self.shared))
         return self.model.vector
 
@@ -95,7 +96,7 @@ class FedAPMClient(PartialClient):
         return cast(float, self.numbers["alpha"])
 
     def _personal_step(self, shared: Tensor) -> None:
-        """eq. 15, with the shared part held at ``shared``."""
+        """Make the steps of eq. 15, with the shared part fixed at ``shared``."""
         if not self.private:
             return
         self.model.load(scatter(self.model.vector, self.shared, shared))
@@ -110,7 +111,7 @@ class FedAPMClient(PartialClient):
         self.train(parts=self.private, correction=correct, purpose=purpose, optimizer_key="personal")
 
     def _shared_step(self, u: Tensor, dual: Tensor) -> None:
-        """eq. 11, from the model as it stands."""
+        """Make the steps of eq. 11, from the current model."""
         if not self.shared:
             return
         centre = scatter(self.model.vector, self.shared, u)
@@ -127,7 +128,7 @@ class FedAPMClient(PartialClient):
         self.train(parts=self.shared, correction=correct, until=until, optimizer_key="shared")
 
     def _target(self) -> float:
-        """ε_i of this round; it shrinks with every round that the silo takes part in."""
+        """Return ε_i of this round; it shrinks with every round that the silo takes part in."""
         if not self.settings.accuracy:
             return 0.0
         target = self.settings.accuracy if self.state.epsilon is None else self.state.epsilon
@@ -135,7 +136,7 @@ class FedAPMClient(PartialClient):
         return target
 
     def _squared_norm(self, correct: Callable[[Tensor, Tensor], object]) -> float:
-        """||∇_u L_i||² over all of the silo's training samples."""
+        """Return ||∇_u L_i||² over all of the silo's training samples."""
         total = self.full_gradient("norm")
         correct(self.model.vector, total)
         return float(gather(total, self.shared).square().sum())

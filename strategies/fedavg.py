@@ -5,12 +5,12 @@ FedAvg: McMahan et al., AISTATS 2017. min_w sum_i k_i f_i(w), k_i = n_i / n.
     server   w <- sum_{i in S} n_i w_i / sum_{i in S} n_i
     silo     w_i <- E epochs of SGD on f_i, starting from w
 
-FedAvg-FT (APPLE's paper, table 1): the federated training is the same; beside it each silo fine-tunes the received
-model for ``epochs`` and keeps that one for itself. It is never sent.
+FedAvg-FT (APPLE's paper, table 1): the federated training is the same. In addition each silo fine-tunes the received
+model for ``epochs`` as its personal model, which is never sent.
 
 Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
 Special cases: FedAvg's *personal* snapshot (w_i) is APPLE's "FedAvg-local". FedAvg-FT with 0 epochs is FedAvg's
-*received* model; with E epochs it is FedAvg-local, for the batches come in the same order.
+*received* model; with E epochs it is FedAvg-local, because the batches come in the same order.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FineTuning:
 
 
 class FineTuningClient(SiloClient):
-    """Adds a fine-tuned copy of the received model, the silo's personal one, to whatever method it is mixed into."""
+    """Mixin that adds a fine-tuned copy of the received model to a method, as the silo's personal model."""
 
     settings: FineTuning
 

@@ -1,4 +1,4 @@
-"""FedBABU: only the body is trained together, below a random head that stays as it is; then every silo fine-tunes.
+"""FedBABU: federated training of the body only, below a fixed random head; then every silo fine-tunes.
 
 Oh, Kim and Yun, ICLR 2022, arXiv 2106.06042. A model is w = (u, h): u the body, h the head, drawn once and the same
 everywhere.
@@ -7,17 +7,17 @@ everywhere.
     server   u <- sum_{i in S} n_i u_i / sum_{i in S} n_i
     personal (u, h) fine-tuned on f_i for ``epochs``: the whole model, the head alone, or the body alone
 
-The paper fine-tunes once, after the last round. Here each round's received model is fine-tuned, beside the federated
-training, which never sees it: round t shows what a run of t - 1 rounds would have come to.
+The paper fine-tunes once, after the last round. Here each round's received model is fine-tuned, without effect on the
+federated training: round t shows the result of a run of t - 1 rounds.
 
-Sent: Σ_s down, Σ_s up. Kept: server u; silo h and its fine-tuned model, from which nothing starts (but its running
-statistics, with ``buffers = "local"``). Absent silos are left out of the mean and keep that model. Special cases:
-nothing personal (``layers = 0``) is FedAvg bit for bit, with FedAvg-FT's fine-tuning; 0 epochs leave the averaged body
-with the initial head.
+Sent: Σ_s down, Σ_s up. Kept: server u; silo h and its fine-tuned model, from which no training starts (except for its
+running statistics, with ``buffers = "local"``). Absent silos are left out of the mean and keep that model.
+Special cases: nothing personal (``layers = 0``) is FedAvg bit for bit, with FedAvg-FT's fine-tuning; 0 epochs leave
+the averaged body with the initial head.
 
-Paper and code: the official code averages alike whatever the n_i (``average = "silos"``), and sets the head's learning
-rate to 0, which is the same where weight decay and momentum are 0. It fine-tunes 5 epochs with η = 0.001, which is the
-η of its last rounds; ours is the round's. PFLlib fine-tunes the silo's last local body, not the average.
+Paper and code: the official code averages without weights (``average = "silos"``), and sets the head's learning rate
+to 0, which is the same if weight decay and momentum are 0. It fine-tunes 5 epochs with η = 0.001, which is the η of
+its last rounds; ours is the round's. PFLlib fine-tunes the silo's last local body, not the average.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from strategies.base.typed_state import Array, ClientState
 
 @dataclass(frozen=True)
 class BabuSettings(Averaging, PartialSettings):
-    """Settings of FedBABU; ``personal`` says which blocks are the head."""
+    """Settings of FedBABU; ``personal`` selects the blocks of the head."""
 
     epochs: int = setting(5, "epochs of fine-tuning", symbol="τ_f", minimum=0, kind="epochs")
     tune: str = setting("all", "what is fine-tuned", choices=("all", "head", "body"))
 
 
 class BabuClientState(ClientState):
-    head = Array()  # h, the head that all silos began with
+    head = Array()  # h, the initial head of all silos
     local = Array()  # with ``ala``: the last model (Σ,) trained in the federation
 
 
@@ -54,7 +54,7 @@ class FedBABUClient(PartialClient):
     settings: BabuSettings
 
     def receive(self) -> Tensor:
-        """The received body below the head that all silos began with, whatever this one's own has been tuned to."""
+        """Return the received body below the initial head of all silos, not below this silo's fine-tuned head."""
         self.shared, self.private = self.parts()
         head = self.state.head
         if head is None:

@@ -6,16 +6,16 @@ all batch normalisation layers, u the rest.
     silo     (u_i, b_i): E epochs of joint SGD on f_i, from the received u and its own b_i and running statistics
     server   u <- (1 / |S|) sum_{i in S} u_i
 
-The layers are found by their type, wherever they stand: the official code looks for "bn" in their names and so averages
-those in a residual network's shortcuts. Group and layer normalisation have no statistics and are shared as other
-layers. A network without batch normalisation is refused: its FedBN would be FedAvg.
+The layers are found by their type: the official code searches for "bn" in their names and so averages those in a
+residual network's shortcuts. Group and layer normalisation have no statistics and are shared like other layers. A
+network without batch normalisation is refused, because its FedBN would be FedAvg.
 
-Sent: Σ - Σ_bn down and up. Kept: server u; silo b_i and its statistics, which stay whatever ``buffers`` says. An absent
-silo keeps both; after a long absence they belong to an older u. A silo that has never trained has those of the initial
-model. Evaluated: the averaged u with the silo's own b_i, before local training; the statistics were gathered below the
-silo's own u_i. Paper and code average alike; ``average = "samples"`` weighs as FedAvg does.
+Sent: Σ - Σ_bn down and up. Kept: server u; silo b_i and its statistics, which stay with any value of ``buffers``. An
+absent silo keeps both; after a long absence they belong to an older u. A silo that has never trained has those of the
+initial model. Evaluated: the averaged u with the silo's own b_i, before local training; the statistics were computed
+with the silo's own u_i. Paper and code average without weights; ``average = "samples"`` weights as FedAvg does.
 
-Its neighbour: FedAvg with ``buffers = "local"`` is SiloBN (arXiv 2008.07424): statistics local, γ and β shared. Special
+Related: FedAvg with ``buffers = "local"`` is SiloBN (arXiv 2008.07424): statistics local, γ and β shared. Special
 cases: normalisation without γ and β is SiloBN bit for bit; one silo is Local.
 """
 

@@ -1,4 +1,4 @@
-"""FedCAC: parameters that matter to a silo are averaged with silos of like kind only, and ever fewer of them.
+"""FedCAC: a silo's critical parameters are averaged with similar silos only, and with fewer of them in each round.
 
 Wu, Liu, Niu, Zhu and Tang, ICCV 2023, arXiv 2309.11103. After local training from w to w_i, in each tensor
 
@@ -10,16 +10,16 @@ and the server compares which ones they are; after the first round t = 0:
     C_i  = {j: O_ij >= Ō + (t + 1)/β (O_max - Ō)} and i,     u_i = mean of the w_j, j in C_i
     start of silo i:  m_i ⊙ u_i + (1 - m_i) ⊙ w̄,     w̄ = the sample-weighted mean of the round's w_i
 
-After more than β rounds C_i is i alone. (The formula gives that too, but where all overlaps are equal, as two silos'.)
+After more than β rounds C_i is i alone. (The formula gives that too, unless all overlaps are equal, as with two silos.)
 
 Sent: 2 Σ down (w̄, u_i; w̄ alone until the server has a model of the silo), up w_i and Σ bits: eight of them in a
-number, Σ/8 numbers. Kept: server w̄, all w_i and m_i; silo m_i, taken over once the server has counted it
-(strategies/base/acknowledged.py). An absent silo's last w_i and m_i stay in the comparison (the code knows no absence).
+number, Σ/8 numbers. Kept: server w̄, all w_i and m_i; silo m_i, committed once the server has counted it
+(strategies/base/acknowledged.py). An absent silo's last w_i and m_i stay in the comparison (the code has no absence).
 Evaluated: the start, before local training. Special cases: τ = 0 is FedAvg bit for bit; τ = 1 is Local bit for bit
 after round β, and before it the plain mean of all last models; one silo is Local.
 
-Ties at the threshold are all critical, so there can be more than τ; a parameter that training has not moved is not
-(unless τ = 1). The code has a rule for thresholds under 1e-10, with which all that moved are critical: not here.
+Ties at the threshold are all critical, so there can be more than τ. A parameter that training has not moved is not
+critical (unless τ = 1). The code's rule for thresholds under 1e-10, by which all that moved are critical, is omitted.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CacSettings:
 
 
 def critical(layout: Layout, before: Tensor, after: Tensor, tau: float) -> Tensor:
-    """m_i (Σ,), of truths."""
+    """Return m_i (Σ,), boolean."""
     change = ((after - before) * after).abs()
     mask = torch.zeros_like(change, dtype=torch.bool)
     for entry in layout.parameters:
@@ -65,13 +65,13 @@ def critical(layout: Layout, before: Tensor, after: Tensor, tau: float) -> Tenso
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Truths (Σ,) as numbers below 1 of eight binary digits, which every number format of the wire holds exactly."""
+    """Pack booleans (Σ,) into numbers below 1 of eight binary digits, which every wire format holds exactly."""
     padded = torch.nn.functional.pad(mask.float(), (0, -len(mask) % 8)).view(-1, 8)
     return padded @ powers(mask.device)
 
 
 def unpack(packed: Tensor, size: int) -> Tensor:
-    """The truths (size,) that :func:`pack` packed."""
+    """Return the booleans (size,) that :func:`pack` packed."""
     return ((packed.unsqueeze(1) / powers(packed.device)).floor() % 2).flatten()[:size] == 1
 
 
@@ -143,7 +143,7 @@ class FedCAC(ConfirmedStrategy):
         return Payload({**payload.models, "customised": Model(mean, round=self.round - 1)}, payload.numbers)
 
     def like(self) -> dict[str, list[str]]:
-        """C_i of every silo that has sent a model, by name."""
+        """Return C_i of every silo that has sent a model, by name."""
         names = [n for n in self.silos if n in self.state.models]
         if len(names) < 2 or self.round - 1 > self.settings.beta:
             return {n: [n] for n in names}
@@ -159,7 +159,7 @@ class FedCAC(ConfirmedStrategy):
         }
 
     def centre(self, name: str, update: Update) -> Tensor | None:
-        """What it was sent: the customised model where its parameters are critical."""
+        """Return the start that the silo was sent: the customised model at its critical parameters."""
         found, mask = super().centre(name, update), self.state.critical.get(update.silo)
         customised = self.sent.get(update.silo, {}).get("customised")
         if name != "model" or found is None or mask is None or customised is None:
@@ -184,7 +184,7 @@ class FedCAC(ConfirmedStrategy):
 
 
 def overlap(masks: Tensor) -> Tensor:
-    """O_ij (n, n), float64, from 0/1 masks (n, Σ)."""
+    """Return O_ij (n, n), float64, from 0/1 masks (n, Σ)."""
     common = (masks @ masks.T).double()  # counts, which are exact in float32 up to 16 million
     own = common.diagonal().unsqueeze(1)
     return torch.where(own > 0, 1 - (own + own.T - 2 * common) / (2 * own), 0.0)

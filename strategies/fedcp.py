@@ -7,15 +7,15 @@ Zhang et al., KDD 2023, arXiv 2307.01217. h = φ(x) in R^K are the features; two
     loss   = CE + λ MMD(h, φᵗ(x))            φᵗ: the received body, held fixed; MMD: squared, with the kernel
                                              sum_a exp(-d² / 2a), a in (10, 15, 20, 50), means over the batch's pairs
 
-Trained: φ, the personal head P, the policy (A, LN); the global head G stands still. In training the softmax has Gumbel
-noise (τ = 1). After it the silo sends φ, the policy and (P + G) / 2 in G's place; server: the sample-weighted mean of
-all three. v is the sum of the rows of P, taken when the round's model arrives; in a silo's first round it is random.
+Trained: φ, the personal head P, the policy (A, LN); the global head G is fixed. In training the softmax has Gumbel
+noise (τ = 1). Afterwards the silo sends φ, the policy and (P + G) / 2 in G's place; server: the sample-weighted mean of
+all three. v is the sum of the rows of P when the round's model arrives; in a silo's first round it is random.
 
 Sent: Σ + 2K² + 6K down and up: body, G, policy. Kept: server these; silo P, v. P and G start as the same layer. An
-absent silo keeps P, and gets body, G and policy when it comes back. Evaluated: what arrived with the silo's own P, and
-without Gumbel noise; the official code has it in evaluation too, where predictions are then random. The default λ is
-the official MNIST script's; it is strong, and slows the first rounds. All is one network, whose blocks ``own`` (P),
-``shared`` (G), ``policy`` and ``context`` stand in place of the last layer.
+absent silo keeps P, and gets body, G and policy when it comes back. Evaluated: the received parts with the silo's own
+P, without Gumbel noise; the official code has noise in evaluation too, which makes predictions random. The default λ is
+the official MNIST script's; it is strong, and slows the first rounds. It is one network, whose blocks ``own`` (P),
+``shared`` (G), ``policy`` and ``context`` replace the last layer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CpSettings:
 
 
 class PolicyHead(nn.Module):
-    """P (r * h) + G (s * h)."""
+    """Head with the outputs P (r * h) + G (s * h)."""
 
     block_names = ("own", "shared", "policy", "context")
     has_dropout = True  # Gumbel noise
@@ -60,7 +60,7 @@ class PolicyHead(nn.Module):
         self.context = Values(features)
 
     def masks(self, h: Tensor) -> Tensor:
-        """(b, 2, K): r and s of each sample."""
+        """Return r and s of each sample (b, 2, K)."""
         scores: Tensor = self.policy(h * F.normalize(self.context(), dim=0)).relu().unflatten(1, (2, -1))
         return (scores + gumbel(scores) if self.training else scores).softmax(1)
 
@@ -71,7 +71,7 @@ class PolicyHead(nn.Module):
 
 
 def gumbel(like: Tensor) -> Tensor:
-    """Gumbel noise of this shape, from torch's global generator."""
+    """Return Gumbel noise of this shape, from torch's global generator."""
     return -torch.empty_like(like).exponential_().clamp_min(1e-30).log()
 
 
@@ -89,7 +89,7 @@ class FedCPClient(PartialClient):
         return self.with_context(self.silo.initial("").clone())
 
     def with_context(self, vector: Tensor) -> Tensor:
-        """The vector (Σ,) with this silo's context in its place: drawn in the first round, then from its own head."""
+        """Return the vector (Σ,) with this silo's context: drawn in the first round, then from its own head."""
         layout = self.model.layout
         (context,) = layout.parts(head_blocks(layout, "context"))
         features = context.stop - context.start
@@ -103,7 +103,7 @@ class FedCPClient(PartialClient):
         return vector
 
     def newcomer(self) -> Tensor:
-        """P starts as the received G, as both do in round 1."""
+        """Return the received model with P = G, as in round 1."""
         own, shared = (self.model.layout.parts(head_blocks(self.model.layout, name)) for name in ("own", "shared"))
         return scatter(self.received, own, gather(self.received, shared))
 

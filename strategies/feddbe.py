@@ -1,4 +1,4 @@
-"""FedDBE (FedAvg + DBE): what sets a silo's features apart goes into a bias of its own, the rest is pulled to one mean.
+"""FedDBE (FedAvg + DBE): a personal bias absorbs a silo's feature shift; the rest is regularised to a common mean.
 
 Zhang et al., NeurIPS 2023, arXiv 2311.14975. z = φ(x) in R^K are the features, h the last layer W z + b.
 
@@ -7,9 +7,9 @@ Zhang et al., NeurIPS 2023, arXiv 2311.14975. z = φ(x) in R^K are the features,
              z̄ <- (1 - m) z̄ + m · batch mean of z                       0 at the start of every local training
     server   w <- the sample-weighted mean of the w_i;   z̄ᵍ <- that of the z̄_i, once
 
-All of w and u_i take steps together; u_i by plain gradient steps of the same learning rate, from 0, and is kept for
-ever. Only the last batch's share of z̄ has a gradient. z̄ᵍ comes of round 1, a warm-up without u and MR: the silos train,
-send z̄ alone, and the models are thrown away (``warm-up = "keep"``: they are sent and averaged too, as FedAvg's).
+w and u_i take steps together; u_i takes plain gradient steps of the same learning rate, from 0, and is kept for ever.
+Only the last batch's share of z̄ has a gradient. z̄ᵍ is computed in round 1, a warm-up without u and MR: the silos
+train, send z̄ alone, and the models are discarded (``warm-up = "keep"``: they are sent and averaged as in FedAvg).
 
 Sent: Σ + K down (Σ in round 1), Σ up (K in round 1). Kept: server w, z̄ᵍ; silo u_i. The server sees one mean feature
 vector per silo, once. An absent silo keeps u_i; absent in round 1, it has no part in z̄ᵍ. Evaluated: w with the silo's
@@ -85,7 +85,7 @@ class FedDBEClient(SiloClient):
         return self.folded(self.model.vector)
 
     def personalise(self) -> Tensor:
-        """u, which starts at 0; w stays."""
+        """Train u, which starts at 0; w is fixed."""
         model, w = self.model, self.models[GLOBAL].vector
         weight, bias = model.layout.linear_head()
         matrix = w[weight.start : weight.stop].view(weight.shape)
@@ -125,7 +125,7 @@ class FedDBEClient(SiloClient):
         return loss + kappa * (mean - self.models[MEAN].vector).square().mean() / 2
 
     def folded(self, vector: Tensor) -> Tensor:
-        """w with the last bias b + W u."""
+        """Return w with the last bias b + W u."""
         if not self.settings.bias:
             return vector
         weight, bias = self.model.layout.linear_head()

@@ -1,6 +1,6 @@
-"""FedDyn: a regulariser that moves with the rounds, until the silos' optima and the server's are the same.
+"""FedDyn: a dynamic regulariser, with which the silos' optima and the server's coincide in the limit.
 
-Acar et al., ICLR 2021, arXiv 2111.04263, Algorithm 1. min_θ (1/N) sum_i f_i(θ), every silo of the same weight:
+Acar et al., ICLR 2021, arXiv 2111.04263, Algorithm 1. min_θ (1/N) sum_i f_i(θ), with equal weights:
 
     silo     θ_i = argmin_θ f_i(θ) - <g_i, θ> + (α/2) ||θ - θ^t||², by local training from θ^t
              g_i <- g_i - α (θ_i - θ^t)                                   (= ∇f_i(θ_i) at an exact θ_i)
@@ -8,17 +8,17 @@ Acar et al., ICLR 2021, arXiv 2111.04263, Algorithm 1. min_θ (1/N) sum_i f_i(θ
 
 ``weights = "samples"``, the authors' code: α_i = α n/(N n_i) in the silo, which weighs f_i by n_i; h then is the mean
 of the (N n_i/n) g_i. The code also clips the gradient, regulariser included, at norm 10 (``clip``), and keeps
--g_i/α in place of g_i. Of the models that the code scores, the next start θ^{t+1} is the received one here; the one
-that the paper plots, the mean of all silos' last θ_i, is no silo's model and not formed.
+-g_i/α in place of g_i. Of the models that the code scores, the next start θ^{t+1} is the received one here. The paper
+plots the mean of all silos' last θ_i, which is no silo's model and is not computed.
 
-Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is taken over once the server has counted it
+Sent: Σ down, Σ up. Kept: server θ, h; silo g_i, which starts at 0 and is committed once the server has counted it
 (strategies/base/acknowledged.py). Invariant with all present: h = mean of the g_i. An absent silo keeps its g_i and its
-share of h; the mean of the θ_i is over the replies that came. A late joiner's g_i is 0, and h is N / (N + 1) of what it
-was, with ``weights = "samples"`` n / (n + n_i): still the mean of the g_i. Personal: θ_i.
+share of h; the mean of the θ_i is over the received replies. A late joiner's g_i is 0, and h is multiplied by
+N / (N + 1), with ``weights = "samples"`` by n / (n + n_i): still the mean of the g_i. Personal: θ_i.
 
-Special cases: round 1 goes 1 + |S|/N times as far as the mean of the θ_i. With all silos present it is ADMM: FedAPM
-with nothing personal, ρ = α/N and N times the learning rate, and FedADMM with ρ = α and η = 1. PFLlib's term is a norm
-that is not squared, a slip.
+Special cases: the step of round 1 is 1 + |S|/N times the step to the mean of the θ_i. With all silos present it is
+ADMM: FedAPM with nothing personal, ρ = α/N and N times the learning rate, and FedADMM with ρ = α and η = 1. PFLlib's
+term is a norm that is not squared, by mistake.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedFomo: each silo weighs others' models by how much they lower its validation loss.
+"""FedFomo: each silo weights others' models by how much they lower its validation loss.
 
 Zhang et al., ICLR 2021, arXiv 2012.08565. For every downloaded model w_n, with the silo's own last model w_i:
 
@@ -8,7 +8,7 @@ Zhang et al., ICLR 2021, arXiv 2012.08565. For every downloaded model w_n, with 
 The server keeps all models and an affinity matrix P (identity at first), adds the weights that a silo reports,
 P_i += ω_i, and sends it the M models of highest P_ij (equal ones at random), or with probability ε others at random; ε
 falls by a factor every round. The held-out share of the training data is the run's ``validation`` (the paper's is 20%);
-a silo without validation data cannot weigh and keeps its own model, and where no silo has any the run is refused.
+a silo without validation data cannot compute weights and keeps its own model; if no silo has any, the run is refused.
 
 Sent: M Σ down, Σ up and M weights; in a silo's first round nothing down. Kept: server all w_i and P; silo w_i. An
 absent silo's model and its row of P stay. A late joiner's model is the mean of the others' until it sends its own; P
@@ -70,12 +70,12 @@ class FedFomoClient(SiloClient):
         return mixed
 
     def newcomer(self) -> Tensor:
-        """The mean of the models that it gets."""
+        """Return the mean of the received models."""
         others = [m.vector for key, m in self.models.items() if key.startswith(MODEL_OF)]
         return torch.stack(others).mean(0) if others else self.received
 
     def personalise(self) -> Tensor:
-        """Weighs them, against their mean, on its validation data, and trains from there."""
+        """Weight the received models against their mean, on the validation data, and train from the mixture."""
         self.state.personal = self.received
         self.model.load(self.receive(), self.received_buffers)
         self.train()
@@ -124,7 +124,7 @@ class FedFomo(PersonalizedStrategy):
         self.state.made = {}
 
     def welcome(self, silo: str) -> None:
-        """Hold the mean of the others' models as this silo's, until it sends one of its own."""
+        """Store the mean of the others' models as this silo's, until it sends its own."""
         state = self.state
         state.affinity = {i: {**row, silo: 0.0} for i, row in state.affinity.items()}
         state.affinity = {**state.affinity, silo: {j: float(j == silo) for j in self.silos}}
@@ -141,7 +141,7 @@ class FedFomo(PersonalizedStrategy):
         )
 
     def chosen(self, silo: str) -> list[str]:
-        """The M others that this silo gets: by affinity, with probability ε at random."""
+        """Return the M others that this silo gets: by affinity, with probability ε at random."""
         others = [n for n in self.silos if n != silo and n in self.state.models]
         budget = self.settings.max_downloads or len(others)
         affinity = self.state.affinity[silo]
@@ -168,7 +168,7 @@ class FedFomo(PersonalizedStrategy):
             raise DataError(f"'weights' is {sent!r}, which is more than 1 in all")
 
     def centre(self, name: str, update: Update) -> Tensor | None:
-        """The mixture that the silo trained from, by the weights that it reports: among models that it was sent."""
+        """Return the mixture of sent models that the silo trained from, by its reported weights."""
         own = super().centre(name, update)
         if name != "model" or own is None:
             return own
@@ -180,7 +180,7 @@ class FedFomo(PersonalizedStrategy):
         return mixed
 
     def reported(self, update: Update) -> dict[str, float]:
-        """The weights that a silo says it gave to others' models."""
+        """Return the silo's reported weights of others' models."""
         found: dict[str, float] = json.loads(cast(str, update.numbers.get("weights", "{}")))
         return found
 

@@ -1,4 +1,4 @@
-"""FedLAMA: layers whose copies differ little from silo to silo are averaged less often.
+"""FedLAMA: layers that differ little between silos are averaged less often.
 
 Lee, Zhang and Avestimehr, AAAI 2023, arXiv 2110.10302. A layer is one weight tensor l of dim_l numbers, with an
 interval τ_l of 1 or φ rounds (the paper's τ' is one round here: local-epochs). In round t every silo trains its model
@@ -9,18 +9,18 @@ x^i, and
     where φ | t:               sort by d_l, ascending; δ_l = sum_{k<=l} d_k dim_k / sum_k d_k dim_k,
                                λ_l = sum_{k<=l} dim_k / sum_k dim_k; τ = φ up to the first l with 1 - λ_l < δ_l, else 1
 
-Only matrices and kernels are sorted; biases and normalisation weights, which count in δ's denominator alone, are
-averaged every round, and so are running statistics. All intervals start at 1, and where φ | t all layers are averaged.
+Only matrices and kernels are sorted. Biases and normalisation weights enter only δ's denominator; they and running
+statistics are averaged every round. All intervals start at 1, and if φ | t all layers are averaged.
 
-Sent: the layers of the round before down, those of the round up: at most Σ, the less the longer; in a silo's first
-round Σ down. Kept: server u, τ, when each layer was averaged, when each silo was last heard of; silo x^i. An absent
-silo is left out of the means, and gets on its return all layers averaged since it was last heard of. So does one whose
+Sent: the layers of the round before down, those of the round up: at most Σ, less with longer intervals; in a silo's
+first round Σ down. Kept: server u, τ, the last average of each layer, the last reply of each silo; silo x^i. An absent
+silo is left out of the means, and on its return gets all layers averaged since its last reply. So does a silo whose
 reply was lost. Special cases: φ = 1 is FedAvg bit for bit, and so is every run before its first adjustment.
 
-Paper and code: the official code averages alike whatever the n_i (``average = "silos"``), does not adjust in the first
-6 rounds (``wait``), keeps its momentum over rounds (``optimizer-state = "keep"``), and counts the layer at which the
-curves cross as one of the slow ones, as here. It is no personalised method: where φ | t-1 the received model of round t
-is one for all, in other rounds it has the silo's own slow layers, and its metrics are better for that, not by design.
+Paper and code: the official code averages without weights (``average = "silos"``), does not adjust in the first 6
+rounds (``wait``), keeps its momentum over rounds (``optimizer-state = "keep"``), and counts the layer at which the
+curves cross as one of the slow ones, as here. It is no personalised method: if φ | t-1, the received model of round t
+is the same for all. In other rounds it has the silo's own slow layers, which improves its metrics, but not by design.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class LamaSettings(Averaging):
 
 
 def flagged(layout: Layout, flags: Number) -> list[slice]:
-    """The parts of the vector of the tensors with a 1 in ``flags``."""
+    """Return the parts of the vector of the tensors with a 1 in ``flags``."""
     pairs = zip(layout.parameters, cast(list[int], flags), strict=True)
     return [slice(e.start, e.stop) for e, flag in pairs if flag]
 
 
 def choose_intervals(layout: Layout, excess: Sequence[float], phi: int) -> list[int]:
-    """τ_l of every tensor from its d_l dim_l."""
+    """Return τ_l of every tensor from its d_l dim_l."""
     sizes = [e.stop - e.start for e in layout.parameters]
     kernels = [k for k, e in enumerate(layout.parameters) if len(e.shape) > 1]
     all_sizes, all_excess = sum(sizes[k] for k in kernels), sum(excess)
@@ -118,7 +118,7 @@ class FedLAMA(PersonalizedStrategy):
         self.state.intervals, self.state.averaged, self.state.heard = [1] * count, [0] * count, {}
 
     def due(self) -> list[int]:
-        """1 for every tensor that is averaged in this round."""
+        """Return 1 for every tensor that is averaged in this round, else 0."""
         return [int(self.round % interval == 0) for interval in self.state.intervals]
 
     def upload_size(self, name: str, silo: str = "") -> int:
@@ -149,7 +149,7 @@ class FedLAMA(PersonalizedStrategy):
         state.model = scatter(state.model, flagged(self.layout, due), mean)
         state.averaged = [self.round if now else r for now, r in zip(due, state.averaged, strict=True)]
         state.heard = {**state.heard, **{u.silo: self.round for u in updates}}
-        # A single silo has no other to differ from: its layers' excess means nothing.
+        # A single silo cannot differ from others: its layers' excess is meaningless.
         if self.round % self.settings.phi == 0 and self.round > self.settings.wait and len(updates) > 1:
             squares = self.mean(((u.vector - mean).square() for u in updates), weights)
             sums = [squares[e.start : e.stop].sum() for e in self.layout.parameters]

@@ -1,18 +1,18 @@
-"""FedLP: FedAvg in which each silo sends a few layers only, drawn anew every round.
+"""FedLP: FedAvg in which each silo sends only a few layers, drawn anew every round.
 
 Zhu et al., ICC 2023, the homogeneous scheme. A silo receives and trains the whole w; each layer of its w_i goes up with
 probability p, and the server averages every layer over the silos that sent it:
 
-    w_l <- sum_{i in S_l} w_{i,l} / |S_l|,   S_l the silos of the round that sent layer l;  w_l as it was where none did
+    w_l <- sum_{i in S_l} w_{i,l} / |S_l|,   S_l the silos of the round that sent layer l;  w_l unchanged if none did
 
-Silo and server draw the layers from the run's seed, the silo's name and the round, each for itself, so what was drawn
-need not be sent. ``unit = "layer"`` (paper) are the model's layer blocks; "tensor" (code) tosses for weight and bias
-separately. ``weights = "samples"`` weighs by n_i, where paper and code do not.
+Silo and server each draw the layers from the run's seed, the silo's name and the round, so the draw is not sent.
+``unit = "layer"`` (paper) are the model's layer blocks; "tensor" (code) draws weight and bias separately.
+``weights = "samples"`` weights by n_i, which paper and code do not.
 
 Sent: Σ down, up p Σ on average. BatchNorm statistics travel whole. Kept: server w; silo nothing. An absent silo is in
 no S_l. Special cases: p = 1 with weights = "samples" is FedAvg bit for bit; p = 0 keeps w. The heterogeneous scheme,
-whose silos train their first layers only, is not here. (The code's flag for p is called drop rate, and is the share
-kept.)
+whose silos train their first layers only, is not implemented. (The code's flag for p is called drop rate, but is the
+share kept.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LpSettings:
 
 
 def sent(layout: Layout, settings: LpSettings, common: Common, silo: str, server_round: int) -> list[slice]:
-    """The parts of the vector that this silo sends in this round."""
+    """Return the parts of the vector that this silo sends in this round."""
     units: Sequence[Block | Entry] = layout.blocks if settings.unit == "layer" else layout.parameters
     rng = generator(common.seed, silo, server_round, "layers")
     kept = torch.rand(len(units), generator=rng) < settings.keep

@@ -14,15 +14,15 @@ Xu, Tong, Huang, ICLR 2023, arXiv 2306.11867. z = φ(x) in R^K are the features.
              ψ_i <- sum_j α_ij ψ_j,   α_i = argmin a' P_i a,  a >= 0, sum a = 1;  below 10⁻³ it is 0, and the rest is
              scaled to 1;   P_i = diag(V) + D_i,   D_i[j, l] = <H_i - H_j, H_i - H_l>
 
-Heads are mixed for the silos of a round, of their heads. Features are taken in evaluation mode.
+Heads are mixed among the silos of a round. Features are computed in evaluation mode.
 
 Sent: Σ + C (K + 1) down (Σ in round 1: no prototypes), Σ + C (K + 1) + CK up, and V_i. Kept: server φ, c, every silo's
-ψ_i; silo nothing. An absent silo's ψ_i stays as it was; a class that no silo of a round has keeps its prototype. The
-server learns every silo's class shares, class means and head: ``min-count`` holds back classes with fewer samples (they
-count as absent). Evaluated: the received body with the mixed head. Special cases: without mixing, with λ = 0 and one
-learning rate it is FedRep with these epochs, bit for bit; equal H: α_j is proportional to 1/V_j; one silo: α = 1.
+ψ_i; silo nothing. An absent silo keeps its ψ_i; a class that no silo of a round has keeps its prototype. The server
+sees every silo's class shares, class means and head: ``min-count`` withholds classes with fewer samples (they count as
+absent). Evaluated: the received body with the mixed head. Special cases: without mixing, with λ = 0 and one learning
+rate it is FedRep with these epochs, bit for bit; equal H: α_j is proportional to 1/V_j; one silo: α = 1.
 
-Defaults are the official code's; its head learning rate of 0.1 is written into it (0: the run's).
+Defaults are the official code's; its head learning rate of 0.1 is hard-coded there (0: the run's).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FedPACClient(SiloClient):
         return [model.vector.clone(), table, (shares[:, None] * means).flatten()]
 
     def personalise(self) -> Tensor:
-        """The head; the body stays."""
+        """Train the head; the body is fixed."""
         self.aligned = False
         self.train(parts=[self.model.head], purpose="personal", optimizer_key="personal")
         return self.model.vector
@@ -129,7 +129,7 @@ class FedPACClient(SiloClient):
 
 
 def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray:
-    """α_i (n,) from G[j, l] = <H_j, H_l> and V: D_i[j, l] = G_ii - G_ij - G_il + G_jl."""
+    """Return α_i (n,) from G[j, l] = <H_j, H_l> and V: D_i[j, l] = G_ii - G_ij - G_il + G_jl."""
     own = gram[silo]
     alpha = on_simplex(np.diag(variance) + own[silo] - own[:, None] - own[None, :] + gram)
     alpha[alpha < LEAST] = 0
@@ -137,12 +137,12 @@ def combination(gram: np.ndarray, variance: np.ndarray, silo: int) -> np.ndarray
 
 
 def on_simplex(matrix: np.ndarray) -> np.ndarray:
-    """argmin a' P a over a >= 0, sum a = 1, for a positive semidefinite P (n, n), by non-negative least squares.
+    """Return argmin a' P a over a >= 0, sum a = 1, for positive semidefinite P (n, n), by non-negative least squares.
 
-    With P = L'L, the minimum of ||L a||² + (sum a - 1)² over a >= 0 is s b, for a b on the simplex: the best s leaves
-    b'Pb / (b'Pb + 1), which grows with b'Pb. So b is the answer, exactly.
+    With P = L'L, the minimum of ||L a||² + (sum a - 1)² over a >= 0 is s b, for a b on the simplex. The best s leaves
+    b'Pb / (b'Pb + 1), which grows with b'Pb. So b is exactly the solution.
     """
-    from scipy.optimize import nnls  # the server's alone: a silo's image has no SciPy
+    from scipy.optimize import nnls  # on the server only: a silo's image has no SciPy
 
     n = len(matrix)
     scale = max(float(np.diag(matrix).max()), np.finfo(float).tiny)
@@ -188,7 +188,7 @@ class FedPAC(PersonalizedStrategy):
             self.state.heads[name] = initial("")[self.last].clone()
 
     def welcome(self, silo: str) -> None:
-        """Hold the mean of the others' heads as this silo's."""
+        """Store the mean of the others' heads as this silo's."""
         self.state.heads[silo] = self.state.model[self.last].clone()
 
     def payload(self, silo: str) -> Payload:

@@ -1,25 +1,25 @@
-"""FedPHP: a history of the silo's own models, which is its personal one and teaches the model that is trained.
+"""FedPHP: a moving average of the silo's own models as personal model and teacher of the trained model.
 
 Li, Zhan, Shao, Li and Song, ECML-PKDD 2021. w by FedAvg, but each silo trains its copy w_i by the loss
 
     (1 - λ) L(w_i) + λ T(w_i, p_i),     p_i <- μ p_i + (1 - μ) w_i after the last step
 
-with its history p_i fixed in training. φ is what the last layer block gets, z its outputs, B a batch:
+with its history p_i fixed in training. φ is the input of the last layer block, z its outputs, B a batch:
 
     T = MMD: mean over B x B of k(φ_w, φ_w') + k(φ_p, φ_p') - 2 k(φ_w, φ_p),
              k(a, b) = sum over s in {10, 15, 20, 50} of exp(-||a - b||² / 2s)
     T = distillation: -mean over B of sum_c softmax_c(z_p / 4) log softmax_c(z_w)
 
 μ grows with the silo's own rounds: 0.9 times those before this one over max(1, C T), at most 0.9, with C the
-participation and T the rounds, so that in a silo's first round p_i becomes w_i. (PFLlib: by the number of the round,
-which evaluates w_i besides.) BatchNorm statistics are mixed with the same μ; p_i computes in evaluation mode.
+participation and T the rounds, so that in a silo's first round p_i becomes w_i. (PFLlib uses the number of the round,
+and evaluates w_i.) BatchNorm statistics are mixed with the same μ; p_i computes in evaluation mode.
 
-Sent: Σ down, Σ up (w_i). Kept: server w; silo p_i, which starts at the common initial model, and how often it took
-part. An absent silo keeps both. Personal: p_i. Special cases: λ = 0 leaves FedAvg's course of w bit for bit; μ = 0
-besides makes p_i FedAvg's locally trained model.
+Sent: Σ down, Σ up (w_i). Kept: server w; silo p_i, which starts at the common initial model, and its number of rounds.
+An absent silo keeps both. Personal: p_i. Special cases: with λ = 0, w is FedAvg's bit for bit; with μ = 0 as well, p_i
+is FedAvg's locally trained model.
 
-The paper's text could not be read: all this is from its first author's code, which also clips at norm 100 (``clip``)
-and takes at least five batches a round. With ``vectorize`` the silos' gradients are computed one by one.
+The paper's text was not available: all this is from its first author's code, which also clips at norm 100 (``clip``)
+and uses at least five batches a round. With ``vectorize`` the silos' gradients are computed one by one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FedPHPClient(SiloClient):
             with torch.no_grad():
                 taught = functional_call(model.module, self._tensors, (x,))
             model.module.train()
-            # Of a network of its own, as it were: with ``vectorize`` it cannot be joined with other silos'.
+            # Like a separate network: with ``vectorize`` it cannot be batched with other silos'.
             return loss_gradient(model, x, y, loss, nn.Sequential(model.module))
         finally:
             hook.remove()
@@ -105,7 +105,7 @@ class FedPHPClient(SiloClient):
         return mixed
 
     def personalise(self) -> Tensor:
-        """One round of its own, with the received model as its history, which it then has only begun."""
+        """Train one round, with the received model as the history's start."""
         self.state.personal = self.received
         self.local_update()
         return self.personal()

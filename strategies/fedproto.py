@@ -10,20 +10,20 @@ silo has a model of its own and trains it on
 and predicts the class of the nearest prototype, argmin_j ||z - C̄^j||, among its own classes.
 
 Sent: C (K + 1) down and up, a prototype and its share (down: whether there is one) per class; nothing down in round 1.
-The shares tell which classes a silo has. Kept: server C̄; silo its whole model, its own prototypes. An absent silo keeps
-its model; a class that no silo of a round has keeps its prototype. Evaluated: the silo's model with the prototypes that
-just arrived. Before a silo has any prototype it predicts by its head, as always with ``predict = "head"``; a class that
-only it has is predicted by its own prototype.
+The shares reveal which classes a silo has. Kept: server C̄; silo its whole model, its own prototypes. An absent silo
+keeps its model; a class that no silo of a round has keeps its prototype. Evaluated: the silo's model with the received
+prototypes. Before a silo has any prototype it predicts by its head, as always with ``predict = "head"``. A class that
+only one silo has is predicted by that silo's own prototype.
 
 ||z - c||² = ||z||² - (2 c z - ||c||²): the nearest prototype is the largest output of a last layer with weights 2 c and
 biases -||c||², so that model is a plain network, and its probabilities are the softmax of -||z - c||². A class that is
 left out has bias -10⁹. Special cases: λ = 0 with ``predict = "head"`` is Local bit for bit.
 
-Paper and code: both public codes weigh all silos that have a class alike (``weighting = "uniform"``; the silo then
-sends 1 for its share). The official code takes the prototypes' features while it trains, in the last local epoch (the
-default), PFLlib in all epochs; ``features = "trained"`` takes them of the trained model. The paper's regulariser is a
-distance of prototypes, the codes' is of each sample's features, as here. PFLlib predicts among all classes
-(``classes = "all"``).
+Paper and code: both public codes weight all silos that have a class equally (``weighting = "uniform"``; the silo then
+sends 1 for its share). The official code computes the prototypes' features during training, in the last local epoch
+(the default), PFLlib in all epochs; ``features = "trained"`` computes them with the trained model. The paper's
+regulariser is a distance of prototypes, the codes' is of each sample's features, as here. PFLlib predicts among all
+classes (``classes = "all"``).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class FedProtoClient(SiloClient):
         return self.personal()
 
     def weights(self) -> Tensor:
-        """The model that the silo trains (Σ,)."""
+        """Return the model that the silo trains (Σ,)."""
         return self.silo.initial("") if self.state.model is None else self.state.model
 
     def at_the_end_of_an_epoch(self) -> bool:
@@ -146,7 +146,7 @@ class FedProtoClient(SiloClient):
         return loss + self.settings.lambda_ * pull.mean()
 
     def predictor(self) -> Tensor:
-        """The silo's model with a last layer that finds the nearest prototype."""
+        """Return the silo's model with a last layer that finds the nearest prototype."""
         vector, classes = self.weights(), len(self.known)
         table = self.state.prototypes
         own, own_marks = read_table(0 * self.received if table is None else table, classes)

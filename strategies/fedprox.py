@@ -1,8 +1,8 @@
-"""FedProx and FedProx-FT: FedAvg whose local training is held near the received model.
+"""FedProx and FedProx-FT: FedAvg with a proximal term towards the received model in local training.
 
 Li et al., MLSys 2020, arXiv 1812.06127. Silo: min_w f_i(w) + (μ/2) ||w - w^t||², with the received model w^t as the
 centre for the whole round; each step's gradient is g + μ (w - w^t). Server: the sample-weighted mean of FedAvg.
-FedProx-FT fine-tunes the received model beside it, as FedAvg-FT does (without the proximal term).
+FedProx-FT also fine-tunes the received model, as FedAvg-FT does (without the proximal term).
 
 Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
 Special cases: μ = 0 is FedAvg bit for bit; one local step is FedAvg for any μ. Stable for η μ < 2.

@@ -1,4 +1,4 @@
-"""FedRoD: one body with two heads, a generic one trained on a balanced loss and a personal one on what it leaves open.
+"""FedRoD: one body with two heads, a generic one trained on a balanced loss and a personal one on the residual.
 
 Chen and Chao, ICLR 2022, arXiv 2107.00778. z = φ(x) are the features, G the generic head, P the silo's own. Per batch,
 both from one forward pass, the features and G's outputs being those of before the step:
@@ -81,7 +81,7 @@ class FedRoDClient(SiloClient):
         return feature_gradient(self.model, x, y, self.balanced)
 
     def head_gradient(self, own: Tensor, generic: Tensor, z: Tensor, y: Tensor) -> Tensor:
-        """The gradient of CE(generic + P z, y) with respect to P."""
+        """Return the gradient of CE(generic + P z, y) with respect to P."""
         weight = self.model.layout.linear_head()[0]
         head = own.detach().requires_grad_()
         split = weight.stop - weight.start
@@ -90,7 +90,7 @@ class FedRoDClient(SiloClient):
         return grad
 
     def head(self) -> Tensor:
-        """P: weights row by row, biases."""
+        """Return P: weights row by row, biases."""
         kept = self.state.head
         if kept is not None:
             return kept
@@ -98,7 +98,7 @@ class FedRoDClient(SiloClient):
         return initial if self.settings.start == "copy" else torch.zeros_like(initial)
 
     def predictor(self, vector: Tensor) -> Tensor:
-        """(φ, G + P)."""
+        """Return (φ, G + P)."""
         if self.settings.predict == "generic":
             return vector
         vector = vector.clone()
@@ -109,11 +109,11 @@ class FedRoDClient(SiloClient):
         return self.predictor(self.model.vector)
 
     def newcomer(self) -> Tensor:
-        """The generic head alone, which the paper has for whom it has not seen."""
+        """Return the model with the generic head alone, which the paper uses for unseen silos."""
         return self.models[GLOBAL].vector
 
     def personalise(self) -> Tensor:
-        """P, which starts at 0: the gradient with respect to it is that with respect to G + P."""
+        """Train P, which starts at 0: its gradient equals the gradient with respect to G + P."""
         if self.settings.predict == "personal":
             self.balanced = lambda logits, z, y: self.loss(logits, y)
             self.train(parts=[self.model.head], purpose="personal")

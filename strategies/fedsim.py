@@ -85,7 +85,7 @@ class FedAltClient(PartialClient):
     settings: AltSettings
 
     def epochs(self) -> tuple[int, int]:
-        """Epochs on the personal and on the shared part."""
+        """Return the epochs on the personal and on the shared part."""
         s, default = self.settings, self.common.local_epochs
         return s.personal_epochs or default, s.shared_epochs or default
 

@@ -14,13 +14,13 @@ All parts take each step together, with L2 weight μ on GCE and CoV alone; g and
 the sample-weighted mean of φ, GCE and CoV. The silo predicts h_i(CoV(z, p_i)).
 
 Sent: Σ_s + CK + 2K² + 6K down and up: body, GCE, CoV. Kept: server these; silo its head h_i. An absent silo keeps h_i.
-The embeddings tell which classes a silo has: absent ones hardly move. Evaluated: what arrived with the silo's own head.
-Defaults: the authors' for the four-layer CNN (the flags of PFLlib are λ = 1, μ = 0). All is one network, whose blocks
-``own`` (h_i), ``embeddings``, ``valve`` and ``context`` (p_i) stand in place of the last layer. The norm has 10⁻¹²
-under its root, for its grad at 0.
+The embeddings reveal which classes a silo has: absent ones hardly move. Evaluated: the received parts with the silo's
+own head. Defaults: the authors' for the four-layer CNN (the flags of PFLlib are λ = 1, μ = 0). It is one network,
+whose blocks ``own`` (h_i), ``embeddings``, ``valve`` and ``context`` (p_i) replace the last layer. The norm has 10⁻¹²
+under its root, so that its gradient at 0 is finite.
 
-Paper and code: the code makes g and p_i of the silo's own embeddings as its last training left them, and in its first
-round they are 0 (``contexts = "own"``). Here they are made of the embeddings that arrive. Special case: with CoV the
+Paper and code: the code computes g and p_i from the silo's own embeddings after its last training, and in its first
+round they are 0 (``contexts = "own"``). Here they are computed from the received embeddings. Special case: with CoV the
 identity, which it is for LN weights and biases 0 and z >= 0, and without the two further losses, this is FedPer.
 """
 
@@ -54,7 +54,7 @@ class GpflSettings:
 
 
 class Valve(nn.Module):
-    """CoV."""
+    """The conditional valve CoV."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Valve(nn.Module):
 
 
 class ConditionalHead(nn.Module):
-    """h(CoV(z, p))."""
+    """Head with the outputs h(CoV(z, p))."""
 
     block_names = ("own", "embeddings", "valve", "context")
 
@@ -96,7 +96,7 @@ class GPFLClient(PartialClient):
         return self.with_context(self.silo.initial("").clone())
 
     def with_context(self, vector: Tensor) -> Tensor:
-        """The vector (Σ,) with this silo's context in its place, and the embeddings noted that it is made of."""
+        """Return the vector (Σ,) with this silo's context, and store the embeddings that it is computed from."""
         layout = self.model.layout
         (place,) = layout.parts(head_blocks(layout, "embeddings"))
         (context,) = layout.parts(head_blocks(layout, "context"))
@@ -132,7 +132,7 @@ class GPFLClient(PartialClient):
         return self.loss(logits, y) + self.guidance(z, y)
 
     def guidance(self, z: Tensor, y: Tensor) -> Tensor:
-        """The losses on the global view of the features."""
+        """Return the losses on the global view of the features."""
         head, weight = self.model.last_block, self.settings.lambda_
         assert isinstance(head, ConditionalHead)
         view = head.valve(z, self.general)

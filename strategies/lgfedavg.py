@@ -1,4 +1,4 @@
-"""LG-FedAvg: every silo has lower layers of its own, its representation; the layers above are averaged.
+"""LG-FedAvg: every silo has its own lower layers, the representation; the layers above are averaged.
 
 Liang et al. 2020, arXiv 2001.01523. A model is w = (v, u): v the lower (local) layers, u the higher (global) ones.
 
@@ -9,12 +9,12 @@ Sent: Σ_s down, Σ_s up, with Σ_s the size of u. Kept: server u; silo v_i. An 
 Evaluated: the averaged u above the silo's own v_i, before local training.
 Special cases: FedSim with input personalisation bit for bit; all layers global is FedAvg, none is Local.
 
-The official code does not start from random layers: it reads a model that FedAvg trained (for some 400 rounds on
-MNIST, 1200 on CIFAR-10), gives it to every silo, and goes on for 200 rounds. ``pretrain`` rounds of FedAvg do that
-here: Σ down and up; then a silo gets the averaged model whole, until a reply of its own has come, and v_i is its own
-from there on. One that is away at that time gets it when it comes. Running statistics below u go on from the silo's
-own. The code averages alike whatever the n_i (``average = "silos"``), and reports every silo's best round by test
-accuracy, which is comparable with nothing here.
+The official code does not start from random layers. It reads a model that FedAvg trained (for some 400 rounds on
+MNIST, 1200 on CIFAR-10), copies it to every silo, and trains for 200 more rounds. ``pretrain`` rounds of FedAvg do that
+here: Σ down and up. Then a silo gets the whole averaged model until its reply has arrived; from then on v_i is its own.
+A silo that is offline then gets it on its return. Running statistics below u continue from the silo's own. The code
+averages without weights (``average = "silos"``), and reports every silo's best round by test accuracy, which is not
+comparable with any score here.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LGFedAvg(PartialStrategy):
                 self.settings.layers,
                 len(self.layout.blocks),
             )
-        self.state.model = initial("")  # whole: v is what a silo that comes later starts from
+        self.state.model = initial("")  # whole: a silo that comes later starts from its v
         self.state.own = []
 
     def upload_size(self, name: str, silo: str = "") -> int:

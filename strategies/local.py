@@ -1,7 +1,7 @@
-"""Local ("Separate"): every silo trains alone. Nothing travels but the metrics.
+"""Local ("Separate"): every silo trains alone. Only metrics are sent.
 
-Optimises f_i(w_i) per silo, in as many rounds of E epochs as the other methods get. All silos start from the same
-seeded initial model, which each makes by itself. Sent: 0 down, 0 up. Kept: silo w_i. An absent silo does not train.
+Optimises f_i(w_i) per silo, in as many rounds of E epochs as the other methods have. All silos start from the same
+seeded initial model, which each computes itself. Sent: 0 down, 0 up. Kept: silo w_i. An absent silo does not train.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""lp-proj: personal models that agree in a few random directions only; what travels is a handful of numbers.
+"""lp-proj: personal models that agree in a few random directions only; d numbers are sent.
 
 Lin, Han, Li and Zhang, NeurIPS 2022. min_w sum_i min_θ f_i(θ) + λ R(P θ, w), with a reference w of d numbers and a
-random projection P (d, Σ) that stays as it is. With e = w_i - P θ_i, in the silo, from the received w_i = w:
+fixed random projection P (d, Σ). With e = w_i - P θ_i, in the silo, from the received w_i = w:
 
     θ_i <- θ_i - η (∇f_i(θ_i; batch) - λ Pᵀ s(e))     K times, a batch each
     w_i <- w_i - η_w λ s(e)                           after every K batches, and after the last of a round
@@ -9,15 +9,14 @@ random projection P (d, Σ) that stays as it is. With e = w_i - P θ_i, in the s
 
 s(e) = ∇R: of ||e||_p, sign(e) (|e| / ||e||_p)^(p-1), for p = 1 sign(e); ``distance = "squared"`` is the paper's square
 regulariser, R = ||e||²/2, s(e) = e. P has Gaussian rows of length 1, or orthogonal ones; every silo draws it from the
-run's seed, for P is larger than what it saves. θ takes the run's optimiser and learning-rate, and η_w falls with
-lr-decay.
+run's seed, because P is larger than a model. θ uses the run's optimiser and learning-rate, and η_w falls with lr-decay.
 
-Sent: d numbers down, d up. Kept: server w, which starts at 0; silo θ_i, which goes on from round to round. An absent
+Sent: d numbers down, d up. Kept: server w, which starts at 0; silo θ_i, which continues from round to round. An absent
 silo keeps its θ_i and is left out of the mean. BatchNorm statistics stay in the silo, as its model does.
-Special cases: λ = 0 is Local bit for bit. P = 1, squared: pFedMe whose θ is not set back to w.
+Special cases: λ = 0 is Local bit for bit. P = 1, squared: pFedMe whose θ is not reset to w.
 
-Paper and code: the code fixes 5 K batches a round, here local-epochs does (all silos have their whole data seen); its
-defaults are λ 15, d 10, K 20, η = η_w = 0.1. For 1 < p it leaves out ||e||_p in the step of θ, not in that of w
+Paper and code: the code fixes 5 K batches a round, here local-epochs does (every silo uses all its data); its defaults
+are λ 15, d 10, K 20, η = η_w = 0.1. For 1 < p it omits ||e||_p in the step of θ, but not in the step of w
 (``distance = "unscaled"``: in both). It clips ∇f_i at norm 60 (``clip``).
 """
 
@@ -60,9 +59,9 @@ class ProjSettings:
 
 @lru_cache(maxsize=2)
 def projection(seed: int, kind: str, rows: int, size: int, device: torch.device) -> Tensor:
-    """P (d, Σ), the same in every silo of a run; rows have length 1."""
+    """Return P (d, Σ), the same in every silo of a run; rows have length 1."""
     random = torch.randn(rows, size, generator=generator(seed, "projection"))
-    if kind == "orthogonal":  # Gram-Schmidt, whose signs QR leaves open
+    if kind == "orthogonal":  # Gram-Schmidt; QR leaves the signs open
         q, r = torch.linalg.qr(random.T)
         random = (q * r.diagonal().sign()).T
     return torch.nn.functional.normalize(random, dim=1).to(device)
@@ -96,7 +95,7 @@ class LpProjClient(SiloClient):
         return [w - step * self.grad(w - matrix @ theta) if steps else w.clone()]
 
     def personalise(self) -> Tensor:
-        """θ, with w as received."""
+        """Train θ, with w as received."""
         s, w, theta = self.settings, self.models[GLOBAL].vector, self.model.vector
         matrix = projection(self.common.seed, s.projection, s.dimension, len(theta), theta.device)
         pull = (lambda v, g: g.addmv_(matrix.T, self.grad(w - matrix @ v), alpha=-s.lambda_)) if s.lambda_ else None
@@ -104,7 +103,7 @@ class LpProjClient(SiloClient):
         return theta
 
     def grad(self, e: Tensor) -> Tensor:
-        """∇R at e."""
+        """Return ∇R at e."""
         s = self.settings
         if s.distance == "squared":
             return e
@@ -124,7 +123,7 @@ class LpProj(PersonalizedStrategy):
         uploads=("projection",),
         dp="gradient",
         whole=False,
-        whole_from=0.01,  # of an update of low rank, which one of few patients is, few projections tell all
+        whole_from=0.01,  # few projections determine an update of low rank, such as one of few patients
         own_model="kept",
         newcomer="own",
         late="starts",

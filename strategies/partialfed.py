@@ -1,14 +1,14 @@
-"""PartialFed-Fix: a silo loads some layers of the global model and goes on from its own in the others.
+"""PartialFed-Fix: a silo loads some layers of the global model and keeps its own in the others.
 
-Sun, Huo, Yang and Bai, NeurIPS 2021. A round is FedAvg's but for where local training starts:
+Sun, Huo, Yang and Bai, NeurIPS 2021. A round differs from FedAvg's only in the start of local training:
 
     silo     w_i <- received w in the loaded layers, its own last w_i in the others; E epochs of SGD on f_i; sends w_i
     server   w <- sum_{i in S} n_i w_i / sum_{i in S} n_i, of all layers
 
-Which layers are not loaded is fixed for all silos and rounds: the highest blocks (the paper's bottom-up loading), the
-lowest (top-down), a list, or batch normalisation with its statistics (``personal = "norm"``). Against FedPer, LG-FedAvg
-and FedBN, the whole model is sent: the server holds an average of the personal layers too, which a silo that takes part
-for the first time loads, as it has none of its own.
+The layers that are not loaded are fixed for all silos and rounds: the highest blocks (the paper's bottom-up loading),
+the lowest (top-down), a list, or batch normalisation with its statistics (``personal = "norm"``). Unlike in FedPer,
+LG-FedAvg and FedBN, the whole model is sent: the server also has an average of the personal layers. A silo that takes
+part for the first time loads it, because it has none of its own.
 
 Sent: Σ down, Σ up. Kept: server w; silo w_i. An absent silo keeps its w_i and is left out of the mean. Special cases:
 every layer loaded is FedAvg bit for bit, none is Local; with all silos present the silos' models are FedSim's with the
@@ -16,9 +16,9 @@ same personal layers bit for bit.
 
 Not built: PartialFed-Adaptive, in which a silo learns its binary choice per layer by Gumbel-softmax, f_m = 8
 mini-batches for the weights and f_s = 2 for the choice in turn, temperature 5 times 0.965 per step. No code is public,
-and what could be read leaves open what one needs to know: what the choice is trained on between two models that both
-change, whether it is drawn or taken as it is at the start of a round, and how the temperature's steps count. Which
-snapshot the paper evaluates could not be read either: here the trained model.
+and the available text does not specify the data on which the choice between two changing models is trained, whether it
+is drawn or used as it is at the start of a round, and how the temperature's steps count. Nor does it specify the
+snapshot that the paper evaluates: here it is the trained model.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PartialFedClient(PartialClient):
 
     @staticmethod
     def split(layout: Layout, settings: PartialFedSettings, *_: object) -> Split:
-        """The loaded parts of the vector and the others. Raises UserError where the model does not have them."""
+        """Return the loaded parts of the vector and the others; raise UserError if the model does not have them."""
         if settings.personal == "norm":
             return norm_parts(layout, "partialfed.personal = norm")
         return split_parts(layout, personal_blocks(layout, settings))

@@ -10,8 +10,8 @@ batches D, D', D'':
 b is the run's learning-rate; local-epochs count passes of D' over the silo's data. Server: the unweighted mean (the
 paper's objective; ``weighting = "samples"`` weighs by n_i). Personal: the received model after one step with a on one
 batch. Sent: Σ down, Σ up. Kept: server w; silo nothing. An absent silo is left out of the mean.
-Special cases: a = 0 makes both FedAvg with learning rate b (plain SGD), for D' comes in FedAvg's order; on a quadratic
-loss HF is exact for any δ.
+Special cases: a = 0 makes both FedAvg with learning rate b (plain SGD), because D' comes in FedAvg's order; on a
+quadratic loss HF is exact for any δ.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class PerFedAvgClient(SiloClient):
         return [w]
 
     def endless(self, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of an order of their own; as many as are asked for."""
+        """Yield batches without end, in an order of their own."""
         return self.batches(1_000_000_000, purpose)
 
     def hessian_product(self, w: Tensor, direction: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """∇²f(w) times ``direction`` by central differences."""
+        """Return ∇²f(w) times ``direction`` by central differences."""
         delta = self.settings.delta
         self.model.load(w + delta * direction)
         self.gradient(x, y)
@@ -90,7 +90,7 @@ class PerFedAvgClient(SiloClient):
         return self.model.vector
 
     def personalise(self) -> Tensor:
-        """Steps with a over its batches, in place of one on one of them."""
+        """Train with step size a over all batches, in place of one step on one batch."""
         for x, y in self.batches():
             self.gradient(x, y)
             self.model.vector.sub_(self.model.gradient, alpha=self.settings.step)

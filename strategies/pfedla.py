@@ -1,4 +1,4 @@
-"""pFedLA: a hypernetwork per silo, on the server, learns how much of every silo's model its own takes, layer by layer.
+"""pFedLA: a hypernetwork per silo, on the server, learns the weight of every silo's model for this silo, per layer.
 
 Ma, Zhang, Guo and Xu, CVPR 2022, arXiv 2205.03993. The server keeps all models θ_j; silo i's hypernetwork, with the
 parameters φ_i = (v_i, V, c, U, d), v_i an embedding, gives a weight for every silo j and layer block l:
@@ -8,17 +8,18 @@ parameters φ_i = (v_i, V, c, U, d), v_i an embedding, gives a weight for every 
     silo   θ_i: E epochs of SGD on f_i from θ̄_i
     server φ_i <- φ_i - η_hn (∂θ̄_i/∂φ_i)ᵀ (θ̄_i - θ_i),   then θ_i is what the silo sent
 
-θ̄_i - θ_i, received less trained, is what the loss's gradient with respect to θ̄_i points along: descending on it lets α
-grow for silos towards whose models the training moved. (Two public versions have the sign the other way round, and so
-ascend.) With G_lj = <θ_j^l - θ_i^l, (θ̄_i - θ_i)^l> for ∂/∂α, of the θ_j that made θ̄_i. With differences from the
-silo's own model, equal models mix to themselves exactly.
+θ̄_i - θ_i, received minus trained, approximates the direction of the loss's gradient with respect to θ̄_i. Descent along
+it increases α for silos towards whose models the training moved. (Two public versions have the opposite sign, and so
+ascend.) ∂/∂α is G_lj = <θ_j^l - θ_i^l, (θ̄_i - θ_i)^l>, with the θ_j that made θ̄_i. With differences from the silo's
+own model, equal models mix to themselves exactly.
 
 Sent: Σ down, Σ up (the paper's silo sends the difference, of the same size). Kept: server all θ_j, which start from the
-common initial model, and φ_i; silo nothing. Absent silos: their θ_i and φ_i stay, and the others go on mixing that θ_i.
-A late joiner's θ is the mean of the others' and its φ one that starts; every φ_i gets outputs for it that start, too.
-Special cases: α that is 1 for the silo's own is Local; equal α start everybody from the unweighted mean; η_hn = 0 keeps
-the random mixture of the start. No official code was found; sizes and η_hn are FL-bench's. The φ_i start as torch's
-linear layers do. Not built: HeurpFedLA, which keeps the layers of the highest own weights in the silo.
+common initial model, and φ_i; silo nothing. Absent silos: their θ_i and φ_i stay, and the others continue to mix that
+θ_i. A late joiner's θ is the mean of the others', its φ is newly initialised, and every φ_i gets newly initialised
+outputs for it. Special cases: α = 1 for the silo's own model is Local; with equal α every silo starts from the
+unweighted mean; η_hn = 0 keeps the initial random mixture. No official code was found; sizes and η_hn are FL-bench's.
+The φ_i are initialised like torch's linear layers. Not built: HeurpFedLA, which keeps the layers of the highest own
+weights in the silo.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def shapes(settings: LaSettings, layers: int, silos: int) -> list[tuple[int, ...
 
 
 def first_hypernetwork(settings: LaSettings, layers: int, silos: int, rng: torch.Generator) -> Tensor:
-    """φ as one vector: v standard normal, the layers' weights and biases uniform within 1/√inputs."""
+    """Return an initial φ as one vector: v standard normal, weights and biases uniform within 1/√inputs."""
     size, *sizes = [math.prod(shape) for shape in shapes(settings, layers, silos)]
     inputs = (settings.embedding, settings.embedding, settings.hidden, settings.hidden)
     parts = [torch.randn(size, generator=rng)]
@@ -67,7 +68,7 @@ def first_hypernetwork(settings: LaSettings, layers: int, silos: int, rng: torch
 
 
 def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) -> Tensor:
-    """α (layers, silos) from φ."""
+    """Return α (layers, silos) from φ."""
     wanted = shapes(settings, layers, silos)
     pieces = torch.split(phi, [math.prod(shape) for shape in wanted])
     v, weight, bias, out, out_bias = (p.view(shape) for p, shape in zip(pieces, wanted, strict=True))
@@ -77,7 +78,7 @@ def layer_weights(phi: Tensor, settings: LaSettings, layers: int, silos: int) ->
 
 
 def grown(phi: Tensor, fresh: Tensor, settings: LaSettings, layers: int, silos: int, place: int) -> Tensor:
-    """φ with outputs for ``silos``: the one at ``place`` is ``fresh``'s, all else φ's own, of one silo fewer."""
+    """Return φ with outputs for ``silos``: at ``place`` from ``fresh``, all others from φ, which has one silo fewer."""
     old = torch.split(phi, [math.prod(shape) for shape in shapes(settings, layers, silos - 1)])
     new = torch.split(fresh, [math.prod(shape) for shape in shapes(settings, layers, silos)])
     others = [j for j in range(silos) if j != place]
@@ -124,24 +125,24 @@ class PFedLA(PersonalizedStrategy):
         return layer_weights(phi, self.settings, len(self.layout.blocks), len(self.silos))
 
     def differences(self, silo: str) -> Tensor:
-        """θ_j - θ_i (silos, Σ)."""
+        """Return θ_j - θ_i (silos, Σ)."""
         models = torch.stack([self.state.models[name] for name in self.silos])
         return models - self.state.models[silo]
 
     def mixture(self, silo: str, alphas: Tensor, differences: Tensor) -> Tensor:
-        """θ̄_i (Σ,)."""
+        """Return θ̄_i (Σ,)."""
         mixed = self.state.models[silo].clone()
         for alpha, block in zip(alphas, self.layout.blocks, strict=True):
             mixed[block.slice] += alpha @ differences[:, block.slice]
         return mixed
 
     def welcome(self, silo: str) -> None:
-        """Hold the mean of the others' models as this silo's: no hypernetwork has learned anything of it."""
+        """Store the mean of the others' models as this silo's: no hypernetwork was trained with it."""
         models = self.state.models
         models[silo] = weighted_mean(models.values(), [1.0] * len(models))
 
     def grow(self, silo: str) -> None:
-        """Every φ_i gets outputs for the newcomer, as they start; the newcomer's φ is one that starts."""
+        """Add newly initialised outputs for the newcomer to every φ_i, and an initial φ for the newcomer."""
         layers, n = len(self.layout.blocks), len(self.silos)
         place = sorted(self.silos).index(silo)
         for name, phi in self.state.hyper.items():
@@ -163,7 +164,7 @@ class PFedLA(PersonalizedStrategy):
         self.state.models.update({u.silo: u.vector for u in updates})
 
     def learn(self, silo: str, trained: Tensor) -> Tensor:
-        """φ_i after this round's step, by the models that this round's mixture was made of."""
+        """Return φ_i after this round's step, with the models that made this round's mixture."""
         phi = self.state.hyper[silo].clone().requires_grad_()
         alphas, differences = self.alphas(phi), self.differences(silo)
         moved = self.mixture(silo, alphas.detach(), differences) - trained

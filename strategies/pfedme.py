@@ -8,7 +8,7 @@ with w_i = θ = the received w, for each mini-batch:
     server   w <- (1 - β) w + β · the sample-weighted mean of the w_i
 
 η is the run's learning-rate, and lr-decay falls on η_p too; the steps are plain gradient steps, without the run's
-optimiser, momentum and weight decay. θ goes on from its last value within a round. Personal: θ. Sent: Σ down, Σ up.
+optimiser, momentum and weight decay. θ continues from its last value within a round. Personal: θ. Sent: Σ down, Σ up.
 Kept: server w; silo nothing. An absent silo is left out of the mean (the official code trains all and averages some).
 Special cases: β = 0 keeps w; λ = 0 makes θ local SGD from w and keeps w; η λ = 1 sets w_i = θ after each batch.
 """
@@ -58,7 +58,7 @@ class PFedMeClient(SiloClient):
         return [w]
 
     def approach(self, w: Tensor, x: Tensor, y: Tensor, step: float, losses: MeanLoss) -> None:
-        """K steps of θ, which the model holds, on one batch."""
+        """Make K steps of θ, which is in the model, on one batch."""
         s, theta = self.settings, self.model.vector
         for _ in range(s.inner_steps):
             losses.add(self.gradient(x, y))
@@ -66,7 +66,7 @@ class PFedMeClient(SiloClient):
             theta.sub_(grad, alpha=step)
 
     def personalise(self) -> Tensor:
-        """θ around w, which stays."""
+        """Train θ around w, which is fixed."""
         losses, step = MeanLoss(), self.decayed(self.settings.personal_learning_rate)
         for x, y in self.batches():
             self.approach(self.received, x, y, step, losses)

@@ -1,4 +1,4 @@
-"""PLayer-FL and PLayer-FL-Random: how deep to federate, read off a pruning-style sensitivity.
+"""PLayer-FL and PLayer-FL-Random: the depth of federation, chosen by a pruning-style sensitivity.
 
 Elhussein and Gürsoy, MLSys 2026, arXiv 2502.08829. Layers 1..l* are averaged, the rest stay in the silo. The cut l* is
 one for all silos, decided once, at run time. After round 1, which is ordinary local training of the whole model from a
@@ -6,24 +6,24 @@ common start, each silo computes on its locally trained Θ
 
     s_l = (1/n'_l) sum_{p in layer l} (θ_p ∂L/∂θ_p)²,  no biases;    F_l = s_1 + ... + s_l
 
-and sends these L numbers with its model. Of a table of embeddings, as in the code, only the mean counts, of θ and of
-∂L/∂θ, over the rows of all tokens in the batches, so that n'_l is its width and not a vocabulary's. The server takes
-their median over silos and
+and sends these L numbers with its model. For a table of embeddings, as in the code, only the means of θ and of ∂L/∂θ
+over the rows of all tokens in the batches are used, so that n'_l is its width and not the vocabulary's size. The server
+computes their median over silos and
 
     l* = the smallest l with s_{l+1} / s_l > t,   t = 2
 
-or federates everything where there is none (``without-cut = "all-but-last"``: all but the last layer). This is the rule
-that finds the published cuts: on heart disease in 10 of 10 seeds, on Fashion-MNIST in 2 of 2. The slides show F, and
-their words can be read as comparing it, with the mean over silos (``ratio = "cumulative"``, ``combine = "mean"``); so
-read, the rule finds them in 5 of 10 seeds and 1 of 2. The gradient of one batch is noisy, so it is averaged over
-``batches`` random batches (the code takes one). ``cut`` > 0 fixes l*, as the code's configuration does. The slides take
-the sensitivity "after just 1 epoch"; here it is after round 1, so with local-epochs > 1 it is of a model that fits its
-silo better: gradients are smaller, those of the last layers first, and the cut may come to lie elsewhere.
-PLayer-FL-Random draws its cut from {1..L} without L and without PLayer-FL's, decided or fixed.
+or federates everything if there is none (``without-cut = "all-but-last"``: all but the last layer). This rule finds the
+published cuts: on heart disease in 10 of 10 seeds, on Fashion-MNIST in 2 of 2. The slides show F, and can be read as
+comparing F, averaged over silos (``ratio = "cumulative"``, ``combine = "mean"``). In that reading, the rule finds
+the cuts in 5 of 10 seeds and 1 of 2. The gradient of one batch is noisy, so it is averaged over ``batches`` random
+batches (the code uses one). ``cut`` > 0 fixes l*, as the code's configuration does. The slides compute the sensitivity
+"after just 1 epoch"; here it is after round 1. So with local-epochs > 1 the model fits its silo better: gradients are
+smaller, first in the last layers, and the cut may differ. PLayer-FL-Random draws its cut from {1..L} without L and
+without PLayer-FL's, decided or fixed.
 
 Server: sample-weighted mean of the shared layers. Sent: Σ down and Σ + L numbers up in round 1, then Σ_s and Σ_s. Kept:
-server u, l*; silo its own layers. Methods for silos that are all present; one that is absent in round 1 only lacks its
-vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
+server u, l*; silo its own layers. The methods assume that all silos are present; a silo that is absent in round 1 only
+lacks its vote. Special cases: l* = L is FedAvg, l* = 0 Local, l* = L - 1 FedPer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class PLayerClient(PartialClient):
         return vectors
 
     def sensitivity(self) -> list[float]:
-        """s_l of every layer block, from input to output, at the model as it stands."""
+        """Return s_l of every layer block, from input to output, at the current model."""
         rng = generator(self.common.seed, self.silo.name, self.round, "sensitivity")
         trained, gradient = self.model.vector, torch.zeros_like(self.model.gradient)
         train, count, buffers = self.silo.train, self.settings.batches, self.model.buffers.clone()
@@ -84,7 +84,7 @@ class PLayerClient(PartialClient):
             for index in torch.randint(len(train), (count, size), generator=rng).to(train.y.device):
                 self.gradient(*train.take(index))
                 gradient.add_(self.model.gradient, alpha=1 / count)
-        self.model.buffers.copy_(buffers)  # a measurement: running statistics stay as training left them
+        self.model.buffers.copy_(buffers)  # a measurement must not change the running statistics
         squares: dict[str, list[Tensor]] = {block.name: [] for block in self.model.layout.blocks}
         for e in self.model.layout.parameters:
             if e.name.endswith("bias"):
@@ -100,7 +100,7 @@ class PLayerClient(PartialClient):
 
 
 def choose_cut(sensitivities: Sequence[Sequence[float]], settings: PLayerSettings) -> int:
-    """l* from the silos' sensitivities s_l, one row per silo."""
+    """Return l* from the silos' sensitivities s_l, one row per silo."""
     table = torch.tensor(sensitivities, dtype=torch.float64)
     layers = table.quantile(0.5, dim=0) if settings.combine == "median" else table.mean(0)
     values = layers.cumsum(0) if settings.ratio == "cumulative" else layers
@@ -111,7 +111,7 @@ def choose_cut(sensitivities: Sequence[Sequence[float]], settings: PLayerSetting
 
 
 def random_cut(layers: int, taken: int, seed: int) -> int:
-    """PLayer-FL-Random's cut: uniform over {1..L} without PLayer-FL's cut and L; ``taken`` where none is left."""
+    """Return PLayer-FL-Random's cut: uniform over {1..L} without PLayer-FL's cut and L; ``taken`` if none is left."""
     left = [cut for cut in range(1, layers) if cut != taken]
     if not left:
         return taken
@@ -178,7 +178,7 @@ class PLayerFL(PartialStrategy):
         return choose_cut(sensitivities, self.settings)
 
     def cut_for(self, principled: int) -> int:
-        """The cut that is made where the sensitivities, or the setting ``cut``, say ``principled``."""
+        """Return the cut to use, given the cut ``principled`` from the sensitivities or the setting ``cut``."""
         return principled
 
 

@@ -1,10 +1,10 @@
-"""Pooled: one model trained on all silos' data in one place, for simulation only. Shows federation's cost.
+"""Pooled: one model trained on all silos' data in one place, for simulation only, to show federation's cost.
 
     w <- E epochs of SGD on f = sum_i (n_i / n) f_i, all training samples shuffled together
 
-A reference, not a method: it is what FedAvg would be without federation, and runs in simulations only, where all data
-are one process's. The silo of partition 0 trains, on everybody's training samples; every silo evaluates the model on
-its own. Validation and test parts stay as they are, so that a study compares the same samples.
+A reference, not a method: it is FedAvg without federation, and runs in simulations only, where one process has all
+data. The silo of partition 0 trains on all silos' training samples; every silo evaluates the model on its own data.
+Validation and test splits are not changed, so that a study compares the same samples.
 
 Sent: Σ down, Σ up by the one that trains. Kept: server w. Special case: one silo is FedAvg, and Local, bit for bit.
 """

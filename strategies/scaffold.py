@@ -1,26 +1,26 @@
-"""SCAFFOLD: control variates take out of each local step what is this silo's alone.
+"""SCAFFOLD: control variates remove the client drift from each local step.
 
-Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1. min_x (1/N) sum_i f_i(x), every silo of the same weight.
-In the silo, from y = x, for each mini-batch, with c and c_i as they were when the round began:
+Karimireddy et al., ICML 2020, arXiv 1910.06378, Algorithm 1. min_x (1/N) sum_i f_i(x), with equal weights.
+In the silo, from y = x, for each mini-batch, with c and c_i from the beginning of the round:
 
     y    <- y - η (g_i(y) + c - c_i)
     c_i⁺  = ∇f_i(x) over all training samples                                                        (option I)
     c_i⁺  = c_i - c + (x - y) / (K η) after K steps                                                   (option II)
     server   x <- x + (η_g / |S|) sum_{i in S} (y_i - x),   c <- c + (1/N) sum_{i in S} (c_i⁺ - c_i)
 
-Option II, the default as in the paper's experiments, is the mean of the K gradients g_i(y), and is computed as that:
-with momentum or Adam, which the paper has not, the quotient would no longer be a gradient. Weight decay is part of g.
+Option II, the default as in the paper's experiments, is the mean of the K gradients g_i(y), and is computed as such:
+with momentum or Adam, which the paper does not use, the quotient would not be a gradient. Weight decay is part of g.
 
 Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (x - y_i) / (K η) - c, which the server can
 compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server
-x, c; silo c_i, which starts at 0 and is taken over once the server has counted it (strategies/base/acknowledged.py).
+x, c; silo c_i, which starts at 0 and is committed once the server has counted it (strategies/base/acknowledged.py).
 Invariant with all present: c = mean of the c_i. An absent silo keeps its c_i, and c still has its share of it; both
-sums are over the replies that came. A late joiner's c_i is 0, and c is N / (N + 1) of what it was: still their mean.
+sums are over the received replies. A late joiner's c_i is 0, and c is multiplied by N / (N + 1): still their mean.
 Option I costs one more pass over the data.
 
 Special cases: round 1 is FedAvg with equal weights (c = c_i = 0). One full-batch step a round: c is the mean gradient,
 and the silos' mean moves along it. Codes differ: PFLlib divides by the silos drawn, not received; Flower's baseline
-starts c_i at the received parameters, a slip; FedDyn's authors weigh c by n_i, which the paper does not.
+starts c_i at the received parameters, by mistake; FedDyn's authors weight c by n_i, which the paper does not.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Scaffold(ConfirmedStrategy):
         return None if name == "control" else super().centre(name, update)
 
     def change(self, update: Update) -> Tensor:
-        """c_i⁺ - c_i of a silo that sent its model and K alone."""
+        """Return c_i⁺ - c_i of a silo that sent only its model and K."""
         x, c = self.state.model, self.state.control
         steps = cast(int, update.numbers["steps"])
         rate = self.common.decayed(self.common.learning_rate, self.round)
