@@ -5,8 +5,8 @@ Zhang et al., ICLR 2021, arXiv 2012.08565. For every downloaded model w_n, with 
     ω_n = max(0, (L_val(w_i) - L_val(w_n)) / ||w_n - w_i||),   normalised to sum to one
     w   = w_i + sum_n ω_n (w_n - w_i)      (w_i where no ω_n is positive), then local training from there
 
-The server keeps all models and an affinity matrix P (identity at first), adds the weights that a silo reports,
-P_i += ω_i, and sends it the M models of highest P_ij (equal ones at random), or with probability ε others at random; ε
+The server keeps all models and an affinity matrix P (identity at first). It adds the weights that a silo reports,
+P_i += ω_i. It sends the silo the M models of highest P_ij (ties at random), or with probability ε others at random; ε
 falls by a factor every round. The held-out share of the training data is the run's ``validation`` (the paper's is 20%);
 a silo without validation data cannot compute weights and keeps its own model; if no silo has any, the run is refused.
 

@@ -18,7 +18,7 @@ silo is left out of the means, and on its return gets all layers averaged since 
 reply was lost. Special cases: φ = 1 is FedAvg bit for bit, and so is every run before its first adjustment.
 
 Paper and code: the official code averages without weights (``average = "silos"``), does not adjust in the first 6
-rounds (``wait``), keeps its momentum over rounds (``optimizer-state = "keep"``), and counts the layer at which the
+rounds (``wait``), and keeps its momentum over rounds (``optimizer-state = "keep"``). It counts the layer at which the
 curves cross as one of the slow ones, as here. It is no personalised method: if φ | t-1, the received model of round t
 is the same for all. In other rounds it has the silo's own slow layers, which improves its metrics, but not by design.
 """

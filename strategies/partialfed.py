@@ -16,9 +16,9 @@ same personal layers bit for bit.
 
 Not built: PartialFed-Adaptive, in which a silo learns its binary choice per layer by Gumbel-softmax, f_m = 8
 mini-batches for the weights and f_s = 2 for the choice in turn, temperature 5 times 0.965 per step. No code is public,
-and the available text does not specify the data on which the choice between two changing models is trained, whether it
-is drawn or used as it is at the start of a round, and how the temperature's steps count. Nor does it specify the
-snapshot that the paper evaluates: here it is the trained model.
+and the available text leaves three points open: the data on which the choice between two changing models is trained,
+whether it is drawn or used as it is at the start of a round, and the count of the temperature's steps. The text does
+not specify the evaluated snapshot either: here it is the trained model.
 """
 
 from __future__ import annotations

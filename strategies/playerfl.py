@@ -7,7 +7,7 @@ common start, each silo computes on its locally trained Θ
     s_l = (1/n'_l) sum_{p in layer l} (θ_p ∂L/∂θ_p)²,  no biases;    F_l = s_1 + ... + s_l
 
 and sends these L numbers with its model. For a table of embeddings, as in the code, only the means of θ and of ∂L/∂θ
-over the rows of all tokens in the batches are used, so that n'_l is its width and not the vocabulary's size. The server
+over the rows of all tokens in the batches are used. So n'_l is its width and not the vocabulary's size. The server
 computes their median over silos and
 
     l* = the smallest l with s_{l+1} / s_l > t,   t = 2

@@ -8,8 +8,8 @@ In the silo, from y = x, for each mini-batch, with c and c_i from the beginning 
     c_i⁺  = c_i - c + (x - y) / (K η) after K steps                                                   (option II)
     server   x <- x + (η_g / |S|) sum_{i in S} (y_i - x),   c <- c + (1/N) sum_{i in S} (c_i⁺ - c_i)
 
-Option II, the default as in the paper's experiments, is the mean of the K gradients g_i(y), and is computed as such:
-with momentum or Adam, which the paper does not use, the quotient would not be a gradient. Weight decay is part of g.
+Option II, the default as in the paper's experiments, is the mean of the K gradients g_i(y), and is computed as such.
+With momentum or Adam, which the paper does not use, the quotient would not be a gradient. Weight decay is part of g.
 
 Sent: 2 Σ down (x, c), 2 Σ up (y_i, c_i⁺ - c_i). Option II's difference is (x - y_i) / (K η) - c, which the server can
 compute by itself: ``up = "model"`` sends Σ and the number K, the same up to rounding, for plain SGD only. Kept: server

@@ -10,9 +10,9 @@ Of n silos, f = floor(n / 4) may send anything, and state any number of samples.
     lengths     r_i is the step's length over its measure (robust.py); a step with r_i > min(τ, 1.5 max(r, 1)), where r
                 is the (f + 1)-th largest of them, is cut to r_i = 1
 
-If all steps agree, ||g|| is m. If honest silos differ, or the model has converged, it is near 0.2 m: there honest
-steps oppose each other and cancel, so that a negative cosine alone is no sign of an attack. An attack that moves the
-model away from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded.
+If all steps agree, ||g|| is m. If honest silos differ, or the model has converged, it is near 0.2 m. There honest steps
+oppose each other and cancel, so a negative cosine alone is no sign of an attack. An attack that moves the model away
+from such a point makes the honest steps agree again. Fewer than eight silos: none is excluded.
 
 No length, count or direction is weighted by a number that a silo states itself. The rule combines:
 

@@ -1,9 +1,9 @@
 """``strategy = evaluate``: given models at every silo, one a round, without training and without changing states.
 
 It is no method, and no comparison lists it. A silo replies with the metrics of the model in its round's message, and
-stores nothing. The run's settings name every model, in the order of the rounds, by one SHA-256: of its numbers, of the
-statistics that its inputs are standardised by, and of the names of columns and labels in their order. So a silo's
-audit log records which models were evaluated, and a server cannot choose a model by the answer to the one before: a
+stores nothing. The run's settings name every model, in the order of the rounds, by one SHA-256. It covers the model's
+numbers, the statistics that its inputs are standardised by, and the names of columns and labels in their order. So a
+silo's audit log records the evaluated models, and a server cannot choose a model by the answer to the one before. A
 search for a patient by bisection over models needs a run for each step (docs/privacy.md).
 
 A model that is one silo's own is named with it, ``NAME=SHA-256@SILO``. A site whose policy has ``peers = false``

@@ -9,10 +9,10 @@ The server adds C(p) to the vector it sent. Over the rounds the C(p) sum up to t
 e_i. As with control variates (``acknowledged.py``), both sides count a round once or not at all. The silo commits the
 new e_i in its next round if the server has acknowledged this round's reply; else it drops it.
 
-It fits methods whose silos send a step from the received model, and whose server sums such steps. If the server stores
-each silo's model, or a silo starts from another model than the received one, the next Δ_i contains what was not sent,
-and e_i would count it twice. Such a method does not declare ``lossy``. BatchNorm statistics travel whole: a variance
-must not become negative.
+It fits methods whose silos send a step from the received model, and whose server sums such steps. Other methods do not
+declare ``lossy``: the server stores each silo's model, or a silo starts from another model than the received one. There
+the next Δ_i contains what was not sent, and e_i would count it twice. BatchNorm statistics travel whole: a variance must
+not become negative.
 """
 
 from __future__ import annotations
