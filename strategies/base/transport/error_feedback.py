@@ -1,7 +1,7 @@
 """Vectors that travel up as changes of what the silo received (``wire-...``), and error feedback, for both halves.
 
-Error feedback sends the loss of a format later (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv
-1901.09847). Δ_i is the vector the silo would send minus the one it received, C the format and e_i the residual:
+Error feedback sends the loss of a format later (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019,
+arXiv 1901.09847). Δ_i is the vector the silo would send minus the one it received, C the format and e_i the residual:
 
     p = Δ_i + e_i,   send C(p),   e_i <- p - C(p)
 
@@ -10,9 +10,9 @@ e_i. As with control variates (``acknowledged.py``), both sides count a round on
 new e_i in its next round if the server has acknowledged this round's reply; else it drops it.
 
 It fits methods whose silos send a step from the received model, and whose server sums such steps. Other methods do not
-declare ``lossy``: the server stores each silo's model, or a silo starts from another model than the received one. There
-the next Δ_i contains what was not sent, and e_i would count it twice. BatchNorm statistics travel whole: a variance must
-not become negative.
+declare ``lossy``: the server stores each silo's model, or a silo starts from another model than the received one.
+There the next Δ_i contains what was not sent, and e_i would count it twice. BatchNorm statistics travel whole: a
+variance must not become negative.
 """
 
 from __future__ import annotations
