@@ -1,4 +1,4 @@
-"""The ClientApp: one message in, one reply out, the same in process, under Ray and deployed."""
+"""The ClientApp: answers each message with one reply, the same in process, under Ray and deployed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ app = ClientApp()  # no annotation: Flower finds the app by reading this line
 @app.query()
 @answer
 def query(message: Message, session: ClientSession) -> RecordDict:
-    """The silo's data summary."""
+    """Return the silo's data summary."""
     asked = message.content.config_records.get("config")
     return release_summary(session.data_summary(late=asked is not None and bool(asked.get("late"))))
 
@@ -33,7 +33,7 @@ def query(message: Message, session: ClientSession) -> RecordDict:
 @app.query(SURVEY)
 @answer
 def survey(message: Message, session: ClientSession) -> RecordDict:
-    """Statistics of the silo's columns and labels, as its policy lets them leave."""
+    """Return statistics of the silo's columns and labels, as its policy allows."""
     return answer_survey(session)
 
 
@@ -41,7 +41,7 @@ def survey(message: Message, session: ClientSession) -> RecordDict:
 @answer
 @local_round
 def train(session: ClientSession, client: SiloClient) -> Result:
-    """One round of the run's method in this silo; its state is saved before the reply leaves."""
+    """Train one round of the run's method; the silo's state is saved before the reply is sent."""
     config, snapshot = session.config, session.info.reports
     keep_reported(client.state, config.get("reported"), snapshot, client.needed_to_predict, client.untrained())
     vectors, _, metrics = client.fit(session.parameters, config)
@@ -56,14 +56,14 @@ def train(session: ClientSession, client: SiloClient) -> Result:
 @answer
 @local_round
 def evaluate(session: ClientSession, client: SiloClient) -> Result:
-    """Metrics without training; the silo's state stays as it is, but for the model that the report will show.
+    """Return metrics without training; the state is kept as it is, except for the model that the report will show.
 
-    A hospital that the run holds out is evaluated as a newcomer, and keeps nothing.
+    A held-out hospital is evaluated as a newcomer, and nothing is saved for it.
     """
     config = session.config
     if NEWCOMER in config:
         return [], evaluate_newcomer(client, config)
-    kept = client.state.copy()  # whatever the method changes to evaluate a model is not kept
+    kept = client.state.copy()  # changes that the method makes in order to evaluate are discarded
     _, _, metrics = client.evaluate(session.parameters, config)
     if session.info.trains and keep_evaluated(client, metrics, kept, session.info.reports, config):
         closing = not config["personal"]
@@ -75,12 +75,12 @@ def evaluate(session: ClientSession, client: SiloClient) -> Result:
 @app.evaluate(ACTION)
 @answer
 def evidence(message: Message, session: ClientSession) -> RecordDict:
-    """The evidence of the model that the report shows; the silo's state stays as it is."""
+    """Return the evidence of the model that the report shows; the silo's state is unchanged."""
     return answer_evidence(message, session)
 
 
 @app.evaluate(OWN_MODEL)
 @answer
 def own_model(message: Message, session: ClientSession) -> RecordDict:
-    """The silo's own model that the report shows, once, at the end of a run that asks for it; the state stays."""
+    """Return the silo's own model that the report shows, once, at the end of a run that has the setting for it."""
     return answer_own_model(message, session)

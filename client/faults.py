@@ -1,9 +1,9 @@
-"""Whose an error is, and what user, server and log see of it.
+"""Classes of errors: what the user, the server and the log get of each.
 
-``UserError``, ``DataError``, ``SiteError`` and ``OSError`` are the user's or the hospital's to mend: the server gets
-their line. ``RunFailedError`` is a run that cannot go on. Any other error is a fault of the program. Its text may hold
-a path or a value of the silo's file, so that the server gets its type and the place in our code, and the silo's log the
-traceback.
+The user or the hospital can fix ``UserError``, ``DataError``, ``SiteError`` and ``OSError``: the server gets their
+line. ``RunFailedError`` is a run that cannot go on. Any other error is a fault of the program. Its text may contain a
+path or a value of the silo's file. So the server gets only its type and its place in our code; the traceback goes to
+the silo's log.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from client.site.errors import SiteError
 from partitions.common.errors import DataError, RunFailedError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULT = "a fault of the program"  # how the log, and the line for the server, name it
+FAULT = "a fault of the program"  # its name in the log and in the server's line
 OURS = ("client", "models", "partitions", "server", "strategies")  # folders of ROOT
 
 
 def is_users(error: BaseException) -> bool:
-    """Return whether the user can mend the error: one line, exit code 2."""
+    """Return whether the user can fix the error: one line, exit code 2."""
     return isinstance(error, UserError | DataError | SiteError | OSError)
 
 
@@ -36,7 +36,7 @@ def is_fault(error: BaseException) -> bool:
 def explain(error: Exception) -> tuple[int, str]:
     """Return the exit code and the user's line for an error; a fault's traceback is logged.
 
-    2: the user can mend it. 1: a run failed, or a fault of the program.
+    2: the user can fix it. 1: a run failed, or a fault of the program.
     """
     if is_fault(error):
         logging.getLogger("silofl").error("a fault of silofl; please report it with these lines", exc_info=error)

@@ -1,10 +1,10 @@
 """The model whose score the report prints, kept at the silo so that it can be exported.
 
-The report takes every silo's score from one round, which is chosen once all silos' validation scores are known. So a
-silo holds two models of the snapshot that the method reports: the ``reported`` one, of the round that the report would
-take it from if the run ended now, and the ``candidate``, of the last round that was evaluated. Each message of the
-server has that round's number (``reported``), and the silo keeps the model that the number names. Nothing more leaves
-the silo. For a method that reports ``personal`` models the candidate is the personal model, which is kept in any case.
+The report takes every silo's score from one round, which is chosen when all silos' validation scores are in. So a silo
+keeps two models of the snapshot that the method reports. ``reported`` is from the round that the report would use if
+the run ended now; ``candidate`` is from the last evaluated round. Each message of the server contains the number of
+the chosen round (``reported``), and the silo keeps that round's model. Nothing more leaves the silo. For a method that
+reports ``personal`` models the candidate is the personal model, which is kept in any case.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from strategies.base.client import SiloClient
 from strategies.base.state import State
 
-TERMS = "own_model_terms"  # in the numbers: the study of all trainings ("": none), and Flower's numbers of their runs
+TERMS = "own_model_terms"  # in the numbers: study of all trainings ("": none), and the Flower run numbers
 REPORTED, CANDIDATE = "reported", "candidate"  # names of arrays, and of {"round", "metrics"} in the numbers
 
 
 def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
-    """Write into a state, as it comes from the disk, what is about to happen with it: study (digest), Flower's number.
+    """Record in a loaded state the terms of the next message: the study's digest and Flower's run number.
 
-    ``may_leave``: whether the run asks for silos' own models. Without that, or under another study, the mark goes, and
-    a state that was trained without it never gets it: a server chooses the run's id, by which a silo finds its state,
-    and the settings of each submission.
+    ``may_leave``: whether the run has silos send their own models. Without that, or under another study, the entry is
+    removed, and a state that was trained without it never gets it back. The reason: the server chooses the run's id, by
+    which a silo finds its state, and the settings of each submission.
     """
     before = state.numbers.get(TERMS, {} if state.numbers else {"study": study, "runs": []})
     if may_leave and before.get("study") == study:
@@ -36,19 +36,19 @@ def note_terms(state: State, study: str, run: str, *, may_leave: bool) -> None:
 
 
 def array_of(entry: str, snapshot: str) -> str:
-    """The name of the array that holds the ``reported`` model or the ``candidate``."""
+    """Return the name of the array that holds the ``reported`` model or the ``candidate``."""
     return snapshot if (entry, snapshot) == (CANDIDATE, "personal") else entry
 
 
 def keep_reported(
     state: State, wanted: object, snapshot: str, entries: Sequence[str] = (), first: tuple[Tensor, Tensor] | None = None
 ) -> None:
-    """Keep the model of round ``wanted``, the candidate's or the reported one; drop a reported one of another round.
+    """Keep the model of round ``wanted`` (the candidate or the reported one); drop a reported one of another round.
 
-    ``entries``: those of the state without which a personal model's vector does not predict. ``first``: the
-    personal model and its buffers of a silo that has not trained yet, which was evaluated all the same.
+    ``entries``: the state's entries that a personal model needs to predict, beside its vector. ``first``: the personal
+    model and its buffers, for a silo that was evaluated but has not trained yet.
     """
-    if type(wanted) is not int:  # the server's word, or no word
+    if type(wanted) is not int:  # the server may send anything, or nothing
         return
     arrays, numbers = state.arrays, state.numbers
     candidate = numbers.get(CANDIDATE)
@@ -71,14 +71,14 @@ def keep_reported(
 
 
 def load_reported(client: SiloClient, wanted: object, snapshot: str) -> bool:
-    """Load the model of round ``wanted`` that the silo kept, and what predicts beside it; whether it kept one."""
+    """Load the kept model of round ``wanted`` and the entries it predicts with; return whether the silo has it."""
     state = client.state
     for entry in (REPORTED, CANDIDATE):
         if entry in state.numbers and state.numbers[entry]["round"] == wanted:
             name = array_of(entry, snapshot)
             client.model.reset_buffers()
             client.model.load(state.arrays[name], state.arrays.get(f"{name}.buffers"))
-            if entry == REPORTED and snapshot == "personal":  # beside the candidate is what the state has
+            if entry == REPORTED and snapshot == "personal":  # the candidate's entries are those of the state
                 _load_entries(state, client.needed_to_predict)
             return True
     return False
@@ -104,7 +104,7 @@ def _drop_entries(state: State, entries: Sequence[str]) -> None:
 
 
 def _move(arrays: dict[str, Tensor], source: str, target: str) -> None:
-    """Have ``target`` be what ``source`` is, or nothing."""
+    """Set ``target`` to the array ``source``; remove ``target`` if there is none."""
     if source in arrays:
         arrays[target] = arrays[source]
     else:
@@ -112,7 +112,7 @@ def _move(arrays: dict[str, Tensor], source: str, target: str) -> None:
 
 
 def note_candidate(client: SiloClient, metrics: Mapping[str, Any], snapshot: str, state: State) -> None:
-    """Keep the model that this round has evaluated, if it has, as the candidate in ``state``."""
+    """Store the model that this round evaluated, if any, as the candidate in ``state``."""
     own = f"{snapshot}."
     found = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
     if not any(name.partition(".")[0] in ("val", "test") for name in found):
@@ -128,9 +128,8 @@ def keep_evaluated(
 ) -> bool:
     """Keep the reported model and the candidate after an exchange without training; return whether to save ``state``.
 
-    ``state``: that of before the exchange.
-
-    Of a personal model nothing is new before the closing exchange, whose message says what the report shows.
+    ``state``: the state before the exchange. A personal model does not change before the closing exchange. That
+    message contains the round that the report shows.
     """
     closing = not config["personal"]
     if snapshot == "personal" and not (closing and CANDIDATE in state.numbers):
@@ -143,7 +142,7 @@ def keep_evaluated(
 
 
 def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Add to the silo's state what its personal models, the last and the best, are and their metrics."""
+    """Add the descriptions and metrics of the silo's last and best personal models to its state."""
     numbers, own = client.state.numbers, "personal."
     numbers["model"] = {**card, "networks": client.networks} if client.networks > 1 else card
     numbers["metrics"] = {k.removeprefix(own): float(v) for k, v in metrics.items() if k.startswith(own)}
@@ -152,9 +151,9 @@ def describe(client: SiloClient, card: dict[str, Any], metrics: Mapping[str, Any
 
 
 def describe_evaluated(client: SiloClient, state: State, card: dict[str, Any], *, closing: bool) -> None:
-    """Add to the ``state`` of before an evaluation what the silo's model is, where it has not trained yet."""
+    """Add the silo's model card to ``state``, the state before an evaluation, if the silo has not trained yet."""
     described = state.numbers.setdefault("model", card)
-    if closing:  # after the last round, which may be an earlier one than was planned
+    if closing:  # after the last round, which may be earlier than planned
         state.numbers["model"] = {**described, "rounds": client.round - 1}
 
 

@@ -1,8 +1,9 @@
-"""What one message needs of this silo: :class:`ClientSession`, made once per message.
+"""The objects of one silo that a message needs: a :class:`ClientSession`, built once per message.
 
-It holds settings, policy, data, device, statistics, network and state. Each is opened when it is first asked for, and
-once: a silo whose data, policy and settings do not fit refuses before it reads what a message carries. Data, samples
-on the device and networks outlive the message, where the process does (``local_data.py``, ``models.initialisation``).
+It holds settings, policy, data, device, statistics, network and state. Each is created at its first use and cached.
+Data, policy and settings are checked first: a silo where they do not fit refuses before it decodes the message.
+Data, samples on the device and networks are cached across the messages of a process (``local_data.py``,
+``models.initialisation``).
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ from strategies.base.state import State
 from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
 
-# What a silo assumes where the server's round loop does not say: Flower's own ``Strategy.start``.
+# Defaults of a silo for what Flower's own ``Strategy.start`` does not send; our round loop sends all of it.
 DEFAULTS = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10, "state_lost": sys.maxsize}
 Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
 
 class ClientSession:
-    """One silo, one message.
+    """One silo and one message.
 
-    ``config`` is what the server agreed on (classes, statistics, ...), with what the message brings; a query has none.
+    ``config``: what the server agreed on (classes, statistics, ...) and what the message contains; a query has none.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ClientSession:
 
     @cached_property
     def policy(self) -> Policy:
-        """What this silo allows: the stricter of its policy and of the message's study."""
+        """Return the stricter of this silo's policy and the message's study."""
         policy = silo_policy(self.context)
         return policy if self.study is None else narrowed(policy, self.study)
 
@@ -104,21 +105,21 @@ class ClientSession:
 
     @cached_property
     def data(self) -> SiloData:
-        """The silo's data as its source has them."""
+        """Return the silo's data as read from their source."""
         return open_data(self.settings, self.context)
 
     def check_floor(self) -> None:
-        """Raise PolicyRefusedError where there is too little to train with, or behind what a run sends."""
+        """Raise PolicyRefusedError if there are too few samples to train with, or too few patients for what is sent."""
         sends = bool(self.info.uploads) or not self.info.trains or self.sends_own_model
         check_floor(self.name, self.data.train, self.policy, sends=sends)
 
     @property
     def sends_own_model(self) -> bool:
-        """Whether the run asks for the silo's own model at its end."""
+        """Return whether the run has the silo send its own model at its end."""
         return asks_for_models(self.info, self.settings.common)
 
     def check_trains(self) -> None:
-        """Raise UserError where the run only evaluates, or holds this silo out, and a message asks it to train."""
+        """Raise UserError if the run only evaluates, or holds this silo out, and a message starts training."""
         if self.name in (held := self.settings.common.held_out):
             raise UserError(
                 f"{self.name} refuses: the run has hold-out = {','.join(held)}, and a message asks it to train"
@@ -130,17 +131,15 @@ class ClientSession:
             )
 
     def check_role(self, *, newcomer: bool) -> None:
-        """Raise UserError where the run's settings hold this silo out and a message takes it as one that trains, or
-        the other way round.
-        """
+        """Raise UserError if the message and the run's settings disagree about whether this silo is held out."""
         if newcomer != (self.name in self.settings.common.held_out):
             held, asked = self.settings.common.hold_out, "as a newcomer" if newcomer else "as one that takes part"
             raise UserError(f"{self.name} refuses: the run has hold-out = {held!r}, and a message takes it {asked}")
 
     def first_round(self) -> int:
-        """Return the round in which this silo joined the run; 1 where it was there from the beginning.
+        """Return the round in which this silo joined the run; 1 for a silo that was there from the start.
 
-        Raises UserError where the run's settings have no such late joiner: its own model may start from the server's.
+        Raises UserError if the run's settings lack this late joiner: the server chooses the model it starts from.
         """
         if (late := self.config.get("late")) is None:
             return 1
@@ -154,13 +153,13 @@ class ClientSession:
         return late
 
     def data_summary(self, *, late: bool = False) -> dict[str, Number]:
-        """What the server learns of this silo before round 1: counts, shape, classes, versions; never a label count.
+        """Return the summary for the server before round 1: counts, shape, classes, versions; never a label count.
 
-        Tables, and measurements that are to be learned, add the sums by which all silos agree on the standardisation
-        (``normalization = "agreed"``). ``late``: the run goes on already, and has its standardisation.
+        For tables, and for measurements to be predicted, it includes the sums from which the silos agree on the
+        standardisation (``normalization = "agreed"``). ``late``: the run has started and its standardisation is fixed.
         """
         data, own_file = self.data, is_own_file(self.context)
-        # A silo that lacks the weights is left out before the first round.
+        # Fails here, before the first round, if the silo lacks the weights: it is then left out.
         self.settings.part(weights_file(self.settings, self.context))
         summary: dict[str, Number] = {
             "name": self.name,
@@ -179,7 +178,7 @@ class ClientSession:
         }
         columns = columns_in(data)
         check_records(self.settings, self.data, self.name)
-        # The sums of one held out, or late, are for no other silo; a model that is only evaluated has its statistics.
+        # A held-out or late silo's sums are for no other silo; a model that is only evaluated brings its statistics.
         c = self.settings.common
         alone = late or self.name in (*c.held_out, *c.late) or not self.info.trains
         if columns is not None and c.normalization == "agreed" and not alone:
@@ -193,8 +192,10 @@ class ClientSession:
 
     @property
     def min_samples(self) -> float:
-        """Over how many samples a metric may leave. With ``dp = true`` none does, but in a simulation of public data,
-        since it is computed of records without noise.
+        """Return the smallest number of samples over which a metric may leave.
+
+        With ``dp = true`` no metric may leave, since metrics are computed without noise; simulations of public data are
+        exempt.
         """
         private = self.settings.privacy is not None and is_own_file(self.context)
         return math.inf if private else self.config["min_metric_samples"]
@@ -203,12 +204,12 @@ class ClientSession:
 
     @cached_property
     def own_data(self) -> SiloData:
-        """The silo's data with columns and labels in the agreed order."""
+        """Return the silo's data with columns and labels in the agreed order."""
         return agreed_data(self.data, self.context, self.config)
 
     @cached_property
     def used_data(self) -> SiloData:
-        """What it trains and evaluates on: its own data, but for a method that pools all silos' training samples."""
+        """Return the data to train and evaluate on: the silo's own, or all silos' for a method that pools them."""
         if not self.info.pooled:
             return self.own_data
         return agreed_data(pooled(self.data, self.settings, self.context), self.context, self.config)
@@ -219,9 +220,9 @@ class ClientSession:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """(Mean, standard deviation) for this silo's inputs, and for its labels where they are measurements.
+        """Return (mean, standard deviation) of this silo's inputs, and of its labels if they are measurements.
 
-        The agreed ones; its own where it gave no sums. Empty ones: nothing is standardised.
+        They are the agreed ones, or the silo's own if it sent no sums. Empty: nothing is standardised.
         """
         columns = columns_in(self.own_data)
         if columns is None:
@@ -241,10 +242,10 @@ class ClientSession:
 
     @cached_property
     def part(self) -> Part:
-        """The part of the network that is trained. Raises UserError where this silo lacks the run's weights.
+        """Return the part of the network that is trained. Raises UserError if this silo lacks the run's weights.
 
-        A deployed silo reads no file that a server names: it has one of that name where the site says, with the
-        SHA-256 that the server's has.
+        A deployed silo never opens a path that the server sends. It reads the site's file of that name and compares its
+        SHA-256 with the server's.
         """
         part, agreed = self.settings.part(weights_file(self.settings, self.context)), self.config.get("weights")
         if self.study is not None and part.weights is not None and part.weights.sha256 != self.study.weights:
@@ -261,12 +262,12 @@ class ClientSession:
 
     @cached_property
     def network(self) -> tuple[str, Any]:
-        """The architecture, and its settings."""
+        """Return the architecture and its settings."""
         return self.settings.model_for(self.own_data.input_shape, self.own_data.task)
 
     @cached_property
     def silo(self) -> Silo:
-        """What the method works with: the data on the device, one network, seeded initial models."""
+        """Return what the method works with: the data on the device, one network, seeded initial models."""
         data, settings, classes, device = self.used_data, self.settings, self.classes, self.device
         inputs, labels = self.statistics
         (train, val, test), known = samples_on(data, device, inputs, labels)
@@ -291,7 +292,7 @@ class ClientSession:
         )
 
     def input_digest(self) -> str:
-        """Return the digest of the statistics that are used, wherever they come from, and of the message's schema."""
+        """Return the digest of the statistics in use, whatever their source, and of the message's schema."""
         (mean, std), (label_mean, label_std) = self.statistics
         return input_digest(mean + label_mean, std + label_std, agreed_schema(self.config))
 
@@ -300,7 +301,7 @@ class ClientSession:
         return StateStore(self.context, self.config["run"], self.settings.run_key, self.config["run_id"])
 
     def open_client(self, message: Message) -> SiloClient:
-        """Take over what a message says and brings; return the method's client with its state loaded."""
+        """Decode the message into ``config``; return the method's client with its state loaded."""
         if message.metadata.message_type == MessageType.TRAIN or self.info.asks == "survey":
             self.check_trains()
         payload, sent = decode(message.content, self.device)
@@ -327,11 +328,11 @@ class ClientSession:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The vectors (Σ,) that the message brings, as Flower's ``fit`` and ``evaluate`` take them."""
+        """Return the vectors (Σ,) of the message, as Flower's ``fit`` and ``evaluate`` take them."""
         return [model.vector for model in self.config["models"].values()]
 
     def check_schema(self) -> None:
-        """Raise PolicyRefusedError where the run's schema is not the one that the message's study was approved for."""
+        """Raise PolicyRefusedError if the run's schema is not the one that the message's study was approved for."""
         wanted = self.study.schema if self.study is not None else ""
         if wanted and (agreed := agreed_schema(self.config)).digest != wanted:
             raise PolicyRefusedError(
@@ -340,9 +341,9 @@ class ClientSession:
             )
 
     def model_card(self) -> dict[str, Any]:
-        """What it takes to use this silo's model: kept with it, so that the site can export it without the server.
+        """Return what is needed to use this silo's model; it is saved with the model, so that export needs no server.
 
-        ``normalisation`` is the mean and std that inputs are standardised with, (x - mean) / std; None: taken as is.
+        ``normalisation`` is the mean and std for inputs, (x - mean) / std; None: inputs are used unchanged.
         """
         data, c = self.own_data, self.settings.common
         name, options = self.network
@@ -372,7 +373,7 @@ class ClientSession:
         }
 
     def add_cost(self, client: SiloClient) -> dict[str, float]:
-        """Add what this round has cost of privacy to the silo's state; return what the run has cost so far."""
+        """Add this round's privacy cost to the silo's state; return the run's cost so far."""
         if client.privacy is None:
             return {}
         kept = is_own_file(self.context) and not self.policy.public

@@ -1,9 +1,8 @@
 """The evidence of the model that the report shows, measured once per run and released as the hospital's policy allows.
 
-The message brings no model: the silo kept the reported one (``client/reported.py``), whose score the server has. So a
-server cannot ask for the evidence of a model that it made for one patient without a round of its own for it. It asks
-once: a hospital notes on its disk which model a run's evidence was of, by which statistics and over how many patients,
-and refuses another question.
+The message contains no model: the silo kept the reported one (``client/reported.py``), whose score the server has. So a
+server needs a round of its own to get evidence of a model that it made for one patient. Evidence is given once: the
+hospital saves which model, statistics and number of patients a run's evidence was for, and refuses another request.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COMMON = "common_threshold"  # in the second message: the hospitals' common conf
 
 
 def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
-    """Return the reply to a message that asks for evidence. Raises UserError where the silo keeps no such model."""
+    """Return the reply to a message for evidence. Raises UserError if the silo has not kept that model."""
     check_asked(session)
     client, config = session.open_client(message), session.config
     client.round = int(config["round"])
@@ -54,7 +53,7 @@ def answer_evidence(message: Message, session: ClientSession) -> RecordDict:
 
 
 def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence:
-    """Return the evidence that the message asks for, of the model that the client holds."""
+    """Return the evidence that the message selects, of the model that the client holds."""
     data, test, task = session.used_data.test, client.silo.test, client.silo.task
     common = session.config["numbers"].get(COMMON)
     labels = agreed_schema(session.config).labels
@@ -73,7 +72,7 @@ def measured(client: SiloClient, session: ClientSession, least: int) -> Evidence
 
 
 def thresholds_of(common: object, task: Task, test: Samples) -> list[float]:
-    """Return the common threshold, or of several measurements that of each. Raises UserError where it does not fit."""
+    """Return the common threshold, one per measurement if there are several. Raises UserError if it does not fit."""
     count, most = (test.y.shape[1], LARGEST_VALUE) if isinstance(task, Regression) else (1, 1.0)
     values: Any = common if count > 1 else [common]
     fits = isinstance(values, list) and len(values) == count and (isinstance(task, Regression) or task.single_label)
@@ -83,19 +82,18 @@ def thresholds_of(common: object, task: Task, test: Samples) -> list[float]:
 
 
 def check_asked(session: ClientSession) -> None:
-    """Raise UserError where the run's settings ask for no evidence of this silo, and a message does."""
+    """Raise UserError if a message asks for evidence that the run's settings do not have for this silo."""
     wanted = session.settings.common.evidence
     if wanted == "off" or (wanted == "auto" and is_own_file(session.context)):
         raise UserError(f"{session.name} refuses: the run has evidence = {wanted}, and a message asks for it")
 
 
 def claim(client: SiloClient, session: ClientSession, least: int) -> None:
-    """Note at the hospital what evidence is asked for, for all that a message says is the server's word.
+    """Save at the hospital which evidence is requested, since the server chooses the whole message.
 
-    That is the model's digest, by which statistics, in which columns and over how many patients it is measured, and the
-    common threshold. Another bin size, for example, would give by subtraction what is between the two. Raises
-    PolicyRefusedError where this run asked for another one before. The same message may come twice, and gets the same
-    answer.
+    Saved are the model's digest, the statistics, the columns, the number of patients, and the common threshold. Another
+    bin size, for example, would reveal by subtraction what lies between the two. Raises PolicyRefusedError if this run
+    requested another evidence before. A repeated message gets the same answer.
     """
     context = session.context
     if not is_own_file(context) or session.policy.public:

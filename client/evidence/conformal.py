@@ -2,13 +2,13 @@
 
 Classes: the score of a class is 1 - p (``models/evidence/conformal.py``); a set holds the classes within the threshold.
 Measurements: the score is |y - prediction| per measurement, and the interval is the prediction ± its quantile (Lei et
-al., JASA 2018, algorithm 2). For new patients from the same population either holds the truth with probability
-``coverage`` or more, on average over calibration samples. Nothing is promised for another hospital's patients, for
+al., JASA 2018, algorithm 2). For new patients from the same population, each contains the truth with probability
+``coverage`` or more, on average over calibration samples. There is no guarantee for another hospital's patients, for
 each group of patients, or for all measurements at once.
 
-Samples of one patient are not exchangeable with those of others, so one of each patient counts, drawn by a fixed seed
-(Dunn, Wasserman and Ramdas, JASA 2023, section 3.3). Training and validation samples have made and chosen the model, so
-none of them counts.
+Samples of one patient are not exchangeable with those of others. So one sample of each patient counts, drawn by a fixed
+seed (Dunn, Wasserman and Ramdas, JASA 2023, section 3.3). Training and validation samples do not count, since the model
+was fitted and selected on them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from partitions.common.errors import UserError
 from partitions.splits import Split
 
 SETS, INTERVALS = ("multiclass", "ordinal"), ("regression",)
-COVERAGE = (0.5, 0.99)  # what may be asked for
-SLACK = 1e-6  # of a probability: single precision differs by so much from batch to batch
+COVERAGE = (0.5, 0.99)  # the allowed range
+SLACK = 1e-6  # of a probability: the rounding difference of single precision between batches
 
 
 def conformal_for(card: Mapping[str, Any], net: FlatModel, file: Path, coverage: float) -> dict[str, Any]:
     """Return the threshold of sets, or the half widths of intervals, for a model's card.
 
-    Raises UserError where the task has neither, the file does not fit, or it has too few test samples.
+    Raises UserError if the task has neither, if the file does not fit, or if it has too few test samples.
     """
     if card["task"] not in (*SETS, *INTERVALS):
         raise UserError(
@@ -66,7 +66,7 @@ def conformal_for(card: Mapping[str, Any], net: FlatModel, file: Path, coverage:
 
 
 def task_in(card: Mapping[str, Any]) -> Task:
-    """The task of a card's model, with the scale of its labels."""
+    """Return the task of a card's model, with the scale of its labels."""
     labels = card.get("labels") or {"mean": (), "std": ()}
     return task_of(card.get("task", "multiclass"), labels["mean"], labels["std"])
 
@@ -77,7 +77,7 @@ def quantile_of(scores: Array, alpha: float) -> float:
 
 
 def one_per_patient(split: Split) -> tuple[Split, bool]:
-    """Return one sample of each patient, and whether the samples name patients; without names every sample."""
+    """Return one sample of each patient, and whether the samples name patients; every sample if they do not."""
     if split.patient is None:
         return split, False
     order = np.random.default_rng(0).permutation(len(split))
@@ -87,7 +87,7 @@ def one_per_patient(split: Split) -> tuple[Split, bool]:
 
 
 def bounds_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-    """Return columns and a row for each sample, of scaled outputs (n, C): 1 for a class in the set, or the two ends."""
+    """Return column names and a row per sample from scaled outputs (n, C): 1 for a class in the set, or both ends."""
     known = card.get("conformal")
     if not known:
         return [], []
@@ -101,7 +101,7 @@ def bounds_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[list[str], list
 
 
 def in_words(known: Mapping[str, Any]) -> str:
-    """What a card's threshold or widths promise, and from how many records."""
+    """Return a sentence with the guarantee of a card's threshold or widths, and the number of records behind it."""
     what = "each set holds the true class" if "threshold" in known else "each interval holds the measurement"
     whose = "patients, one record of each" if known["patients"] else "records"
     return (

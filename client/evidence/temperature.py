@@ -1,7 +1,7 @@
 """Temperature scaling of an exported model: one number, fitted on the hospital's own validation samples.
 
-Outputs (logits) are divided by T, which changes probabilities and never their order (Guo et al., ICML 2017, section
-4.2; Platt scaling without its intercept). T minimises the loss on the validation part of a data file. It stays in the
+Outputs (logits) are divided by T, which changes probabilities but not their order (Guo et al., ICML 2017, section 4.2;
+Platt scaling without its intercept). T minimises the loss on the validation part of a data file. It is stored in the
 model card, beside the model, in the hospital.
 """
 
@@ -28,7 +28,7 @@ from partitions.schema import parse_schema
 from partitions.silo_file import read_silo_file
 from partitions.splits import SiloData, Split, dtype_of
 
-TASKS = ("multiclass", "ordinal", "multilabel")  # whose outputs become probabilities
+TASKS = ("multiclass", "ordinal", "multilabel")  # tasks whose outputs become probabilities
 FEWEST = 30  # validation samples
 RANGE = (0.05, 20.0)  # of T
 STEPS = 100
@@ -37,7 +37,7 @@ STEPS = 100
 def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict[str, Any]:
     """Return T, the validation samples and the loss before and after, for a model's card.
 
-    Raises UserError where the task has no probabilities, or the file does not fit or has too few validation samples.
+    Raises UserError if the task has no probabilities, the file does not fit, or it has too few validation samples.
     """
     if card["task"] not in TASKS:
         raise UserError(f"--temperature: {card['task']} has no probabilities to scale; it is for {', '.join(TASKS)}")
@@ -55,12 +55,12 @@ def temperature_for(card: Mapping[str, Any], net: FlatModel, file: Path) -> dict
 
 
 def is_as_trained(card: Mapping[str, Any], data: SiloData) -> bool:
-    """Return whether the parts of a file are as large as those that the run had: a simulation draws its own."""
+    """Return whether a file's parts have the sizes of the run's parts: a simulation draws its own parts."""
     return bool({"train": len(data.train), "val": len(data.val), "test": len(data.test)} == card["samples"])
 
 
 def fitting(card: Mapping[str, Any], file: Path, option: str) -> SiloData:
-    """Return a file's data with columns and labels in the model's order. Raises UserError, which names ``option``."""
+    """Return a file's data with columns and labels in the model's order. Raises UserError, naming ``option``."""
     try:
         data = reorder_data(read_silo_file(file, card["task"]), parse_schema(card["schema"]))
     except DataError as error:
@@ -89,7 +89,7 @@ def loss_of(task: str, outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def fitted(task: str, outputs: Tensor, labels: Tensor) -> float:
-    """Return the T in ``RANGE`` that minimises the loss, which is convex in 1 / T: by bisection of its derivative."""
+    """Return the T in ``RANGE`` that minimises the loss, by bisection of its derivative: it is convex in 1 / T."""
     low, high = 1 / RANGE[1], 1 / RANGE[0]
     for _ in range(STEPS):
         middle = math.sqrt(low * high) if high / low > 2 else (low + high) / 2

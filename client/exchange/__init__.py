@@ -1,1 +1,1 @@
-"""What every message goes through before and after a handler of the ClientApp."""
+"""Steps before and after every handler of the ClientApp."""

@@ -1,4 +1,4 @@
-"""One message in, one reply out: whether the site allows it, what it costs, and an error's reason as the reply."""
+"""The wrapper of all handlers: checks a message against the site's rules, charges it, turns errors into replies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from partitions.units import describe_units
 from strategies.base.run_settings import RunSettings, parse_settings
 
 APP = Path(__file__).parents[1] / "app.py"
-ALONE = runs_alone()  # a SuperNode of Flower's own started it: what the site's process does otherwise is done here
+ALONE = runs_alone()  # started by Flower's own SuperNode: what the site's process does otherwise is done here
 if ALONE:
     keep_private()
 Handler = Callable[[Message, ClientSession], RecordDict]
@@ -41,24 +41,24 @@ Handler = Callable[[Message, ClientSession], RecordDict]
 
 @functools.lru_cache(maxsize=4)
 def settings_of(keys: tuple[str, ...], values: tuple[Any, ...], types: tuple[type, ...]) -> RunSettings:
-    """The run's settings, parsed once for all its messages. (With the values' types, for True equals 1.)"""
+    """Parse the run's settings, once for all its messages. The types are part of the cache key, since True equals 1."""
     return parse_settings(dict(zip(keys, values, strict=True)))
 
 
 def settings_in(context: Context) -> RunSettings:
-    """The settings of the run that a message is of."""
+    """Return the settings of the run that a message belongs to."""
     values = tuple(context.run_config.values())
     return settings_of(tuple(context.run_config), values, tuple(map(type, values)))
 
 
 def answer(handler: Handler) -> Callable[[Message, Context], Message]:
-    """Turn whatever goes wrong in a silo into an error reply with its reason: the federation goes on without it."""
+    """Turn any error of a silo into an error reply with its reason, so that the federation goes on without the silo."""
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context) -> Message:
         info = describe_message(message, context, own_build(APP)) if ALONE else None
         try:
-            # As the site's own process did, which also counted the message, before this app was there.
+            # Repeats the checks of the site's own process; a message that it has counted is not counted again.
             counts = not os.environ.get(BY_SITE)
             study = check_message(message, context, count=counts, app=() if info is None else (info.app,))
             if info is not None:
@@ -74,7 +74,7 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
             reply = Message(handler(message, session), reply_to=message)
         except Exception as error:
             if is_full(error) and "state-path" in context.node_config:
-                raise  # a simulation's silos have one disk, its user's: no silo is left out for that
+                raise  # a simulation's silos share the user's disk: the run fails instead of leaving silos out
             reply = error_reply(error, message, context)
         return reply if info is None else release_reply(reply, info, message)
 
@@ -82,8 +82,8 @@ def answer(handler: Handler) -> Callable[[Message, Context], Message]:
 
 
 def error_reply(error: Exception, message: Message, context: Context) -> Message:
-    """Return the reply that says why a message could not be answered; the silo's own progress says it, too."""
+    """Return the reply with the reason why a message failed; the reason is also noted in the silo's progress."""
     reason = report(error)
-    with contextlib.suppress(UserError, DataError):  # the settings may be what is wrong
+    with contextlib.suppress(UserError, DataError):  # the settings themselves may be the error
         note_failure(message, context, settings_in(context), reason)
     return Message(Error(internal("ErrorCode").CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)

@@ -1,4 +1,4 @@
-"""A message that trains or evaluates: the client that answers it, the silo's own progress, and what leaves."""
+"""The wrapper of handlers that train or evaluate: opens the client, records progress and releases the result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Work = Callable[[ClientSession, SiloClient], Result]
 
 
 def local_round(work: Work) -> Callable[[Message, ClientSession], RecordDict]:
-    """A handler of ``work(session, client)``: the client has its state, the result is released."""
+    """Return a handler that calls ``work(session, client)`` with the client's state loaded and releases the result."""
 
     @functools.wraps(work)
     def handle(message: Message, session: ClientSession) -> RecordDict:

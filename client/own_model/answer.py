@@ -1,9 +1,9 @@
-"""The silo's own model that the report shows, sent once, at the end of a run that says so beforehand.
+"""The silo's own model that the report shows, sent once, at the end of a run that was submitted with that setting.
 
-The message brings no model: the silo kept the reported one (``client/reported.py``), as for the evidence. What leaves
-is noted on the hospital's disk first. Then the run's next request is refused where it is for another model, or for
-training (``client/site/own_models.py``). A server says itself which round its report shows, and which rounds there
-were: it gets one model of a run, of the round that it likes.
+The message contains no model: the silo kept the reported one (``client/reported.py``), as for the evidence. What leaves
+is first noted on the hospital's disk. After that, the run's requests for another model, or for training, are refused
+(``client/site/own_models.py``). The server chooses which round the report shows, and how many rounds there are. So it
+can get one model of a run, of a round of its choice.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from partitions.common.errors import UserError
 
 
 def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
-    """Return the reply to a message that asks for the silo's own model. Raises UserError where there is none to send.
+    """Return the reply with the silo's own model. Raises UserError if there is none to send.
 
-    Raises PolicyRefusedError where the run's settings or the policy do not have it, where it was also trained under
-    others, or where another one of the run has left.
+    Raises PolicyRefusedError if the run's settings or the policy do not allow it, if the model was also trained under
+    other ones, or if another model of the run has left.
     """
     context, sent = session.context, dict(message.content.config_records.get("config", {}))
-    # `check_message` has asked this for a hospital's own data; of a simulated or public silo it is asked here alone.
+    # `check_message` has checked this for a hospital's own data; for a simulated or public silo this is the only check.
     for fault in own_model_faults(session.policy, context.run_config, sent):
         raise PolicyRefusedError(f"{session.name} refuses: {fault}")
     if not session.sends_own_model:

@@ -1,4 +1,4 @@
-"""What a silo refuses, and what its model cards say, because of the privacy of its records."""
+"""Checks that protect a silo's records, and the privacy entry of its model cards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from strategies.base.run_settings import RunSettings
 
 
 def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
-    """Raise PolicyRefusedError where there is too little to train with, or behind what a run ``sends``.
+    """Raise PolicyRefusedError if there are too few samples to train with, or patients for what a run ``sends``.
 
-    ``part``: the training part. What leaves needs patients (``floor``); a batch is of samples (``min-batch-size``).
+    ``part``: the training part. ``floor`` counts patients; ``min-batch-size`` counts samples.
     """
     fault = too_few(part, policy, "floor") if sends else ""
     if not fault and len(part) < policy.min_batch_size:
@@ -26,9 +26,9 @@ def check_floor(name: str, part: Split, policy: Policy, *, sends: bool) -> None:
 
 
 def too_few(part: Split, policy: Policy, rule: str) -> str:
-    """Why a training part has too few patients for a rule, or samples where it names none; empty: it has enough.
+    """Return why a training part has too few patients for ``rule`` (samples, if it names no patients); empty: enough.
 
-    The text goes to the server, which does not learn how many patients there are.
+    The text is sent to the server, so it does not contain the number of patients.
     """
     if part.people >= getattr(policy, rule):
         return ""
@@ -37,7 +37,7 @@ def too_few(part: Split, policy: Policy, rule: str) -> str:
 
 
 def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
-    """Raise UserError where, with ``dp = true``, something is computed of the records without noise."""
+    """Raise UserError if, with ``dp = true``, something would be computed from the records without noise."""
     s, normalization = settings.privacy, settings.common.normalization
     if s is None:
         return
@@ -56,7 +56,7 @@ def check_records(settings: RunSettings, data: SiloData, name: str) -> None:
 
 
 def privacy_card(settings: RunSettings) -> dict[str, Any]:
-    """What a model card says of differential privacy: the personal model has it only where all of it is sent."""
+    """Return a model card's entry for differential privacy: the personal model has it only if all of it is sent."""
     s = settings.privacy
     if s is None:
         return {}

@@ -1,8 +1,8 @@
-"""The key of a silo's noise: a secret of the site, never the run's seed, which the server knows.
+"""The key of a silo's noise: a secret of the site, never derived from the run's seed, which the server has.
 
-A deployed silo keeps it in ``STATE_DIR/noise-key``, 32 bytes that only its owner reads. It is made once. With it the
-noise can be computed and subtracted from what was sent: it leaves the silo as little as the data do. In a simulation
-there is no one to keep it from, and it is made of the seed, so that runs can be repeated; the log says so.
+A deployed silo makes it once and keeps it in ``STATE_DIR/noise-key``: 32 bytes, readable by their owner only. With the
+key the noise could be computed and subtracted from what was sent, so it must not leave the silo. In a simulation there
+is nothing to protect: the key is derived from the seed, so that runs are repeatable, and the log notes this.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOGGED: set[str] = set()
 
 
 def noise_key(context: Context, seed: int, run_id: str) -> bytes:
-    """The silo's key for this run (32 bytes). Raises UserError or DataError where it cannot be kept or read."""
+    """Return the silo's key for this run (32 bytes). Raises UserError or DataError if it cannot be saved or read."""
     name, state = silo_name(context), str(context.node_config.get("state-dir", ""))
     if state:
         return derived(kept_key(Path(state)), "run", run_id)
@@ -38,7 +38,7 @@ def noise_key(context: Context, seed: int, run_id: str) -> bytes:
 
 
 def kept_key(state: Path) -> bytes:
-    """The key in this state directory; made where there is none."""
+    """Return the key in this state directory; create it if there is none."""
     file = state / FILE
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(state / f".{FILE}.lock", "another process of this silo makes the key of its noise"):

@@ -1,4 +1,4 @@
-"""The private gradients of one round, bound to all that the round is computed from."""
+"""The private gradients of one round; their noise is bound to every input of the round."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from strategies.base.privacy.training import PrivateTraining, Units, round_diges
 from strategies.base.settings import values_of
 from strategies.base.transport.payload import Model, Number
 
-# Settings that change no number of a round, or other ones than the data do; the rest is part of a round's digest.
+# Settings that change no number of a round, or only through the data; all others are part of a round's digest.
 ELSEWHERE = {
     *("out", "resume", "data-dir", "device", "threads", "dataset", "partition", "silos", "agreed", "study"),
     *("min-metric-samples", "checkpoint-every", "round-timeout", "straggler-factor", "straggler-floor", "lost-silo"),
     *("min-silos", "evaluate-every", "validation"),
 }
-# Of a silo's state, what evaluation leaves, or the run is called: no training depends on it.
+# Entries of a silo's state that evaluation writes, or that name the run: no training depends on them.
 EVALUATED = ("run_id", "model", "metrics", "best", "reported", "candidate")
 
 
 def units_of(s: Privacy, train: Split) -> Units:
-    """What differential privacy protects in a training part."""
+    """Return the units (records or patients) that differential privacy protects in a training part."""
     return Units(len(train), train.patient if s.unit == "patient" else None)
 
 
 def private_round(client: SiloClient, s: Privacy, units: Units, key: bytes, config: Mapping[str, Any]) -> None:
-    """Make the gradients of the client's next round private. ``key``: the silo's own of this run.
+    """Make the gradients of the client's next round private. ``key``: the silo's key for this run.
 
-    Raises UserError where they cannot be.
+    Raises UserError if that is not possible.
     """
     check_network(client.model.module)
     client.round = config["round"]

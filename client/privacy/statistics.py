@@ -1,12 +1,14 @@
-"""The statistics by which a table is standardised, as a silo under a study accepts them.
+"""Checks of the statistics that standardise a table, for a silo under a study.
 
-They come with every message, as the server's word. A server that chose them could turn the seed's own first layer into
-one that picks a patient: a column's mean just below its greatest value, and a tiny deviation, leave that patient's
-gradient alone in half of the units, and another column in the next round another patient's. So they stay the same for
-the whole run, and may not put this silo's values far from where honest ones do. One choice per run is left.
+Every message brings them, and the server chooses them. A malicious server could use them to isolate a patient: with a
+column's mean just below its greatest value, and a tiny deviation, the seed's own first layer becomes a filter. That
+patient's gradient is then alone in half of the units; another column isolates another patient in the next round.
 
-An honest pooled mean and variance give a silo with the share p of all samples a root mean square of at most 1 / sqrt(p)
-in each standardised column.
+So the statistics must stay the same for the whole run, and must not move this silo's values far from where honest
+ones do. The server keeps one choice per run.
+
+With an honest pooled mean and variance, a silo with the share p of all samples has a root mean square of at most
+1 / sqrt(p) in each standardised column.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Array, Columns
 
-LARGEST = 10.0  # root mean square of a standardised column: a silo with 1 % of all samples may have it
+LARGEST = 10.0  # root mean square of a standardised column; reached at most with 1 % of all samples
 
 
 def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, silo: str) -> None:
-    """Raise PolicyRefusedError where the server's ``mean`` and ``std`` (d,) are not those of data like ``columns``.
+    """Raise PolicyRefusedError if the server's ``mean`` and ``std`` (d,) do not fit data like ``columns``.
 
     ``columns`` (n, d): the silo's training part.
     """
@@ -45,7 +47,7 @@ def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, 
 
 
 def claim_statistics(mean: Columns, std: Columns, study: Study, silo: str, state: Any, run_id: int) -> None:
-    """Note a run's statistics in the state directory. Raises PolicyRefusedError where the run had other ones before.
+    """Note a run's statistics in the state directory. Raises PolicyRefusedError if the run had other ones before.
 
     Empty ones: the silo's own.
     """

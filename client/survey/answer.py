@@ -1,4 +1,4 @@
-"""A hospital's answer to ``silofl survey``: of its own file, schema and policy; the message chooses nothing of it."""
+"""The reply to ``silofl survey``, made from the hospital's own file, schema and policy; the message selects nothing."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from strategies.base.schema.survey import Answer
 
 
 def answer_survey(session: ClientSession) -> RecordDict:
-    """Return the reply to a message that asks for a survey. Raises PolicyRefusedError where too few patients are here.
+    """Return the reply to a survey message. Raises PolicyRefusedError if the silo has too few patients.
 
-    The run's settings have to say that it is one, so that policy and study have allowed it.
+    The run's settings must declare a survey, so that policy and study have allowed it; otherwise UserError is raised.
     """
     if session.info.asks != "survey":
         raise UserError(
@@ -66,7 +66,7 @@ def answer_survey(session: ClientSession) -> RecordDict:
 
 
 def samples_of(session: ClientSession) -> tuple[Split, Array | None, Contents]:
-    """All samples of the silo, which of their values were missing, and what its file states."""
+    """Return all samples of the silo, the mask of their missing values, and the contents of its file."""
     context = session.context
     if is_own_file(context):
         path = Path(str(context.node_config["data"]))
@@ -85,7 +85,7 @@ def _own(path: Path, stamp: int) -> tuple[Split, Array | None, Contents]:
 
 
 def recipe_of(text: str) -> Recipe | None:
-    """The recipe of a table that a file holds; None: it has none, or one of pictures."""
+    """Return the recipe of a table in a file's text; None if there is none, or one for pictures."""
     try:
         found = read_any(text) if text else None
     except DataError:
@@ -94,16 +94,16 @@ def recipe_of(text: str) -> Recipe | None:
 
 
 def limits_of(policy: Policy) -> Limits:
-    """What a policy lets leave."""
+    """Return the limits that a policy sets for a survey's statistics."""
     if policy.public:
         return Limits(1, 1, True, True)
     return Limits(policy.min_cell, policy.min_sum_samples if policy.sums else 0, policy.class_means)
 
 
 def digests_of(split: Split, gaps: Array | None) -> list[str]:
-    """A text for each patient, equal for equal inputs, labels and gaps of all samples of one.
+    """Return one text per patient, equal for equal inputs, labels and gaps of all the patient's samples.
 
-    What fills a gap is no part of it: it moves for every patient when one more is imported.
+    Fill values of gaps are left out: they change for every patient when one more is imported.
     """
     table = table_of(split)
     known = table if gaps is None else np.where(gaps, np.float32(0), table)
@@ -117,7 +117,7 @@ def digests_of(split: Split, gaps: Array | None) -> list[str]:
 
 
 def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
-    """What is equal where the same samples have the same answer; no fill, for filled values are in no statistic."""
+    """Return a digest of what, beside the samples, the answer depends on; no statistic uses fill values."""
     content = recipe.content if recipe else {}
     columns = [{key: v for key, v in own.items() if key != "fill-value"} for own in content.get("columns", ())]
     content_parts = [schema.text, content | {"columns": columns}, asdict(limits)]
@@ -125,7 +125,7 @@ def how_of(schema: Schema, recipe: Recipe | None, limits: Limits) -> str:
 
 
 def withheld(answer: Answer, policy: Policy, note: dict[str, list[str]]) -> dict[str, list[str]]:
-    """What stays, by rule, for the hospital's audit log."""
+    """Return what is withheld, by rule, for the hospital's audit log."""
     columns = {**answer["columns"], **answer["labels"]}
     found = {"min-cell": [name for name, item in columns.items() if is_suppressed(item)]}
     numeric = [name for name, item in answer["columns"].items() if item["kind"] != "category" and "mean" not in item]

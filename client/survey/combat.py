@@ -1,13 +1,14 @@
-"""A hospital's exact sums for ComBat (``silofl survey --harmonize``): which columns, of which rows, and how often.
+"""A hospital's exact sums for ComBat (``silofl survey --harmonize``): which columns, which rows, and how often.
 
-The run's settings name columns and covariates, since all hospitals must take the same. That makes each choice a set of
-equations about the patients, so a hospital answers one choice, once: ``released-combat.json`` in the state directory
-has it, and the answer. The same choice gets the same answer, also where a few patients changed. Another choice, or
-other data, is refused until the hospital itself removes that file (docs/privacy.md). Sums that few patients make up
-stay, by the rules of ``models/survey/exact.py``; so do all where covariates are many for the patients.
+The run's settings name columns and covariates, since all hospitals must use the same. Each selection is a set of
+equations about the patients, so a hospital answers one selection, once. It keeps the selection and the answer in
+``released-combat.json`` in the state directory. The same selection gets the same answer, also after a few patients
+changed. Another selection, or other data, is refused until the hospital itself removes that file (docs/privacy.md).
+Sums over few patients are withheld, by the rules of ``models/survey/exact.py``. All sums are withheld if there are too
+many covariates for the number of patients.
 
-Without covariates a column's rows are those with a value. With covariates all columns have the same rows, those with
-all values: two sums of one covariate over rows that differ by a patient would be that patient's.
+Without covariates a column's rows are those with a value. With covariates all columns use the same rows, those with
+all values: otherwise two sums of one covariate could differ by one patient, and reveal that patient's value.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ PATIENTS_PER_TERM = 10  # p covariates give p (p + 1) / 2 equations about n p va
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns to harmonise, and the covariates, as they are in the hospital's table."""
+    """The columns to harmonise and the covariates, with their places in the hospital's table."""
 
     columns: tuple[TableColumn, ...]
     covariates: tuple[TableColumn, ...]
@@ -58,13 +59,13 @@ class Selection:
 
     @property
     def terms(self) -> list[str]:
-        """Of a category all but the first, from which the others differ."""
+        """Return the covariates' terms; a category's first level is the reference and has none."""
         return [t for own in self.covariates for t in [*own.terms][own.kind == "category" :]]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The training part: table (n, columns), missing values alike, labels, patients (n,)."""
+    """The training part: table (n, columns), mask of missing values (same shape), labels, patients (n,)."""
 
     table: Array
     gone: Array
@@ -78,9 +79,9 @@ def answer_combat(
     recipe: Recipe | None,
     digests: Callable[[Split, Array | None], list[str]],
 ) -> tuple[Part, dict[str, list[str]]]:
-    """What a survey's answer has besides where the run asks for ComBat; and what stays, by rule, for the log.
+    """Return the ComBat part of a survey's answer, empty if not asked for, and what is withheld, by rule, for the log.
 
-    ``digests``: a text for each patient. A refusal is the answer's ``refused``: the survey itself goes on.
+    ``digests`` returns a text per patient. A refusal is returned as ``refused``, since the survey itself goes on.
     """
     settings, policy = session.settings.method, session.policy
     assert isinstance(settings, SurveySettings)
@@ -103,7 +104,7 @@ def answer_combat(
 
 
 def training_part(contents: Contents) -> tuple[Split, Array | None]:
-    """Its samples, and which of their values were missing."""
+    """Return the training samples and the mask of their missing values."""
     own, rows = parts_of(contents.splits)["train"]
     split, gaps = contents.splits[own], contents.gaps.get(own)
     return (split, gaps) if rows is None else (rows_of(split, rows), None if gaps is None else gaps[rows])
@@ -113,7 +114,7 @@ def training_part(contents: Contents) -> tuple[Split, Array | None]:
 
 
 def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) -> Selection:
-    """The columns that a run names. Raises UserError, one line, for what cannot be harmonised, or be a covariate."""
+    """Return the columns that a run names. Raises UserError for one that cannot be harmonised, or be a covariate."""
     if recipe and recipe.combat:
         raise UserError("its data file is harmonised already: survey the file without [combat]")
     if contents.recipe and not recipe:
@@ -147,7 +148,7 @@ def chosen(settings: SurveySettings, contents: Contents, recipe: Recipe | None) 
 def once(
     selection: Selection, rows: Rows, policy: Policy, samples: Sequence[str], state: str
 ) -> tuple[Part, dict[str, list[str]]]:
-    """The answer that was given before, or the first one, which is noted. Raises PolicyRefusedError."""
+    """Return the earlier answer, or compute and save the first one. Raises PolicyRefusedError."""
     if not state:
         raise PolicyRefusedError("it has no state-dir to remember what it gave for ComBat")
     file = Path(state) / FILE
@@ -170,7 +171,7 @@ def once(
 
 
 def may_try_again(before: dict[str, Any], selection: Selection, policy: Policy, samples: Sequence[str]) -> bool:
-    """Return whether the first answer was a refusal, for other data or another rule. Raises PolicyRefusedError."""
+    """Return whether the first answer was a refusal, and data or rule have changed since. Raises PolicyRefusedError."""
     day, (own, then) = before["answer"]["day"], (Counter(samples), Counter(before["samples"]))
     changed = fewest_changed(own, then)
     remove = f"a second answer needs the hospital to remove {FILE} (docs/privacy.md)"
@@ -188,12 +189,12 @@ def may_try_again(before: dict[str, Any], selection: Selection, policy: Policy, 
 
 
 def least_of(policy: Policy) -> int:
-    """The fewest patients behind a sum, and behind each category of a covariate."""
+    """Return the fewest patients behind a sum, and behind each category of a covariate."""
     return 1 if policy.public else max(policy.min_sum_samples, policy.min_cell)
 
 
 def sums_for(selection: Selection, rows: Rows, policy: Policy) -> tuple[Part, dict[str, list[str]]]:
-    """The answer, and by rule what stays. ``day`` is that of this answer, empty for public data."""
+    """Return the answer and what is withheld, by rule. ``day``: the date of this answer, empty for public data."""
     least, gap = least_of(policy), 1 if policy.public else policy.min_cell
     day = "" if policy.public else time.strftime("%Y-%m-%d", time.gmtime())
     rule = policy.line("min_cell" if policy.min_cell > policy.min_sum_samples else "min_sum_samples")
@@ -228,7 +229,7 @@ def sums_for(selection: Selection, rows: Rows, policy: Policy) -> tuple[Part, di
 
 
 def covariate_fault(selection: Selection, rows: Rows, kept: Array, least: int, held: str, *, public: bool) -> str:
-    """Why these covariates' sums cannot leave; empty: they can. The text has nothing of the rows."""
+    """Return why these covariates' sums cannot leave; empty if they can. The text contains no value of the rows."""
     units = rows.units[kept]
     if patients(units) < least:
         return held
@@ -251,13 +252,13 @@ def covariate_fault(selection: Selection, rows: Rows, kept: Array, least: int, h
 
 
 def measured(selection: Selection, rows: Rows, kept: Array) -> dict[str, Array]:
-    """The covariates (n,) that have no categories, by name."""
+    """Return the covariates (n,) without categories, by name."""
     found = {own.name: code_of(own, rows.table[kept]) for own in selection.covariates if own.kind != "category"}
     return {name: values for name, values in found.items() if not is_discrete(values)}
 
 
 def cells_of(selection: Selection, rows: Rows, kept: Array) -> list[list[Array]]:
-    """The rows of each category of each covariate that has some; a number with few values has these."""
+    """Return the rows of each category of each covariate that has some; numbers with few values count as categories."""
     groups = []
     for own in selection.covariates:
         values = code_of(own, rows.table[kept])
@@ -269,6 +270,6 @@ def cells_of(selection: Selection, rows: Rows, kept: Array) -> list[list[Array]]
 
 
 def code_of(column: TableColumn, table: Array) -> Array:
-    """A covariate's numbers (n,), or the places of its categories."""
+    """Return a covariate's numbers (n,), or the indices of its categories."""
     found = design(table, [*column.terms], column.terms)
     return found.argmax(1) if column.kind == "category" else found[:, 0]

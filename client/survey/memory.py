@@ -1,9 +1,9 @@
-"""What a hospital told of its data in surveys before: asked again it tells the same, though a few patients changed.
+"""The memory of a hospital's survey answers: the same question gets the same answer, though a few patients changed.
 
-``released-surveys.json`` in the state directory has each answer with the digests of its patients. The same patients
-get the same answer. Data that differ in fewer than ``min-sum-samples`` of them get the earlier answer, with its day,
-since the difference of two would be about those few. Another schema, recipe or policy makes another answer, whose
-borders may differ: there are at most ``max-surveys`` answers in all.
+``released-surveys.json`` in the state directory keeps each answer with the digests of its patients. The same patients
+get the same answer. Data that differ in fewer than ``min-sum-samples`` patients get the earlier answer, with its day,
+since the difference of two answers would be about those few. Another schema, recipe or policy makes another answer,
+whose bins may differ. At most ``max-surveys`` answers are given in all.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FILE = "released-surveys.json"
 def remembered(
     make: Callable[[], Answer], samples: Sequence[str], how: str, policy: Policy, state: str, silo: str
 ) -> tuple[Answer, dict[str, list[str]]]:
-    """Return the answer, and what of it is withheld besides, by rule. ``samples``: the patients' digests, sorted.
+    """Return the answer and what more of it is withheld, by rule. ``samples``: the patients' digests, sorted.
 
-    ``how``: what, beside the samples, the answer depends on. Raises PolicyRefusedError where another answer would tell
-    of few patients, there were too many, or nothing can be remembered.
+    ``how``: a digest of what else the answer depends on. Raises PolicyRefusedError if another answer would reveal few
+    patients, if ``max-surveys`` is reached, or if answers cannot be saved.
     """
     if not state:
         raise PolicyRefusedError(f"{silo} refuses: it has no state-dir to remember what it told in surveys")
@@ -57,7 +57,7 @@ def _answer(
     silo: str,
     given: Sequence[dict[str, Any]],
 ) -> tuple[Answer, dict[str, list[str]], bool]:
-    """The answer, what is withheld, and whether it is a new one."""
+    """Return the answer, what is withheld, and whether it is a new one."""
     few, near = policy.line("min_sum_samples"), list[dict[str, Any]]()
     for earlier in given:
         before = Counter(earlier["samples"])
