@@ -1,10 +1,10 @@
-"""What leaves a silo: the data summary through :func:`release_summary`, everything else through :func:`release`.
+"""Everything that leaves a silo: the data summary by :func:`release_summary`, replies by :func:`release`.
 
-The vectors that the method names in ``uploads``, the method's numbers that it names in ``sends_numbers``, metrics and
-seconds of the list in ``strategies/base/schema/reporting.py``, sample counts. Evidence leaves once per run, through
-:func:`release_evidence`, and so the silo's own model, through :func:`release_own_model`; a survey of the data through
-:func:`release_survey`. Everything that left is logged. What the rules held back goes to the site's own process alone,
-for its audit log (``client/site/egress_record.py``).
+A reply contains the vectors in the method's ``uploads``, its numbers in ``sends_numbers``, sample counts, and metrics
+and seconds on the list in ``strategies/base/schema/reporting.py``. Evidence leaves once per run, by
+:func:`release_evidence`; so does the silo's own model, by :func:`release_own_model`. A survey of the data leaves by
+:func:`release_survey`. Everything that left is logged. What the rules withheld is reported only to the site's own
+process, for its audit log (``client/site/egress_record.py``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from strategies.base.transport.payload import BUFFERS, Model, Number, Payload, W
 
 
 def release_summary(summary: Mapping[str, Number]) -> RecordDict:
-    """Return the content of the reply to a query. Raises UserError for what is not on the list."""
+    """Return the content of the reply to a query. Raises UserError for an entry that is not on the list."""
     unknown = sorted(set(summary) - set(SUMMARY))
     if unknown:
         raise UserError(f"{', '.join(unknown)}: not on the list of what a data summary may tell")
@@ -50,7 +50,7 @@ def release_summary(summary: Mapping[str, Number]) -> RecordDict:
 
 
 def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> None:
-    """Add what was held back, by rule, for the site's process, which takes it out again. No simulation has one."""
+    """Add what was withheld, by rule; the site's process removes it from the reply. Skipped in a simulation."""
     if site_takes() or runs_alone():
         records[RECORD] = ConfigRecord({rule: sorted(items) for rule, items in withheld.items()})
 
@@ -58,10 +58,10 @@ def tell_site(records: RecordDict, withheld: Mapping[str, Collection[str]]) -> N
 def sift_metrics(
     metrics: Mapping[str, float], counts: Mapping[str, int], least: float, released: Collection[str]
 ) -> tuple[dict[str, float], dict[str, set[str]]]:
-    """Return the metrics that may leave, and by rule the names of metrics, or the splits, that stay.
+    """Return the metrics that may leave, and the withheld metrics or splits by rule.
 
     ``counts``: patients by split; ``least``: the fewest behind a metric; ``released``: the metrics that may leave.
-    Raises UserError for a metric that no list has.
+    Raises UserError for a metric that is on no list.
     """
     kept: dict[str, float] = {}
     few, metric_rule = key_of("min_metric_samples"), key_of("metrics")
@@ -83,7 +83,7 @@ def sift_metrics(
 
 
 def check_sent(client: SiloClient, vectors: Sequence[Tensor], policy: Policy) -> None:
-    """Raise PolicyRefusedError where these vectors say more than the silo's policy allows, whatever the method is."""
+    """Raise PolicyRefusedError if these vectors contain more than the silo's policy allows, whatever the method is."""
     size, largest = client.model.layout.size, max((vector.numel() for vector in vectors), default=0)
     if not policy.whole_model and largest >= client.info.whole_from * size:
         most = f": {client.info.whole_from:.0%} count as all" if client.info.whole_from < 1 else ""
@@ -102,10 +102,10 @@ def release(
     min_samples: float,
     policy: Policy,
 ) -> RecordDict:
-    """The content of a silo's reply: of what the run asks for, what the silo's policy allows.
+    """Return the content of a silo's reply: what the run needs, as far as the silo's policy allows.
 
     ``counts``: how many patients each split has, or samples where the data name no patients.
-    Raises UserError where a method tries to send what it has not declared, or what the policy does not allow.
+    Raises UserError if a method tries to send what it has not declared, or what the policy does not allow.
     """
     check_sent(client, vectors, policy)
     names = client.upload_names() if vectors else ()
@@ -137,7 +137,7 @@ def release(
 
 
 def release_own_model(client: SiloClient) -> RecordDict:
-    """The content of the reply to a question for the silo's own model, which the client's network holds, as it is."""
+    """Return the content of the reply with the silo's own model, which the client's network holds, unchanged."""
     silo, model = client.silo.name, client.model
     found = {OWN: model.vector.clone(), **({BUFFERS: model.buffers.clone()} if model.buffers.numel() else {})}
     log(INFO, "%s sent its own model: %s numbers", silo, sum(vector.numel() for vector in found.values()))
@@ -148,7 +148,7 @@ def release_own_model(client: SiloClient) -> RecordDict:
 
 
 def release_survey(silo: str, answer: Answer, withheld: Mapping[str, Collection[str]]) -> RecordDict:
-    """The content of the reply to a question for a survey. ``withheld``: what stays, by rule, for the audit log."""
+    """Return the content of the reply to a survey. ``withheld``: what stays, by rule, for the audit log."""
     shown = [*answer["columns"], *answer["labels"]]
     exact = ", ".join(answer.get(COMBAT, {}).get("columns", ()))
     more = f", and exact sums of {exact}" if exact else ""
@@ -167,11 +167,11 @@ def release_evidence(
     policy: Policy,
     suppressed: Sequence[str] = (),
 ) -> RecordDict:
-    """The content of the reply to a question for evidence: what the silo's policy allows, over enough patients.
+    """Return the content of the reply with evidence: what the silo's policy allows, over enough patients.
 
-    ``people``: how many the test part has. Parts of it were counted as they were made (``models/evidence/``).
-    ``suppressed``: subgroups that stay here, for the site's audit log: their names, without counts.
-    Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
+    ``people``: patients in the test part. Smaller groups were checked when their values were computed
+    (``models/evidence/``). ``suppressed``: names of subgroups that are withheld, without counts, for the site's audit
+    log. Raises UserError for a value that is not on the list (``strategies/base/schema/evidence.py``).
     """
     least, kept = max(min_samples, policy.min_metric_samples), Evidence()
     rule, few = key_of("metrics"), key_of("min_metric_samples")

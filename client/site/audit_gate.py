@@ -1,7 +1,7 @@
-"""The last look at a reply before it leaves the site: it is written to the audit log, or it does not leave.
+"""The audit gate: the last step before a reply leaves the site. A reply that cannot be logged does not leave.
 
-Called by the site's own process for every message (`runtime/prefork/wrappers.py`) and, where an app runs without that,
-by the app (`client/app.py`). In a simulation nothing leaves, and nothing is written.
+The site's own process calls it for every message (`runtime/prefork/wrappers.py`). An app that runs without that
+process calls it itself (`client/app.py`). In a simulation nothing leaves, and nothing is logged.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from .trust.audit import Log
 from .trust.chain import digest, plain, write_whole
 from .trust.policy import Policy, policy_of
 
-# In the environment of an app whose messages the site's own process counts and writes down; what else it takes.
+# Environment variable that is set if the site's own process counts and logs the app's messages; and its value.
 BY_SITE = "SILOFL_SITE_AUDITS"
 BY_SITE_VALUE = f"1 {TAKEN}"
-MOST_TEXT = 300  # characters of an error that the log shows
+MOST_TEXT = 300  # characters of an error in the log
 
 
 @dataclass(frozen=True)
 class MessageInfo:
-    """What is known of a message before its reply: where the log is, and who asked for what, with which app.
+    """The data of a message before its reply: the log's folder, who sent what, and with which app.
 
-    In the order in which a line of the log has it. What the server says of itself, the run's name and round, is its
-    word. A message that the site has allowed has its study, its charge and its receipt, too (`dataclasses.replace`).
+    The fields have the order of a log line. The server chooses the run's name and round: they are not verified. An
+    allowed message also gets its study, its charge and its receipt (`dataclasses.replace`).
     """
 
     folder: str  # of the log
@@ -59,16 +59,16 @@ class MessageInfo:
     versions: Mapping[str, str]
     cohort: str
     study: Mapping[str, Any] | None = None  # name, digest, and how many bytes may leave
-    receipt: Mapping[str, Any] | None = None  # what the log says of the server's receipt (`take_receipt`)
-    charged: Mapping[str, Any] | None = None  # what the privacy budget was charged (`messages.charge_message`)
+    receipt: Mapping[str, Any] | None = None  # the log's entry about the server's receipt (`take_receipt`)
+    charged: Mapping[str, Any] | None = None  # the charge to the privacy budget (`messages.charge_message`)
 
     @property
     def state(self) -> Path:
-        """The silo's state directory."""
+        """Return the silo's state directory."""
         return Path(self.folder).parent
 
     def fields(self) -> dict[str, Any]:
-        """What a line of the log says of the message; its study without the limit."""
+        """Return the message's fields in a log line; its study without the limit."""
         own = {key.replace("_", "-"): value for key, value in vars(self).items() if key not in ("folder", "charged")}
         if self.study:
             own["study"] = {key: self.study[key] for key in ("name", "digest")}
@@ -76,7 +76,7 @@ class MessageInfo:
 
 
 def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
-    """Return what is known of a message; `app` is the SHA-256 of the app's build."""
+    """Return the data of a message; `app` is the SHA-256 of the app's build."""
     node, config = dict(context.node_config), config_of(message)
     policy, rule = rule_of(node)
     settings = {key: context.run_config[key] for key in sorted(context.run_config)}
@@ -101,9 +101,9 @@ def describe_message(message: Any, context: Any, app: str) -> MessageInfo:
 
 
 def cohort_of(node_config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the silo's data file: from which patients what leaves comes; empty: it cannot be read.
+    """Return the SHA-256 of the silo's data file, which identifies the patients behind a reply; empty: unreadable.
 
-    A note beside the log has it, for as long as size and time of the file stay.
+    It is cached in a file beside the log until the data file's size or time changes.
     """
     path = Path(str(node_config.get("data", "")))
     note = folder_of(node_config) / "data.json"
@@ -124,7 +124,7 @@ def cohort_of(node_config: Mapping[str, Any]) -> str:
 
 
 def in_study(info: MessageInfo, study: Study | None, node_config: Mapping[str, Any]) -> MessageInfo:
-    """The info of a message that belongs to a study, or to none (None): its bytes count there, and its rules hold."""
+    """Return the info with the message's study, whose rules apply and whose bytes are counted; None: unchanged."""
     if study is None:
         return info
     own = {"name": study.name, "digest": study.digest, "bytes": study.limits.bytes}
@@ -132,9 +132,9 @@ def in_study(info: MessageInfo, study: Study | None, node_config: Mapping[str, A
 
 
 def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
-    """Keep the server's receipt for this silo's last reply, and return what the log says of it; None: nothing.
+    """Keep the server's receipt for this silo's last reply; return its entry for the log, None if there is none.
 
-    Raises PolicyRefusedError where there is none for this log, and the site's policy wants one.
+    Raises PolicyRefusedError if the site's policy requires one and there is none for this log.
     """
     node = context.node_config
     if "data" not in node:
@@ -145,9 +145,9 @@ def take_receipt(message: Any, context: Any) -> dict[str, Any] | None:
 
 
 def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
-    """Return the policy of a message, and the rules that it passed in words: the list of builds, the policy's digest.
+    """Return the policy and a text of the rules that a message passed: the list of builds, the policy's digest.
 
-    None for a policy that cannot be read.
+    The policy is None if it cannot be read.
     """
     pins = os.environ.get("SILOFL_ALLOWED_APPS", "")
     builds = "allowed-apps: this build is listed" if pins else "no allowed-apps: any build may send"
@@ -159,14 +159,14 @@ def rule_of(node_config: Mapping[str, Any]) -> tuple[Policy | None, str]:
 
 
 def folder_of(node_config: Mapping[str, Any]) -> Path:
-    """Return the folder of a silo's log: in its state directory, or with Flower's own files where it has none."""
+    """Return the folder of a silo's log: in its state directory, or in Flower's own folder if it has none."""
     if "state-dir" in node_config:
         return Path(str(node_config["state-dir"])) / "audit"
     return Path(internal("get_flwr_home")()) / "audit"
 
 
 def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
-    """The reply, once it is written down; where that fails, an error of one line in its place."""
+    """Return the reply once it is in the log; if that fails, return an error of one line in its place."""
     try:
         spent = None
         if info.charged is not None and not reply.has_error():
@@ -188,10 +188,10 @@ def release_reply(reply: Any, info: MessageInfo, message: Any) -> Any:
 
 
 def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tuple[int, str]:
-    """Append a reply to the log, and count its bytes in its study; what the app tells the site alone is taken out.
+    """Append a reply to the log, count its bytes in its study, and remove the app's report to the site.
 
-    Returns the line's number and hash, which leave with the reply where the server gives receipts. Raises OSError where
-    the log cannot be written, SiteError where the study allows no more bytes.
+    Returns the line's number and hash; they leave with the reply if the server gives receipts. Raises OSError if the
+    log cannot be written, SiteError if the study allows no more bytes.
     """
     withheld = take_withheld(reply)
     sent = list(records(reply))
@@ -207,7 +207,7 @@ def write_down(reply: Any, info: MessageInfo, spent: Spent | None = None) -> tup
 
 
 def records(reply: Any) -> Iterable[dict[str, Any]]:
-    """Describe a reply: of each array name, type, shape, bytes and SHA-256; of each other record its keys."""
+    """Describe a reply: name, type, shape, bytes and SHA-256 of each array; the keys of each other record."""
     if reply.has_error():
         reason = str(reply.error.reason or "")
         yield {"name": "error", "text": reason[:MOST_TEXT], **measured(reason.encode())}
@@ -236,7 +236,7 @@ def runs_alone() -> bool:
 
 
 def own_build(file: Path) -> str:
-    """The SHA-256 of the build that a file of an app belongs to, as far as Flower notes it: its first 8 digits."""
+    """Return the SHA-256 of the build that an app's file belongs to, or the first 8 digits that Flower stores."""
     for folder in file.parents:
         if folder.parent.name == "apps":
             with contextlib.suppress(OSError):

@@ -1,14 +1,14 @@
-"""What a line of the audit log says besides the message itself: under which rules it left, and out of which budget.
+"""The part of an audit log line about rules and budgets: under which rules a message left, from which budget.
 
     policy     SHA-256 of `policy.toml`; empty: there is no file
     rules      the value of every rule that was applied, the stricter of policy and study
-    versions   of what was running here
-    withheld   what the rules held back from this reply, by rule, as the app reports it; missing: it does not report
+    versions   of the installed tools
+    withheld   what the rules withheld from this reply, by rule, as the app reports it; missing: it does not report
     budget     what was used of the hospital's limits, `before` and `after` this message
 
-`rules` and `versions` stand in the first line of a run in each file of the log, as its settings do (`trust/audit.py`).
+`rules` and `versions` are in the first line of a run in each file of the log, like its settings (`trust/audit.py`).
 
-Standard library only: this runs in the process that must not know the name `client`.
+Standard library only: this runs in the process that must not import the package `client`.
 """
 
 import functools
@@ -24,20 +24,20 @@ from .budget.ledger import Spent
 from .study.accounting import budget_of
 from .trust.policy import Policy, rules
 
-TAKEN = "withheld"  # the word in `SILOFL_SITE_AUDITS` by which an app knows that the site takes this record
-RECORD = "site"  # of a reply: what the app tells the site, and the site takes out before the reply leaves
+TAKEN = "withheld"  # in `SILOFL_SITE_AUDITS`: the site accepts this record from the app
+RECORD = "site"  # in a reply: the app's report to the site, removed before the reply leaves
 TOOLS = ("silofl", "flwr", "torch", "numpy", "cryptography")
-MOST_ITEMS, MOST_TEXT = 100, 200  # of what an app reports, in one rule's list; characters of one item
+MOST_ITEMS, MOST_TEXT = 100, 200  # limits of an app's report: items per rule; characters per item
 
 
 def applied(policy: Policy) -> dict[str, Any]:
-    """The value of each rule, by its key in the file."""
+    """Return the value of each rule, by its key in the file."""
     values = {key: getattr(policy, f.name) for key, f in rules().items()}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 
 def policy_sum(policy: Policy) -> str:
-    """Return the SHA-256 of the policy's file; empty where there is none."""
+    """Return the SHA-256 of the policy's file; empty if there is none."""
     try:
         return hashlib.sha256(Path(policy.where).expanduser().read_bytes()).hexdigest()
     except OSError:
@@ -46,7 +46,7 @@ def policy_sum(policy: Policy) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The version of each tool at this site; empty: it is not installed."""
+    """Return the version of each tool at this site; empty if it is not installed."""
     found = {"python": platform.python_version()}
     for name in TOOLS:
         try:
@@ -57,14 +57,14 @@ def versions() -> dict[str, str]:
 
 
 def site_takes() -> bool:
-    """Return whether the process that writes the log takes :data:`RECORD` out of a reply of this app."""
+    """Return whether the process that writes the log removes :data:`RECORD` from a reply of this app."""
     return TAKEN in os.environ.get("SILOFL_SITE_AUDITS", "").split()
 
 
 def take_withheld(reply: Any) -> dict[str, list[str]] | None:
-    """Take the app's report of what it held back out of a reply; None where there is none.
+    """Remove the app's report of what it withheld from a reply and return it; None if there is none.
 
-    The app is the consortium's: its words are bounded, and make no other key of the line.
+    The consortium wrote the app, so the report's size is limited, and it cannot set another key of the line.
     """
     if reply.has_error() or RECORD not in reply.content:
         return None
@@ -80,10 +80,10 @@ def take_withheld(reply: Any) -> dict[str, list[str]] | None:
 def budget(
     study: Mapping[str, Any] | None, spent: Spent | None, state: Path, silo: str, size: int
 ) -> dict[str, dict[str, float]]:
-    """What was used before this message and after it: `before` and `after`, by the name of each limit.
+    """Return `before` and `after`: what was used of each limit, by name, without and with this message.
 
-    ``size``: bytes of the reply. With differential privacy both have what the people in the data have spent: epsilon,
-    at this delta.
+    ``size``: bytes of the reply. With differential privacy both include the epsilon that the people in the data have
+    spent, at this delta.
     """
     before: dict[str, float] = {}
     after: dict[str, float] = {}

@@ -1,12 +1,12 @@
-"""Flower's internals: every name beyond its public API that silofl touches, and the only way to it.
+"""Flower's internals: the table of every name beyond its public API that silofl uses, and the function to get one.
 
-Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` with its `strategy`, `flwr.client` and `flwr.common`: what
-these packages export. Everything else moves without notice; it is reached by `internal(NAME)` and stands in the table
-`INTERNALS` with its reason and with what breaks when Flower moves. A test walks the code and allows no other way, looks
-every name up in the installed Flower, and compares docs/decisions.md, whose table this is.
+Public are the exports of `flwr.app`, `flwr.clientapp`, `flwr.serverapp` with its `strategy`, `flwr.client` and
+`flwr.common`. Everything else may change without notice. It is accessed by `internal(NAME)` and listed in `INTERNALS`,
+with the reason for its use and with what breaks when Flower changes it. A test checks that the code uses no other
+way, looks up every name in the installed Flower, and compares the table with docs/decisions.md.
 
-Standard library only, and Flower is imported where a name is asked for: the template process, which knows nothing else
-of ours (see `private.py`), loads this file too.
+Standard library only. Flower is imported when a name is looked up, since the template process, which imports nothing
+else of ours (see `private.py`), loads this file too.
 """
 
 import importlib
@@ -24,7 +24,7 @@ class Internal:
 
     @property
     def module(self) -> str:
-        """The module that it is, or stands in."""
+        """Return the module that contains the name, or is it."""
         return self.where.partition(":")[0]
 
 
@@ -35,7 +35,7 @@ NO_CONTROL = "`up`, `status`, `run` and `add-silo` cannot speak with the SuperLi
 NO_REFUSAL = "a reply that is too large is awaited until the round's time is up"
 NO_KEY_CHECK = "`doctor` and `join` cannot say whether the server knows the silo's key"
 
-# What Flower's SuperNode logs when it is in, out, in again, and when the server does not let it in.
+# Log lines of Flower's SuperNode: registered, connection lost, connection back, and refused by the server.
 REGISTERED, LOST, BACK = ("SuperNode ID: ", "Connection attempt failed, retrying in", "Connection successful after")
 REFUSED = "Failed to activate SuperNode"
 
@@ -256,7 +256,7 @@ ASSUMPTIONS = (
 
 
 def internal(name: str) -> Any:
-    """One of Flower's internals by its name in the table. AttributeError or ImportError where Flower has moved it."""
+    """Return one of Flower's internals by its name in the table. AttributeError, ImportError: Flower has moved it."""
     row = INTERNALS[name]
     module = importlib.import_module(row.module)
     _, colon, attribute = row.where.partition(":")
@@ -264,7 +264,7 @@ def internal(name: str) -> Any:
 
 
 def markdown() -> str:
-    """Both tables, as docs/decisions.md has them."""
+    """Return both tables in Markdown, as in docs/decisions.md."""
     rows = ["| name | in Flower | what for | when Flower moves it |", "|---|---|---|---|"]
     rows += [f"| `{name}` | `{row.where}` | {row.why} | {row.breaks} |" for name, row in INTERNALS.items()]
     rows += ["", "| how it behaves | who relies on it | when it changes | the test that sees it |", "|---|---|---|---|"]

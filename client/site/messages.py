@@ -1,6 +1,6 @@
-"""May a message be answered here? By the hospital's policy, by the study that it approved, and by its privacy budget.
+"""Checks of a message against the hospital's policy, the study that it approved, and its privacy budget.
 
-Asked in the site's own process, before the app is unpacked or imported, and again in the app, which charges nothing.
+The site's own process makes them before the app is unpacked or imported. The app repeats them, without charging.
 Standard library only.
 """
 
@@ -22,12 +22,12 @@ from .trust.policy import PolicyRefusedError, policy_of
 
 
 def check_message(message: Any, context: Any, *, count: bool = True, app: Iterable[str] = ()) -> Study | None:
-    """Return the study that a message belongs to, if any, where this site allows what the message asks for.
+    """Return the study that an allowed message belongs to; None if it belongs to none.
 
-    Raises PolicyRefusedError, with one line, where policy or study do not allow it, and ValueError where one of them
-    cannot be read: then nothing is allowed. A message that is allowed is counted, except where another process has done
-    so (``count``). ``app``: the sums of the app's build; none, where another process has compared them. A simulation's
-    silos, which have no data file of their own, have no policy. `message` and `context` are Flower's.
+    Raises PolicyRefusedError, one line, if policy or study do not allow the message. Raises ValueError if one of them
+    cannot be read: then nothing is allowed. An allowed message is counted, unless another process has done so
+    (``count``). ``app``: the sums of the app's build; empty if another process has compared them. A simulation's silos
+    have no data file of their own, and so no policy. `message` and `context` are Flower's.
     """
     node = context.node_config
     if "data" not in node:
@@ -66,11 +66,11 @@ def check_message(message: Any, context: Any, *, count: bool = True, app: Iterab
 def charge_message(
     message: Any, context: Any, study: Study | None, *, read: Reader = read_by_process
 ) -> dict[str, Any] | None:
-    """Charge a message that is allowed to the privacy budget of the people whose data it is about, before its answer.
+    """Charge an allowed message, before it is answered, to the privacy budget of the people in the data.
 
-    Returns what the audit gate needs of the charge; None where the message costs nothing: it asks for no differential
-    privacy, trains nothing, or the data are public. Raises PolicyRefusedError where the budget does not allow it.
-    ``read``: reads the units of a data file that is new here.
+    Returns what the audit gate needs of the charge. Returns None if the message costs nothing: a run without
+    differential privacy, a message that does not train, or public data. Raises PolicyRefusedError if the budget does
+    not allow it. ``read``: reads the units of a new data file.
     """
     node = context.node_config
     if "data" not in node:

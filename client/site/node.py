@@ -1,9 +1,9 @@
-"""A hospital's silo: what it is made of.
+"""The settings of a hospital's silo.
 
 Environment of a silo's container: `SILOFL_NAME`, `SILOFL_SERVER` (host:port), `SILOFL_DEVICE`,
 `SILOFL_ALLOWED_APPS` (see `runtime.prefork`), `SILOFL_POLICY` (see `trust.policy`), `SILOFL_WEIGHTS` (a folder of
-files that runs start from) and `SILOFL_FLWR` (the server's version of Flower); its files lie where
-`Site.from_environment` says.
+files that runs start from) and `SILOFL_FLWR` (the server's version of Flower). `Site.from_environment` defines where
+its files are.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ class Site:
     data: Path
     state: Path
     device: str = "cpu"
-    allowed_apps: str = ""  # a file of SHA-256 sums, or sums; empty: every app that the server sends
-    policy: str = ""  # the file that says what may leave (policy.py), or `public`; empty: the defaults
-    flwr: str = ""  # the server's version of Flower; empty: not known
+    allowed_apps: str = ""  # SHA-256 sums, or a file of them; empty: every app that the server sends
+    policy: str = ""  # the file with the rules for what may leave (policy.py), or `public`; empty: the defaults
+    flwr: str = ""  # the server's version of Flower; empty: unknown
     schema: Path | None = None  # the file with the federation's schema, if it declares one
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Site":
-        """The silo of a container. Raises UserError where a variable is missing."""
+        """Return the silo of a container. Raises UserError if a variable is missing."""
         for key in ("SILOFL_NAME", "SILOFL_SERVER"):
             if not environment.get(key):
                 raise UserError(f"{key} is not set: name a bundle, or run this in a silo's container")

@@ -2,9 +2,9 @@
 
     python -P client/site/private.py MODULE ARGUMENTS      e.g. runtime.prefork.commands serve SOCKET
 
-The app that Flower ships brings a package `client` of its own, and one that is in `sys.modules` already would be taken
-in its place: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` is run with the
-arguments. What is loaded so imports its neighbours relatively, and else the standard library and third-party packages.
+The app that Flower ships contains a package `client` of its own. If `sys.modules` had ours already, Python would use
+it instead: old code. So this folder is loaded as the package `silofl_site`, and `MODULE`'s `main` runs with the
+arguments. Modules loaded this way import their neighbours relatively, the standard library and third-party packages.
 """
 
 import importlib

@@ -1,11 +1,10 @@
-"""What left of each version of this silo's data file, ever: beside the audit log, whose old files may be moved away.
+"""The total of what has ever left from each version of this silo's data file; kept, since old logs may be moved away.
 
     STATE_DIR/released.json    {SHA-256 of the data file: {from, to, models, surveys, exact, bytes, runs,
                                                            own_models, studies: {NAME: models}}}
 
-A training reply, the answer to a survey, and a model of the silo's own, counts before it leaves; `exact`: answers with
-exact sums for ComBat. A record that is missing is made from the log that is here; a damaged one stops what leaves,
-until somebody has looked at it.
+Training replies, survey answers and the silo's own models count before they leave; `exact`: answers with exact sums for
+ComBat. A missing record is rebuilt from the log at hand. A damaged one blocks replies until someone has repaired it.
 
 Standard library only, as in trust/policy.py.
 """
@@ -27,27 +26,27 @@ Record = dict[str, dict[str, Any]]
 
 
 def is_model(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line of the log is of a training reply, and not of an error in its place."""
+    """Return whether a log line is for a training reply, and not for an error in its place."""
     return str(entry.get("asked", "")).partition(".")[0] == "train" and not _failed(entry)
 
 
 def is_survey(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line of the log is of the answer to a survey."""
+    """Return whether a log line is for a survey answer."""
     return str(entry.get("asked", "")) == "query.survey" and not _failed(entry)
 
 
 def is_own_model(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line of the log is of the silo's own model, which a run has asked for at its end."""
+    """Return whether a log line is for the silo's own model, sent at the end of a run."""
     return str(entry.get("asked", "")) == OWN_MODEL and not _failed(entry)
 
 
 def counts(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line of the log is of what is counted here."""
+    """Return whether a log line is for something that is counted here."""
     return is_model(entry) or is_survey(entry) or is_own_model(entry)
 
 
 def is_exact(entry: Mapping[str, Any]) -> bool:
-    """Return whether a line of the log is of an answer with exact sums of columns, for ComBat."""
+    """Return whether a log line is for an answer with exact sums of columns, for ComBat."""
     return is_survey(entry) and any(
         str(key).startswith("combat.") for record in entry["sent"] for key in record.get("keys", ())
     )
@@ -58,7 +57,7 @@ def _failed(entry: Mapping[str, Any]) -> bool:
 
 
 def note_release(state: Path, entry: Mapping[str, Any]) -> None:
-    """Count a reply that is about to leave. Raises SiteError or OSError where it cannot be counted."""
+    """Count a reply that is about to leave. Raises SiteError or OSError if it cannot be counted."""
     if not counts(entry):
         return
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,7 +72,7 @@ def note_release(state: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_released(state: Path) -> Record:
-    """The record, or what the log tells where there is none yet. Raises SiteError for a damaged one."""
+    """Return the record, rebuilt from the log if there is none yet. Raises SiteError for a damaged one."""
     path, found = state / FILE, Record()
     if not path.exists():
         for entry in verify(state / "audit").entries:

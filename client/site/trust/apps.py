@@ -1,6 +1,6 @@
-"""The app of a checkout, as `flwr run` ships it, and the sums by which a site knows it (`allowed-apps`).
+"""The app of a checkout as `flwr run` ships it, and the sums that identify it at a site (`allowed-apps`).
 
-python -m client.site.trust.apps FOLDER      the list that goes into the images: FOLDER's app and no other
+python -m client.site.trust.apps FOLDER      prints the list for the images, with FOLDER's app only
 """
 
 import hashlib
@@ -16,16 +16,16 @@ HEAD = "# SHA-256 of the app builds that this site runs, one per line\n"
 
 
 def build(app: Path) -> bytes:
-    """The app bundle (FAB) that `flwr run` makes of a folder. Raises ValueError, OSError: it is none of an app."""
+    """Return the app bundle (FAB) that `flwr run` builds from a folder. Raises ValueError, OSError if it has no app."""
     fab, _ = internal("build_fab_from_files")(files_of(app))
     return bytes(fab)
 
 
 def files_of(app: Path) -> dict[str, Path]:
-    """The files below a folder by their paths in it, links left out.
+    """Return the files below a folder by their relative paths, without links.
 
-    Flower looks at every file before it asks `.gitignore`, and a virtual environment has 50,000 of them. Here a folder
-    that `.gitignore` names by its bare name is not entered at all.
+    Flower visits every file before it applies `.gitignore`; a virtual environment has 50,000. Here a folder that
+    `.gitignore` lists by its bare name is skipped as a whole.
     """
     rules = app / ".gitignore"
     lines = rules.read_text(encoding="utf-8").splitlines() if rules.is_file() else []
@@ -39,12 +39,12 @@ def files_of(app: Path) -> dict[str, Path]:
 
 
 def app_hash(app: Path) -> str:
-    """SHA-256 of the app as `flwr run` ships it from this machine."""
+    """Return the SHA-256 of the app as `flwr run` ships it from this machine."""
     return hashlib.sha256(build(app)).hexdigest()
 
 
 def listed(app: Path) -> str:
-    """`allowed-apps` of an image, which other machines ship the app to: by what the app holds."""
+    """Return an image's `allowed-apps`: sums over the app's content, since other machines compress it differently."""
     return f"{HEAD}{content_sum(build(app))}  what the app of this image's checkout holds\n"
 
 

@@ -1,16 +1,16 @@
-"""The site's own log of everything that left it: a chain of lines (`chain.py`), one per message.
+"""The site's own log of everything that left it: a hash chain of lines (`chain.py`), one per message.
 
     STATE_DIR/audit/audit-000001.jsonl  audit-000002.jsonl ...    a line per message, in JSON
     STATE_DIR/audit/head.json                                     number and hash of the last line
 
-A line is on the disk before its message goes. Where nothing can be written, nothing leaves.
+A line is on the disk before its message leaves. If it cannot be written, the message does not leave.
 
-Every line has the SHA-256 of its run's settings (`settings`). The settings themselves (`run-config`), the values of the
-rules that were applied (`rules`) and the versions of the tools (`versions`) are in the first line of a run in each
-file, and again where one of them changes; the other lines of the run name that line (`settings-line`).
+Every line has the SHA-256 of its run's settings (`settings`). The first line of a run in each file has the settings
+themselves (`run-config`), the values of the applied rules (`rules`) and the versions of the tools (`versions`). A line
+after a change of one of them has it again; the run's other lines refer to that line (`settings-line`).
 
-What this does not show: somebody who may write here can write the whole log anew. To be sure, keep the last hash
-elsewhere (`silofl audit` prints it, and `--seen HASH` looks for it).
+Limit: a person with write access here can rewrite the whole log. To detect that, keep the last hash elsewhere:
+`silofl audit` prints it, and `--seen HASH` searches for it.
 
 Standard library only: the process that runs the app loads this file (see `private.py`).
 """
@@ -26,8 +26,8 @@ from . import chain
 from .chain import EVERY, Chain, Verdict, digest, plain
 
 LARGEST_SETTINGS = 1 << 18  # bytes of a run's settings; a run with more gets no reply
-MOST_RUNS = 16  # whose settings' lines are noted; the settings of another run are written again
-ONCE = ("run-config", "rules", "versions")  # what is the same for many lines of a run
+MOST_RUNS = 16  # runs whose settings' lines are noted; another run's settings are written again
+ONCE = ("run-config", "rules", "versions")  # fields that are equal in many lines of a run
 
 
 class Log(Chain):
@@ -39,9 +39,9 @@ class Log(Chain):
     )
 
     def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """The entry with its run's settings, or with the line of this file that has them; and where settings stand.
+        """Return the entry with its run's settings, or a reference to their line in this file; and the places to note.
 
-        Raises SiteError where a run has more settings than the log keeps.
+        Raises SiteError if a run has more settings than the log allows.
         """
         noted = noted_settings(self.folder)
         lines = noted["lines"] if noted["file"] == file else {}
@@ -58,7 +58,7 @@ class Log(Chain):
 
 
 def noted_settings(folder: Path) -> dict[str, Any]:
-    """Which file's lines have the settings of which runs, as `head.json` notes it: a hint, so that none is repeated."""
+    """Return the file and its lines with the settings of recent runs, from `head.json`; a hint to avoid repetitions."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         noted = json.loads((folder / "head.json").read_text())["settings"]
         lines = {str(run): int(line) for run, line in dict(noted["lines"]).items()}
@@ -67,20 +67,20 @@ def noted_settings(folder: Path) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The log's files, the oldest first."""
+    """Return the log's files, the oldest first."""
     return chain.files_of(folder, Log.kind)
 
 
 def verify(folder: Path, first: int = 1) -> Verdict:
-    """Read the log and follow its chain, which begins at line `first`: earlier ones may be kept elsewhere."""
+    """Read the log and verify its chain from line `first` on; earlier lines may be kept elsewhere."""
     found = Log(folder).verify(first)
-    if not found.faults:  # else the line that has the settings may be the one that is changed or missing
+    if not found.faults:  # otherwise the line with the settings may be the changed or missing one
         _check_settings(found, first)
     return found
 
 
 def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """The settings of each line's run, by the line's number. Lines of earlier versions have none."""
+    """Return the settings of each line's run, by line number. Lines of earlier versions have none."""
     found: dict[int, Mapping[str, Any]] = {}
     for entry in entries:
         settings = entry.get("run-config", found.get(entry.get("settings-line", 0)))
@@ -90,7 +90,7 @@ def settings_of(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, 
 
 
 def _check_settings(found: Verdict, first: int) -> None:
-    """Every line has its run's settings, or names a line that has them."""
+    """Check that every line has its run's settings, or refers to a line that has them."""
     known = settings_of(found.entries)
     for entry in found.entries:
         where = entry.get("settings-line", entry["line"] if "run-config" in entry else 0)

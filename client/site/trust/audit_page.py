@@ -1,4 +1,4 @@
-"""`silofl audit`: a site's log of what left it, a month on a page, and whether the log is whole."""
+"""`silofl audit`: a site's log of what left it, as a page per month, and the check that the log is complete."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Entry = Mapping[str, Any]
 
 
 def find_log(where: Path | None) -> Path:
-    """The log's folder, given it, a state directory, a bundle, or nothing: then this container's or machine's only one.
+    """Return the log's folder, given it, a state directory or a bundle; None: the container's or machine's only one.
 
-    Raises UserError, one line, where there is none.
+    Raises UserError, one line, if there is none.
     """
     if where is None and os.environ.get("SILOFL_NAME"):
         where = Site.from_environment(os.environ).state
@@ -48,18 +48,18 @@ def find_log(where: Path | None) -> Path:
 
 
 def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) -> str:
-    """Page of what left in a month: who asked, with what, when, how often, how many bytes; run by run.
+    """Return the page of what left in a month, run by run: sender, content, times, number of messages, bytes.
 
-    The server chose some of the words: what could steer a terminal is shown as its escape.
+    The server chose some of the texts, so terminal control characters are escaped.
     """
     settings = settings_of(entries)
     of_month = [entry for entry in entries if entry["time"].startswith(month)]
-    decided = [entry for entry in of_month if "warnings" in entry]  # by this site, about a study
+    decided = [entry for entry in of_month if "warnings" in entry]  # this site's decisions about studies
     of_month = [entry for entry in of_month if "warnings" not in entry]
     runs: dict[tuple[str, ...], list[Entry]] = {}
     for entry in of_month:
         key = (entry["run-id"], entry["run"], entry["method"], entry["asked-by"], entry["app"], entry["settings"])
-        # The data summary is asked for before the run says its name: it belongs to what the same run sends next.
+        # The data summary is sent before the run's name is known: it belongs to what the same run sends next.
         runs.setdefault((key[0], *key[2:]), []).append(entry)
     silos = ", ".join(sorted({entry["silo"] for entry in of_month})) or "this silo"
     total = sum(entry["bytes"] for entry in of_month)
@@ -77,7 +77,7 @@ def page(entries: Sequence[Entry], month: str, *, all_settings: bool = False) ->
 
 
 def of_run(sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: bool) -> Iterator[str]:
-    """One run, with its settings as the server sent them: all, or those that are not this silofl's defaults."""
+    """Yield the lines of one run, with its settings as the server sent them: all, or those other than the defaults."""
     first, last = sent[0], sent[-1]
     name = next((entry["run"] for entry in sent if entry["run"]), "") or "a run without a name"
     rounds = sorted({entry["round"] for entry in sent if entry["round"]})
@@ -103,7 +103,7 @@ def of_run(sent: Sequence[Entry], settings: Mapping[str, Any], all_settings: boo
 
 
 def receipt_text(sent: Iterable[Entry]) -> str:
-    """Up to which line the server had signed when it sent its last message, and what was wrong before."""
+    """Return up to which line the server had signed when it sent its last message, and earlier faults."""
     found = [entry["receipt"] for entry in sent if entry.get("receipt")]
     faults = dict.fromkeys(one["fault"] for one in found if "fault" in one)
     lines = [one["line"] for one in found if "line" in one]
@@ -111,7 +111,7 @@ def receipt_text(sent: Iterable[Entry]) -> str:
 
 
 def withheld_text(sent: Iterable[Entry]) -> str:
-    """What the rules held back, by rule, as the app reported it; empty: nothing, or it does not report."""
+    """Return what the rules withheld, by rule, as the app reported it; empty: nothing, or the app does not report."""
     found: dict[str, set[str]] = {}
     for entry in sent:
         for rule, items in entry.get("withheld", {}).items():
@@ -137,12 +137,12 @@ def kinds(sent: Iterable[Entry]) -> dict[str, tuple[int, int]]:
 
 
 def cause(error: str) -> str:
-    """What a reply's error says, without the class around it that Flower writes."""
+    """Return the text of a reply's error without the class name that Flower puts around it."""
     return re.sub(r"^<class '[\w.]+'>:<'(.*)'>$", r"\1", error, flags=re.DOTALL)
 
 
 def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) -> receipts.Check:
-    """Compare the server's receipts with the log: those that the site keeps, and files of the server's own.
+    """Compare the receipts kept by the site, and the server's own files of receipts, with the log.
 
     Raises UserError for a file that cannot be read.
     """
@@ -157,10 +157,10 @@ def check_receipts(found: Verdict, folder: Path, others: Sequence[Path] = ()) ->
 
 
 def chain(found: Verdict, folder: Path, seen: str, others: Sequence[Path] = ()) -> str:
-    """Return whether the log is whole: a line per fault, a line per note, and the last hash, to be kept elsewhere.
+    """Return the chain's faults and notes, a line each, and its last hash, which should be kept elsewhere.
 
-    Adds to the faults where the hash that somebody has kept is not in the log, or the server's receipts (``others``:
-    its own files) are for another one.
+    Adds a fault if the hash in ``seen`` is not in the log, or if the server's receipts (``others``: its own files) do
+    not match it.
     """
     checked = check_receipts(found, folder, others)
     found.faults += checked.faults
@@ -183,7 +183,7 @@ def chain(found: Verdict, folder: Path, seen: str, others: Sequence[Path] = ()) 
 def audit(
     where: Path | None, month: str, seen: str, first: int, others: Sequence[Path] = (), *, all_settings: bool = False
 ) -> tuple[str, list[str]]:
-    """The page and the chain as text, and what is wrong. ``others``: the server's files of receipts."""
+    """Return the page and the chain as text, and the faults. ``others``: the server's files of receipts."""
     folder = find_log(where)
     found = verify(folder, first)
     months = sorted({entry["time"][:7] for entry in found.entries})

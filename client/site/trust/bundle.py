@@ -1,10 +1,10 @@
-"""A site bundle at the hospital: read, unpacked, and run without Docker (`silofl join`).
+"""A site bundle at the hospital: reading, unpacking, and running it without Docker (`silofl join`).
 
     NAME/.env  allowed-apps  ca.crt  docker-compose.yml  node.key  policy.toml  README.md  schema.json  signed.json
 
-`silofl add-silo` makes it (server/deploy/bundle.py). With `node.key` in it, its holder is the silo. Without, it is
-of a hospital that made its key itself (`request.py`): the key lies at the site, or beside the unpacked files. With
-`signed.json` the consortium has signed it (`signing.py`).
+`silofl add-silo` makes it (server/deploy/bundle.py). A bundle with `node.key` gives its holder the silo's identity. A
+hospital that made its key itself (`request.py`) gets one without: its key is at the site, or beside the unpacked
+files. `signed.json` is the consortium's signature (`signing.py`).
 """
 
 import os
@@ -23,22 +23,22 @@ from partitions.common.errors import DataError
 from partitions.common.files import write_atomically
 from partitions.common.names import SILO
 
-# A bundle of an older version has no policy, one for a hospital's own key no key, and not every consortium signs, or
-# declares a schema.
+# Optional files: bundles of older versions have no policy, a hospital's own key is not in its bundle, and not every
+# consortium signs, or declares a schema.
 OPTIONAL = ("README.md", "docker-compose.yml", "policy.toml", "node.key", "schema.json", "signed.json")
 FILES = (".env", "allowed-apps", "ca.crt", *OPTIONAL)
 LARGEST = 1 << 20  # bytes; every file of a bundle is a few thousand at most
-MOST_FILES = 20  # with the folder, and what a tar adds
+MOST_FILES = 20  # including the folder and extra entries of a tar
 KINDS_ONLY = "a bundle is one folder of plain files, each once"
-COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")  # what Docker Compose reads in a folder
+COMPOSE = re.compile(r"(docker-)?compose(\.override)?\.ya?ml")  # files that Docker Compose reads in a folder
 SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 
 
 def read_bundle(path: Path) -> dict[str, bytes]:
-    """The files of a bundle, be it the tar or the folder that was unpacked from it.
+    """Return the files of a bundle, from its tar or from the folder that was unpacked from it.
 
-    Raises DataError, one line, where it is no bundle, or holds anything but the plain files of one: a link is not
-    followed, and no path of the archive is ever used. Beside the files in a folder may lie the hospital's own.
+    Raises DataError, one line, if it is no bundle, or contains anything but a bundle's regular files. No link is
+    followed, and no path of the archive is used. An unpacked folder may also contain files of the hospital's own.
     """
     hint = "name the NAME.tar that `silofl add-silo` made, or the folder unpacked from it"
     try:
@@ -62,7 +62,7 @@ def read_bundle(path: Path) -> dict[str, bytes]:
 
 
 def _plain_file(path: Path) -> bytes:
-    """The content of a file of an unpacked bundle. Raises DataError where it is a link, or no plain file."""
+    """Return the content of a file of an unpacked bundle. Raises DataError for a link or any non-regular file."""
     kind = path.lstat().st_mode
     if not stat.S_ISREG(kind):
         what = "a symbolic link" if stat.S_ISLNK(kind) else "no plain file"
@@ -75,7 +75,7 @@ def _plain_file(path: Path) -> bytes:
 
 
 def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents. Raises DataError for a member that no bundle has: another path, a link, a device, a twin."""
+    """Yield names and contents. Raises DataError for an unexpected member: other path, link, device or duplicate."""
     seen = set[str]()
     for member in archive:
         place = PurePosixPath(member.name)
@@ -94,7 +94,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]
 
 
 def check_key(files: Mapping[str, bytes], site: Site) -> None:
-    """Raise DataError where the key that a bundle wants is not here, or the bundle brings another than our own."""
+    """Raise DataError if the key that a bundle needs is missing here, or the bundle brings another one than our own."""
     own, wanted = own_key(site_root() / site.name), variables_of(files)
     if "node.key" in files and own.exists() and files["node.key"].strip() != own.read_bytes().strip():
         raise DataError(
@@ -119,9 +119,9 @@ def check_key(files: Mapping[str, bytes], site: Site) -> None:
 def site_of(
     files: Mapping[str, bytes], folder: Path, data: Path | None = None, device: str = "", policy: Path | None = None
 ) -> Site:
-    """The silo of a bundle whose files lie, or will lie, in `folder`; `policy` is a file that stands above its own.
+    """Return the silo of a bundle whose files are, or will be, in `folder`; `policy` is a file that overrides its own.
 
-    Raises DataError where the bundle's `.env` lacks a name or an address, or has a line that is no variable's.
+    Raises DataError if the bundle's `.env` lacks a name or an address, or has a line that sets no variable.
     """
     variables = variables_of(files)
     site = Site.from_environment(variables)
@@ -154,7 +154,7 @@ def check_signature(
     remember: bool = True,
     allow_older: bool = False,
 ) -> Signed | None:
-    """Raise DataError where a bundle is not of whom this site knows, not what they signed, or older than the last.
+    """Raise DataError if a bundle has another signer than the known one, does not match, or is older than the last.
 
     The parameters are those of `signing.check_signed`.
     """
@@ -173,14 +173,14 @@ def check_signature(
 
 
 def signed_by(folder: Path) -> Path:
-    """Return the file that remembers who signed a silo's bundle, in the silo's folder below `site_root()`."""
+    """Return the file that stores the signer of a silo's bundle, in the silo's folder below `site_root()`."""
     return folder / "signed-by"
 
 
 def check_compose_files(folder: Path) -> list[str]:
-    """The files beside an unpacked bundle's that Docker Compose adds to its docker-compose.yml.
+    """Return the files beside an unpacked bundle's that Docker Compose merges into its docker-compose.yml.
 
-    Raises DataError for one that Compose would start in its place.
+    Raises DataError for one that Compose would start instead.
     """
     names = sorted(name for name in (os.listdir(folder) if folder.is_dir() else []) if COMPOSE.fullmatch(name))
     for name in names:
@@ -193,7 +193,7 @@ def check_compose_files(folder: Path) -> list[str]:
 
 
 def check(bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_older: bool = False) -> None:
-    """`silofl check-bundle`: whose bundle it is, and whether Docker here has the image that they signed."""
+    """Run `silofl check-bundle`: report the signer, and whether Docker here has the signed image."""
     files = read_bundle(bundle)
     site, added = site_of(files, Path()), check_compose_files(bundle)
     echo(f"{site.name}, at the server {site.server}")
@@ -207,9 +207,9 @@ def check(bundle: Path, by: str = "", *, echo: Callable[[str], None], allow_olde
 
 
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write the files that a silo needs, readable for their owner alone."""
+    """Write the files that a silo needs, readable by their owner only."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "schema.json").unlink(missing_ok=True)  # of an earlier bundle
+    (folder / "schema.json").unlink(missing_ok=True)  # left by an earlier bundle
     for name in ("ca.crt", "node.key", "allowed-apps", "policy.toml", "schema.json"):
         if name in files:
             write_atomically(folder / name, files[name], mode=0o600)

@@ -1,14 +1,14 @@
-"""A site's files of lines that are appended to only, every line chained to the one before by its hash.
+"""Append-only files of lines at a site, in which every line contains the hash of the line before.
 
     FOLDER/KIND-000001.jsonl  KIND-000002.jsonl ...    a line per entry, in JSON
     FOLDER/head.json                                   number and hash of the last line
 
 A line is on the disk before :meth:`Chain.append` returns. Its `hash` is the SHA-256 of the line up to there, and
-`previous` is the `hash` of the line before, so that a line that is changed, taken out or moved is found, and named, by
-`verify`; and `head.json` tells of lines that were cut off at the end. A line that a crash has torn is left as it is.
-The next one notes its SHA-256 as `torn`, and goes on from the last whole one.
+`previous` is the `hash` of the line before. So `verify` finds and names a line that was changed, removed or moved;
+`head.json` reveals lines that were cut off at the end. A line that was torn by a crash is left as it is. The next line
+notes its SHA-256 as `torn`, and follows the last whole line.
 
-The audit log (`audit.py`) is one, and the ledger of a privacy budget (`../budget/ledger.py`).
+The audit log (`audit.py`) and the ledger of a privacy budget (`../budget/ledger.py`) are such chains.
 
 Standard library only: the process that runs the app loads this file (see `private.py`).
 """
@@ -25,24 +25,24 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 LARGEST = 2 << 20  # bytes, after which the next file is begun
-BLOCK = 1 << 16  # bytes, as which a file is read from its end
-START = "0" * 64  # what the first line follows
+BLOCK = 1 << 16  # bytes read at once from a file's end
+START = "0" * 64  # `previous` of the first line
 END = b',"hash":"'
-EVERY = frozenset({"line", "previous", "time", "hash"})  # what every line of every chain tells, beside `torn`
+EVERY = frozenset({"line", "previous", "time", "hash"})  # fields of every line of every chain, beside `torn`
 
 
 class Chain:
     """The chain in one folder, for a process that writes to it."""
 
-    kind: ClassVar[str]  # begins its files' names
-    required: ClassVar[frozenset[str]]  # what every line tells
+    kind: ClassVar[str]  # prefix of its files' names
+    required: ClassVar[frozenset[str]]  # fields of every line
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing. Raises OSError where the folder cannot be written to."""
+        """Lock the chain against other processes. Raises OSError if the folder is not writable."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -54,13 +54,13 @@ class Chain:
     def append(self, entry: Mapping[str, Any]) -> tuple[int, str]:
         """Write one line and wait until it is on the disk; return its number and hash.
 
-        Raises OSError where it is not; then nothing may leave.
+        Raises OSError if that fails; then nothing may leave.
         """
         with self.held():
             return self.write(entry)
 
     def write(self, entry: Mapping[str, Any]) -> tuple[int, str]:
-        """Write one line, as :meth:`append` does, in a process that holds the chain already."""
+        """Write one line, as :meth:`append` does, in a process that already holds the lock."""
         number, before, torn = self._end()
         head = {"line": number + 1, "previous": before} | ({"torn": digest(torn)} if torn else {})
         file = self._file()
@@ -71,29 +71,29 @@ class Chain:
         return number + 1, own
 
     def completed(self, entry: Mapping[str, Any], number: int, file: str) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """The entry as it is written, as this line of this file; and what `head.json` notes besides."""
+        """Return the entry as written in this line of this file, and what `head.json` notes in addition."""
         return entry, {}
 
     def verify(self, first: int = 1) -> "Verdict":
-        """Read the chain and follow it from line `first`: earlier ones may be kept elsewhere."""
+        """Read the chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
         return verify(self.folder, first, self.kind, self.required)
 
     def _end(self) -> tuple[int, str, bytes]:
-        """Number and hash of the last line, and what stands behind it without being one."""
+        """Return number and hash of the last line, and the text after it that is no line."""
         torn: list[bytes] = []
         number, before = read_head(self.folder) or (0, START)
         files = files_of(self.folder, self.kind)[-2:]
         for text in (text for file in reversed(files) for text in last_first(file)):
             entry = parsed(text, self.required)
             if entry is not None:
-                if entry["line"] >= number:  # else lines that were there are gone; `verify` will say so
+                if entry["line"] >= number:  # otherwise written lines are missing; `verify` reports them
                     number, before = entry["line"], entry["hash"]
                 break
             torn.append(text)
         return number, before, b"\n".join(reversed(torn)).strip(b"\n")
 
     def _file(self) -> Path:
-        """The file that the next line goes to."""
+        """Return the file for the next line."""
         files = files_of(self.folder, self.kind)
         last = files[-1] if files else self.folder / file_name(1, self.kind)
         if files and last.stat().st_size >= LARGEST:
@@ -112,7 +112,7 @@ class Chain:
                     data = data[os.write(descriptor, data) :]
                 os.fsync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, size)  # of a line that is not there whole nothing stays
+                os.ftruncate(descriptor, size)  # remove a line that was written in part
                 raise
         finally:
             os.close(descriptor)
@@ -121,14 +121,14 @@ class Chain:
 
 
 def chained(entry: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The line of an entry, which ends with its own hash; and that hash."""
+    """Return the line of an entry, which ends with its own hash, and that hash."""
     body = json.dumps(entry, separators=(",", ":")).encode()[:-1]
     own = digest(body)
     return body + END + own.encode() + b'"}', own
 
 
 def parsed(text: bytes, required: frozenset[str] = EVERY) -> dict[str, Any] | None:
-    """The entry of a line whose hash is right; None for any other text."""
+    """Return the entry of a line with a correct hash; None for any other text."""
     body, _, own = text.rpartition(END)
     if own != digest(body).encode() + b'"}':
         return None
@@ -144,7 +144,7 @@ def digest(data: bytes) -> str:
 
 
 def plain(values: Mapping[str, Any]) -> bytes:
-    """Values as one text, the same for the same values."""
+    """Return values as canonical text: equal values give equal text."""
     return json.dumps(values, sort_keys=True, default=lambda value: value.hex()).encode()
 
 
@@ -153,7 +153,7 @@ def plain(values: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Place:
-    """A line's text, and where it stands."""
+    """A line's text and its position."""
 
     file: str
     number: int
@@ -172,12 +172,12 @@ def number_of(file: Path) -> int:
 
 
 def files_of(folder: Path, kind: str) -> list[Path]:
-    """The chain's files, the oldest first."""
+    """Return the chain's files, the oldest first."""
     return sorted(folder.glob(f"{kind}-[0-9]*.jsonl"), key=number_of)
 
 
 def lines(files: Sequence[Path]) -> Iterator[Place]:
-    """All lines of these files; of the last one also what has no end."""
+    """Yield all lines of these files, including an unterminated last one."""
     for file in files:
         parts = file.read_bytes().split(b"\n")
         for number, text in enumerate(parts if parts[-1] else parts[:-1], 1):
@@ -185,7 +185,7 @@ def lines(files: Sequence[Path]) -> Iterator[Place]:
 
 
 def last_first(file: Path) -> Iterator[bytes]:
-    """The lines of a file from its end, also what has none there; no more is read than is asked for."""
+    """Yield the lines of a file from its end, including an unterminated one; the file is read lazily."""
     with file.open("rb") as stream:
         start = stream.seek(0, os.SEEK_END)
         rest, at_end = b"", True
@@ -202,7 +202,7 @@ def last_first(file: Path) -> Iterator[bytes]:
 
 
 def read_head(folder: Path) -> tuple[int, str] | None:
-    """Number and hash of the last line that was written; None where there is no such note, or it is unreadable."""
+    """Return number and hash of the last written line from `head.json`; None if it is missing or unreadable."""
     try:
         head = json.loads((folder / "head.json").read_text())
         return int(head["line"]), str(head["hash"])
@@ -211,7 +211,7 @@ def read_head(folder: Path) -> tuple[int, str] | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all, and on the disk. (`partitions.common.files` is not to be had here.)"""
+    """Write a file atomically and sync it. (`partitions.common.files` cannot be imported here.)"""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -226,7 +226,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until a folder's list of names is on the disk."""
+    """Wait until a folder's entries are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -234,12 +234,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-# --- is it whole? -----------------------------------------------------------------------------------------
+# --- verification -----------------------------------------------------------------------------------------
 
 
 @dataclass
 class Verdict:
-    """Result of `verify`: the entries that can be read, what is wrong, and what is only worth knowing."""
+    """Result of `verify`: the readable entries, the faults, and notes that are no faults."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -247,7 +247,7 @@ class Verdict:
 
 
 def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Verdict:
-    """Read a chain and follow it from line `first`: earlier ones may be kept elsewhere."""
+    """Read a chain and verify it from line `first` on; earlier lines may be kept elsewhere."""
     found = Verdict()
     expected, before, unread = first, START if first == 1 else "", list[Place]()
     for place in lines(files_of(folder, kind)):
@@ -256,7 +256,7 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Ver
             unread.append(place)
             continue
         if changed := _check_unread(found, unread, entry.get("torn")):
-            expected, before = expected + changed, ""  # what the next one follows is not known
+            expected, before = expected + changed, ""  # the hash before the next line is unknown
         unread = []
         number = entry["line"]
         if number > expected:
@@ -274,7 +274,7 @@ def verify(folder: Path, first: int, kind: str, required: frozenset[str]) -> Ver
 
 
 def _check_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> int:
-    """Text that is no entry: torn by a crash if the next line says so, else changed; how many lines these were."""
+    """Return how many lines an unreadable text was: 0 if the next line notes it as torn by a crash, else changed."""
     if not unread:
         return 0
     if torn == digest(b"\n".join(place.text for place in unread).strip(b"\n")):
@@ -285,7 +285,7 @@ def _check_unread(found: Verdict, unread: Sequence[Place], torn: str | None) -> 
 
 
 def _check_end(found: Verdict, folder: Path, unread: Sequence[Place], expected: int) -> None:
-    """The last lines against the note of the last one."""
+    """Compare the last lines with `head.json`."""
     head = read_head(folder)
     if head is None:
         if found.entries or unread:

@@ -1,8 +1,7 @@
-"""Counters of the runs and messages that this site has answered: kept in its state directory, across processes.
+"""Counters of the runs and messages that this site has answered, kept in its state directory across processes.
 
-A run or message counts before it is answered, so also where its process is killed. A run is what the server gives a
-number: it may begin another one, which only ``runs-per-day`` limits.
-
+A run or message counts before it is answered, so it also counts if its process is killed. The server assigns a run's
+number, so it can start new runs at will; only ``runs-per-day`` limits that.
 Standard library only, as in policy.py.
 """
 
@@ -23,7 +22,7 @@ COUNTED = {"train": "max_rounds", "evaluate": "max_evaluations"}  # rule for a k
 
 
 def count_run(policy: Policy, state: Any, run: str) -> str:
-    """Note this run as one of today's; why it may not be one more, or nothing. A run counts once."""
+    """Note this run as one of today's; return why it is not allowed, or an empty text. A run counts once."""
     if not policy.runs_per_day:
         return ""
     rule, today = policy.line("runs_per_day"), time.strftime("%Y-%m-%d", time.gmtime())
@@ -40,7 +39,7 @@ def count_run(policy: Policy, state: Any, run: str) -> str:
 
 
 def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) -> str:
-    """Note a message of this run to this silo; why it may not have one more, or nothing."""
+    """Note a message of this run to this silo; return why it is not allowed, or an empty text."""
     rules = [COUNTED[kind], "max_messages"] if kind in COUNTED else ["max_messages"]
     limits = {name: limit for name in rules if (limit := getattr(policy, name))}
     if not limits:
@@ -58,9 +57,9 @@ def count_message(policy: Policy, state: Any, run: str, silo: str, kind: str) ->
 
 
 def noted(state: Any, name: str, rule: str, entry: Callable[[list[list[str]]], tuple[str, str]]) -> str:
-    """Append to a file of the state directory what ``entry`` makes of its lines' words: (line or nothing, fault).
+    """Append to a file of the state directory the line that ``entry`` makes from its lines' words: (line, fault).
 
-    Returns the fault, or why nothing can be counted.
+    Returns the fault, or why nothing can be counted; empty if there is neither.
     """
     if not state:
         return f"its policy has {rule}, and this silo no state-dir to count in"

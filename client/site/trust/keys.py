@@ -1,4 +1,4 @@
-"""A key's fingerprint, by which two people, or two runs, compare public keys."""
+"""Fingerprints of public keys, for comparison by people and across runs, and a site's node key."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """`SHA256:` and the SHA-256 of a public key in PEM, whatever ends its lines."""
+    """Return `SHA256:` and the SHA-256 of a public key in PEM, independent of its line endings."""
     body = [line for line in public_key.splitlines() if not line.startswith(b"-----")]
     try:
         content = base64.b64decode(b"".join(body), validate=True)
@@ -33,7 +33,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A node key as Flower takes it."""
+    """Return a new node key of the kind that Flower accepts."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
@@ -46,7 +46,7 @@ def public_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key; ValueError where the file is none."""
+    """Return a node's private key; ValueError if the file is none."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -59,7 +59,7 @@ def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def site_root() -> Path:
-    """The directory that holds one directory per silo that joined from this machine without Docker."""
+    """Return the directory with one directory per silo that joined from this machine without Docker."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home).absolute() / "silofl-site"
 

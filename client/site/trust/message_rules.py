@@ -1,4 +1,4 @@
-"""Check that a run asks for no more than the policy allows: its settings, its method, its round."""
+"""Checks that a run stays within the policy: its settings, its method, its round."""
 
 import math
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from .methods import METHODS, NETWORKS, SETTINGS
 from .policy import AMOUNT, APP_NETWORKS, LIMITS, Policy
 from .run_config import is_private, number, of_method, owner, plain
 
-OWN_MODEL = "evaluate.own_model"  # asks for the silo's own model; strategies/base/evaluation/own_model.py has the same
+OWN_MODEL = "evaluate.own_model"  # message type for the silo's own model; as in strategies/base/evaluation/own_model.py
 
 
 def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
-    """Return what a run's settings ask for beyond the policy, rule and setting each."""
+    """Return which of a run's settings exceed the policy, with rule and setting."""
     faults = method_faults(policy, str(run.get("strategy")), run)
     faults += filter(None, [network_fault(policy, run)])
     given = number(run.get("batch-size"))
@@ -22,7 +22,7 @@ def run_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
 
 
 def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
-    """Return where a run's differential privacy is less than the policy wants."""
+    """Return where a run's differential privacy is weaker than the policy requires."""
     faults, method = [], str(run.get("strategy"))
     if not is_private(run):
         rule = "require_dp" if policy.require_dp else "epsilon"
@@ -35,10 +35,10 @@ def privacy_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
 
 
 def setting_faults(policy: Policy, run: Mapping[str, Any]) -> list[str]:
-    """Settings of a run, and of its method, beyond the rule for their kind.
+    """Return the settings of a run, and of its method, that exceed the rule for their kind.
 
-    One that is not there has the app's own default, except ``local-epochs``. One that says how many epochs, steps or
-    rounds there are, and that no rule knows, is refused.
+    A missing setting has the app's own default, except ``local-epochs``. A setting for a number of epochs, steps or
+    rounds that no rule covers is refused.
     """
     faults, asked = [], of_method(run)
     for key, value in {"local-epochs": None, **asked}.items():
@@ -74,7 +74,7 @@ def decay_faults(policy: Policy, asked: Mapping[str, Any]) -> list[str]:
 
 
 def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
-    """Return why the run's network, of its own or of an installed package, may not be made here; empty: it may."""
+    """Return why the run's network, of the app or of an installed package, may not be built here; empty: it may."""
     name = str(run.get("model", "auto"))
     module, colon, _ = name.partition(":")
     words = {"all", "app"} if colon and module.startswith(APP_NETWORKS) else {"all"}
@@ -84,7 +84,7 @@ def network_fault(policy: Policy, run: Mapping[str, Any]) -> str:
 
 
 def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[str]:
-    """Return why a method may not run here with these settings; the rules in their order."""
+    """Return why a method may not run here with these settings, in the order of the rules."""
     if method not in METHODS and not policy.public:
         return [f"its policy knows no method {method[:80]!r}: a newer silofl at this site may"]
     declared, faults = METHODS.get(method, {}), []
@@ -103,7 +103,7 @@ def method_faults(policy: Policy, method: str, run: Mapping[str, Any]) -> list[s
 
 
 def sends_whole(method: str, run: Mapping[str, Any]) -> str:
-    """The setting by which a method may send all layers of a model; empty: it keeps some."""
+    """Return the setting by which a method may send all layers of a model; empty: it keeps some."""
     whole = METHODS[method].get("whole", False)
     if isinstance(whole, bool):
         return f"the run strategy = {method}, which sends all layers" if whole else ""
@@ -116,7 +116,7 @@ def sends_whole(method: str, run: Mapping[str, Any]) -> str:
 
 
 def round_faults(policy: Policy, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any]) -> list[str]:
-    """Return what a round asks for beyond the policy: ``sent`` is the config of its message."""
+    """Return how a round exceeds the policy; ``sent`` is the config of its message."""
     given = number(sent.get("participants")) or 0
     if kind == "train" and uploads(run) and given < policy.min_silos:
         return [f"its policy has {policy.line('min_silos')}, the round {given:g} that train"]
@@ -132,7 +132,7 @@ def uploads(run: Mapping[str, Any]) -> bool:
 
 
 def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
-    """The silo whose own model a run of given models evaluates in this round, as its settings have it; empty: none."""
+    """Return the silo whose own model a run of given models evaluates in this round, by its settings; empty: none."""
     if run.get("strategy") != "evaluate":
         return ""
     models, this = str(run.get("evaluate.models", "")), number(sent.get("round")) or 0
@@ -141,10 +141,10 @@ def owner_of_model(run: Mapping[str, Any], sent: Mapping[str, Any]) -> str:
 
 
 def own_model_faults(policy: Policy, run: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
-    """Return why the silo's own model may not leave with this message: ``sent`` is its config.
+    """Return why the silo's own model may not leave with this message; ``sent`` is its config.
 
-    It has all layers, so that ``whole-model`` holds for it. A run asks for it once, behind its last round, which may be
-    an earlier one than planned with ``patience``. Which rounds there were before, only the server knows.
+    It has all layers, so the rule ``whole-model`` applies to it. It leaves once, after the run's last round, which may
+    be earlier than planned with ``patience``. Only the server knows which rounds there were before.
     """
     asks = "and a message asks for this silo's own model"
     rules = [name for name in ("own_model", "whole_model") if not getattr(policy, name)]

@@ -1,7 +1,7 @@
-"""Which apps a site runs: the SHA-256 sums of `SILOFL_ALLOWED_APPS`, a file of them or a list.
+"""The apps that a site runs: the SHA-256 sums of `SILOFL_ALLOWED_APPS`, a file of them or a list.
 
-A sum is that of the app as it is shipped, or of what it holds (`content_sum`): the same app that two machines ship may
-be compressed in two ways.
+A sum is over the app as shipped, or over its content (`content_sum`): two machines may compress the same app
+differently.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ class AppRefusedError(Exception):
     """The app's SHA-256 is not among those this site allows."""
 
 
-LARGEST = 1 << 26  # bytes that an app may hold, unpacked; ours holds a hundredth of that
+LARGEST = 1 << 26  # bytes of an unpacked app; ours has a hundredth of that
 
 
 def check_pin(digest: str, app: bytes = b"") -> None:
@@ -36,7 +36,7 @@ def check_pin(digest: str, app: bytes = b"") -> None:
 
 
 def content_sum(app: bytes) -> str:
-    """SHA-256 over names and SHA-256 of all files in an app, in the order of the names; empty where it is no app."""
+    """Return the SHA-256 over names and SHA-256 of all files in an app, ordered by name; empty if it is no app."""
     try:
         with zipfile.ZipFile(io.BytesIO(app)) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.filename)
@@ -50,29 +50,29 @@ def content_sum(app: bytes) -> str:
 
 
 def sums_of(digest: str, app: bytes) -> Iterator[str]:
-    """The sums by which a list may name an app; the second takes 10 ms, and is made when it is asked for."""
+    """Yield the sums by which a list may identify an app; the second takes 10 ms and is computed on demand."""
     yield digest
     yield content_sum(app)
 
 
 def refused(line: str) -> AppRefusedError:
-    """The error, after its one line is in the silo's log."""
+    """Log the line and return the error with it."""
     print(f"ERROR: {line}", file=sys.stderr, flush=True)
     return AppRefusedError(line)
 
 
 def is_sums(pins: str) -> bool:
-    """Return whether a value of `SILOFL_ALLOWED_APPS` is a list of sums, and not a file's name."""
+    """Return whether a value of `SILOFL_ALLOWED_APPS` is a list of sums, and not a file name."""
     return all(len(part) == 64 and not set(part) - set("0123456789abcdef") for part in split(pins))
 
 
 def split(text: str) -> list[str]:
-    """The words of a text, in lower case, separated by commas or white space."""
+    """Return the words of a text, in lower case, separated by commas or white space."""
     return text.replace(",", " ").lower().split()
 
 
 def read_pins(pins: str) -> Iterator[str]:
-    """The SHA-256 sums of `SILOFL_ALLOWED_APPS`; in a file one per line, `#` starts a comment."""
+    """Yield the SHA-256 sums of `SILOFL_ALLOWED_APPS`; a file has one per line, `#` starts a comment."""
     if is_sums(pins):
         yield from split(pins)
         return

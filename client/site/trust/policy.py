@@ -1,18 +1,18 @@
-"""Policy of this hospital, whatever a run asks for: `policy.toml`, beside `allowed-apps`.
+"""The policy of this hospital, which holds whatever a run's settings are: `policy.toml`, beside `allowed-apps`.
 
     max-local-epochs = 5
     peers = false
 
-A file may hold any of the rules of :class:`Policy`; the others keep their default. `SILOFL_POLICY` names the file (or
-the node config's `policy`, for silos that share a process); without one the defaults hold. The word `public` in its
-place stands for data without any secret, such as a demo's: nothing is held back.
+A file may set any of the rules of :class:`Policy`; the others keep their default. `SILOFL_POLICY` names the file (or
+the node config's `policy`, for silos that share a process); without a file the defaults hold. The value `public`
+in its place means data without any secret, such as a demo's: nothing is withheld.
 
-A message is checked twice by the same function: in the site's own process, before the app is unpacked or imported, on
-the settings that came with it (`check_message`), and again in the app, which also holds back what only it can see:
-sums, metrics, the size of what is sent. The stricter of site and run holds; a refusal is one line that names rule and
-setting. What the app does in memory is the app's: only `allowed-apps` says which app that is.
+The same function checks a message twice: in the site's own process, before the app is unpacked or imported, on the
+settings that came with it (`check_message`), and again in the app. The app also withholds what only it can compute:
+sums, metrics, the size of what is sent. The stricter of site and run holds. A refusal is one line with rule and
+setting. This policy cannot control what the app does in memory; `allowed-apps` controls which app runs.
 
-Standard library only, and neighbours by relative imports: this runs in a process that must not know the name `client`.
+Standard library only, and relative imports: this runs in a process that must not import the package `client`.
 """
 
 import os
@@ -33,16 +33,16 @@ METRICS = (  # of all tasks; models/tasks/ has the same
     *("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "mae", "kappa"),
     *("score_low", "score_high", "r2", "rmse", "c_index", "dice"),
 )
-WANTED = ("required", "optional")  # what a rule of words may say
+WANTED = ("required", "optional")  # values of a rule that is a text
 UNITS = ("record", "patient")
 EVIDENCE = (  # of the reported model, once per run; models/evidence/measure.py has the same
     *("brier", "calibration_slope", "calibration_in_the_large", "ece", "calibration_intercept", "agreement"),
     *("reliability", "net_benefit", "conformal", "dice_worst_decile", "subgroups"),
 )
-SCORE = "score"  # among the metrics: the score of whatever the task is, with its interval
+SCORE = "score"  # among the metrics: the task's own score, with its interval
 MOST_DELTA = 0.01  # more is no protection: one unit in a hundred may be shown
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-APP_NETWORKS = "models."  # what comes from the app, that `allowed-apps` lists, whatever else is installed here
+APP_NETWORKS = "models."  # networks of the app itself, which `allowed-apps` pins, whatever else is installed here
 LIMITS = {  # the rule for settings of a kind; the others are factors of `max_decay`
     "epochs": "max_local_epochs",
     "mixing-epochs": "max_mixing_epochs",
@@ -50,17 +50,17 @@ LIMITS = {  # the rule for settings of a kind; the others are factors of `max_de
     "rounds": "max_rounds",
     "momentum": "max_momentum",
 }
-AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that some rule must know
+AMOUNT = re.compile(r"(^|[-.])(epochs|steps|rounds)(-|$)")  # in the name of a setting that needs a rule
 
 
 class PolicyRefusedError(SiteError):
-    """A run asks for what this site does not allow."""
+    """A run's settings or messages exceed what this site allows."""
 
 
 def rule(
     default: Any, public: Any, help: str, least: int = 0, *, most: float = NO_LIMIT, words: Sequence[str] = WANTED
 ) -> Any:
-    """A rule: its default, its value for public data, what it says; the range of a number, the values of a text."""
+    """Return a rule: its default, its value for public data, its help text; a number's range, a text's values."""
     return field(
         default=default, metadata={"public": public, "help": help, "least": least, "most": most, "words": words}
     )
@@ -68,7 +68,7 @@ def rule(
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules, and where they stand."""
+    """The rules, and the file that they come from."""
 
     methods: tuple[str, ...] = rule(
         ("all",),
@@ -147,17 +147,17 @@ class Policy:
 
     @property
     def private_only(self) -> bool:
-        """Whether only runs with differential privacy are answered: a run without it has no epsilon to count."""
+        """Return whether only runs with differential privacy are answered: other runs have no epsilon to count."""
         return self.require_dp or self.epsilon > 0
 
     def line(self, name: str) -> str:
-        """The line of a rule in the file: `peers = false`."""
+        """Return a rule's line in the file: `peers = false`."""
         return f"{key_of(name)} = {toml(getattr(self, name))}"
 
 
 @cache
 def rules() -> Mapping[str, Field[Any]]:
-    """Key in the file to field."""
+    """Return the fields by their key in the file."""
     return {key_of(f.name): f for f in fields(Policy) if f.metadata}
 
 
@@ -177,12 +177,12 @@ def toml(value: Any) -> str:
 
 
 def policy_of(node_config: Mapping[str, Any]) -> Policy:
-    """The policy of the silo with this node config, in this process."""
+    """Return the policy of the silo with this node config, in this process."""
     return read_policy(str(node_config.get("policy") or os.environ.get("SILOFL_POLICY", "")))
 
 
 def read_policy(where: str) -> Policy:
-    """The policy of a file, or of `public`, or the defaults. Raises SiteError, one line, where it is none."""
+    """Return the policy of a file, of `public`, or the defaults. Raises SiteError, one line, for an invalid file."""
     if not where:
         return Policy()
     if where == PUBLIC:
@@ -197,15 +197,15 @@ def read_policy(where: str) -> Policy:
 
 @cache
 def public_policy() -> Policy:
-    """The policy of public data."""
+    """Return the policy of public data."""
     return Policy(**{f.name: f.metadata["public"] for f in rules().values()}, where=PUBLIC)
 
 
 def parse_policy(text: str, path: str) -> Policy:
-    """The policy of a file's text. Raises SiteError, one line, where it is none."""
+    """Return the policy of a file's text. Raises SiteError, one line, if it is invalid."""
     try:
         content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise SiteError(f"{path} is no TOML ({error}); a rule is a line such as peers = false") from None
     known = rules()
     for key in content:
@@ -216,7 +216,7 @@ def parse_policy(text: str, path: str) -> Policy:
 
 
 def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
-    """The value of a rule, as the policy holds it. Raises SiteError, one line, for one that it cannot be."""
+    """Return a rule's value in the policy's type. Raises SiteError, one line, for an invalid value."""
     default: Any = f.default
     kind, least, most = type(default), f.metadata["least"], f.metadata["most"]
     listed, whole = isinstance(value, list), isinstance(value, int) and not isinstance(value, bool)
@@ -245,7 +245,7 @@ def _value(path: str, key: str, value: Any, f: Field[Any]) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: its beginning; of a number of thousands of digits Python makes no text."""
+    """Return the beginning of a value for a message; Python cannot print numbers of thousands of digits."""
     try:
         return f"{value!r:.80}"
     except ValueError:
@@ -253,7 +253,7 @@ def shown(value: Any) -> str:
 
 
 def default_file(**others: Any) -> str:
-    """A `policy.toml` that says every default, or what is given here in its place, for a bundle."""
+    """Return the text of a `policy.toml` with every default, or with the values of ``others``, for a bundle."""
     lines = ["# What this hospital allows, whatever a run asks for. `silofl policy` prints what it comes to."]
     for key, f in rules().items():
         lines += ["", f"# {f.metadata['help']}", f"{key} = {toml(others.get(f.name, f.default))}"]

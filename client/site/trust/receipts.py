@@ -1,14 +1,14 @@
-"""The server's receipts for this site's audit log: its signature under the hash of a line, kept by both.
+"""The server's receipts for this site's audit log: signatures over the hash of a line, kept by both.
 
     STATE_DIR/audit/receipts.jsonl     what the server signed, a receipt per line
     STATE_DIR/audit/server-key         the fingerprint of its key, from the first receipt on
 
-A reply carries number and hash of its own line of the log, and the next message of the run the server's signature under
-them (Ed25519). The hash of a line stands for all lines before it. So a log that was written anew, or cut off, does not
-have the line that somebody else has signed; and the server cannot deny what it was sent. The server keeps the receipts
-of a run in its run directory, for an auditor who does not believe the site's folder.
+A reply contains number and hash of its own line of the log. The next message of the run contains the server's signature
+over them (Ed25519). A line's hash covers all lines before it. So a log that was rewritten, or cut off, lacks a line
+that the server signed, and the server cannot deny what it was sent. The server keeps a run's receipts in its run
+directory, for an auditor who does not trust the site's folder.
 
-A server need not give receipts (rule ``receipts``); one that gives none, or a wrong one, is named once in a run.
+A server need not give receipts (rule ``receipts``). If it gives none, or a wrong one, that is logged once per run.
 
 Standard library and `cryptography`, which Flower brings: the process that runs the app loads this file.
 """
@@ -34,18 +34,18 @@ from .chain import last_first, parsed, sync_folder, write_whole
 from .policy import Policy, PolicyRefusedError
 
 KIND = "silofl receipt 1"
-ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or nothing yet
-RECORD = "audit"  # of a reply: number and hash of its line
+ASKED = "receipt"  # in a message's config: the receipt for the silo's last reply, or empty
+RECORD = "audit"  # in a reply: number and hash of its line
 KEY = "SILOFL_RECEIPT_KEY"  # in the server's environment: the file of the key that signs receipts
 FILE, KEY_FILE, NAMED = "receipts.jsonl", "server-key", "receipts-named"
 LONGEST = 4096  # bytes of a receipt
 REQUIRED = "required"
-LOOKED_AT = 1000  # lines from the end of a log, among which a receipt's has to be
+LOOKED_AT = 1000  # lines from the end of a log in which a receipt's line is searched
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """A receipt whose signature is right. ``key``: the fingerprint of who signed it; ``text``: as it travels."""
+    """A receipt with a correct signature. ``key``: the signer's fingerprint; ``text``: the receipt as sent."""
 
     run: str
     run_id: str
@@ -61,7 +61,7 @@ class Receipt:
 
 
 def signed(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: int, hash: str) -> str:
-    """A receipt by this key, as one line of JSON."""
+    """Return a receipt signed by this key, as one line of JSON."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     fields = {"kind": KIND, "run": run, "run-id": run_id, "silo": silo, "line": line, "hash": hash, "time": now}
     text = json.dumps(fields, sort_keys=True)
@@ -70,7 +70,7 @@ def signed(key: Ed25519PrivateKey, *, run: str, run_id: str, silo: str, line: in
 
 
 def read(text: str) -> Receipt:
-    """The receipt in a line. Raises SiteError where it is none, or its signature is wrong."""
+    """Return the receipt in a line. Raises SiteError if it is none, or if its signature is wrong."""
     try:
         if len(text) > LONGEST:
             raise ValueError("too long")
@@ -106,11 +106,11 @@ def _message(text: str) -> bytes:
 def take(
     config: Mapping[str, Any], kind: str, run_id: str, silo: str, folder: Path, policy: Policy
 ) -> dict[str, Any] | None:
-    """Keep the receipt that came with a message, and return what the log says of it; None: nothing.
+    """Keep the receipt that came with a message; return its entry for the log, None if there is none.
 
     ``config``: of the message; ``kind``: train, evaluate or query; ``folder``: of the log. A run's first message, the
-    query, has no reply before it. A fault is named once in a run; it stops nothing but where the rule ``receipts``
-    says so: then raises PolicyRefusedError.
+    query, has no reply before it. A fault is printed once per run. It stops the message only if the rule ``receipts``
+    requires receipts: then PolicyRefusedError is raised.
     """
     if kind == "query" and not config.get(ASKED):
         return None
@@ -127,7 +127,7 @@ def take(
 
 
 def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
-    """The receipt in a message. Raises SiteError, in words that follow "and", where it is not for this log."""
+    """Return the receipt in a message. Raises SiteError if it is not for this log; its text continues after "and"."""
     if not text:
         raise SiteError("the server gives no receipt for the audit log")
     try:
@@ -153,7 +153,7 @@ def _checked(text: Any, run_id: str, silo: str, folder: Path) -> Receipt:
 
 
 def _hash_of(line: int, folder: Path) -> str:
-    """The hash of a line among the last ones of the log; empty: it is not there."""
+    """Return the hash of a line among the last ones of the log; empty: it is not there."""
     texts = (text for file in reversed(files_of(folder)[-2:]) for text in last_first(file))
     for _, text in zip(range(LOOKED_AT), texts, strict=False):
         entry = parsed(text, Log.required)
@@ -163,7 +163,7 @@ def _hash_of(line: int, folder: Path) -> str:
 
 
 def _keep(receipt: Receipt, folder: Path) -> None:
-    """Add a receipt to those that are kept, and remember the first one's key. A receipt that is there stays one."""
+    """Add a receipt to the kept ones, and store the first one's key. A receipt that is there is not repeated."""
     if not known_key(folder):
         write_whole(folder / KEY_FILE, receipt.key + "\n")
     descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -181,7 +181,7 @@ def _keep(receipt: Receipt, folder: Path) -> None:
 
 
 def known_key(folder: Path) -> str:
-    """The fingerprint of the server's key, as this site remembers it; empty: it has seen none."""
+    """Return the stored fingerprint of the server's key; empty: none was stored."""
     try:
         return (folder / KEY_FILE).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -189,7 +189,7 @@ def known_key(folder: Path) -> str:
 
 
 def _name(line: str, run_id: str, folder: Path) -> None:
-    """Print a line, once in a run: every message has a process of its own, so a note says for which it was."""
+    """Print a line once per run; the run is noted in a file, since every message has a process of its own."""
     note = folder / NAMED
     try:
         if note.exists() and note.read_text(encoding="utf-8", errors="replace") == run_id + line:
@@ -202,16 +202,16 @@ def _name(line: str, run_id: str, folder: Path) -> None:
 
 
 def head(line: int, own: str, silo: str) -> dict[str, Any]:
-    """What a reply says of its own line of the log."""
+    """Return the record in which a reply refers to its own line of the log."""
     return {"line": line, "hash": own, "silo": silo}
 
 
-# --- does the log have what was signed? -------------------------------------------------------------------
+# --- comparison of receipts with the log -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Check:
-    """Receipts against a log: what is wrong, how many fit, up to which line, and who signed."""
+    """Receipts against a log: the faults, how many receipts match, up to which line, and who signed."""
 
     faults: tuple[str, ...]
     count: int
@@ -222,9 +222,9 @@ class Check:
 def check(
     texts: Iterable[str], entries: Iterable[Mapping[str, Any]], wanted: Callable[[Receipt], bool], key: str
 ) -> Check:
-    """Compare receipts with the lines of a log. ``wanted``: which ones; ``key``: who has to have signed (empty: any).
+    """Compare receipts with the lines of a log. ``wanted``: selects them; ``key``: the required signer (empty: any).
 
-    A receipt for a line before the first one here is not looked at: that line is kept elsewhere.
+    Receipts for lines before the first one here are skipped: those lines are kept elsewhere.
     """
     hashes = {int(entry["line"]): str(entry["hash"]) for entry in entries}
     first, last = min(hashes, default=1), max(hashes, default=0)
@@ -250,6 +250,6 @@ def check(
 
 
 def kept(path: Path) -> list[str]:
-    """The receipts of a file; the last one may have been torn by a crash, and then is none."""
+    """Return the receipts of a file; a last one that was torn by a crash is dropped."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return [line for line in text.split("\n")[:-1] if line]

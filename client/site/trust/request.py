@@ -1,8 +1,8 @@
-"""A hospital's own key, and the request by which it asks to be taken in: `silofl request NAME`.
+"""A hospital's own key, and its request to join a federation: `silofl request NAME`.
 
-The private key is made here and stays here. What goes to the server's operator is a small file in JSON: name, public
-key, and a signature over both by that key, which proves that the requester has it. `silofl add-silo --request FILE`
-checks it, registers the key under the name, and makes a bundle without any private key; `silofl join` finds the key.
+The private key is made here and stays here. The server's operator gets a small JSON file: name, public key, and a
+signature over both by that key, which proves that the requester has it. `silofl add-silo --request FILE` checks the
+file, registers the key under the name, and makes a bundle without a private key; `silofl join` finds the key.
 """
 
 import base64
@@ -29,7 +29,7 @@ LARGEST = 1 << 16  # bytes; a request is a few hundred
 
 @dataclass(frozen=True)
 class Request:
-    """Request of a hospital: its name, and its public key in PEM."""
+    """A hospital's request: its name, and its public key in PEM."""
 
     name: str
     public_key: bytes
@@ -45,9 +45,9 @@ class Request:
 
 
 def make_request(name: str, folder: Path | None, out: Path | None) -> tuple[Path, Path, Request]:
-    """Make this site's key, unless it is there, and the request; where both lie, and what was asked.
+    """Make this site's key, unless it exists, and the request; return both paths and the request.
 
-    The key goes where `silofl join` looks for it, or as `node.key` into `folder`, for Docker.
+    The key goes to the folder where `silofl join` searches, or as `node.key` into `folder`, for Docker.
     """
     check_silo_name(name)
     file = folder / "node.key" if folder else own_key(site_root() / name)
@@ -67,7 +67,7 @@ def make_request(name: str, folder: Path | None, out: Path | None) -> tuple[Path
 
 
 def read_request(path: Path) -> Request:
-    """A request whose signature is by its own key. Raises DataError, one line, where it is none."""
+    """Return a request signed by its own key. Raises DataError, one line, if the file is none."""
     hint = "`silofl request NAME` at the hospital makes one"
     try:
         if path.stat().st_size > LARGEST:

@@ -1,4 +1,4 @@
-"""The settings of a run as its messages carry them: which of them its method reads, and what a value means.
+"""The settings of a run in its messages: which of them its method reads, and how a value is parsed.
 
 Standard library only, as in policy.py.
 """
@@ -11,7 +11,7 @@ from .methods import METHODS
 
 
 def of_method(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The common settings of a run, and those of its method and of the methods that it adds."""
+    """Return a run's common settings, and those of its method and of the methods that it adds."""
     adding = {declared["adds"]: name for name, declared in METHODS.items() if "adds" in declared}
     added = [name for key, name in adding.items() if str(run.get(key, False)).lower() != "false"]
     owners = {"", "dp", str(run.get("strategy")), *added}
@@ -24,18 +24,18 @@ def is_private(run: Mapping[str, Any]) -> bool:
 
 
 def owner(key: str) -> str:
-    """The method that a setting belongs to; empty: it is a common one."""
+    """Return the method that a setting belongs to; empty for a common one."""
     return key.rpartition(".")[0]
 
 
 def plain(value: Any) -> Any:
-    """A setting as the app takes it: a number also where it is text, a list of names without its commas."""
+    """Return a setting as the app parses it: text that is a number as a number, a list of names without commas."""
     found = number(value)
     return " ".join(str(value).replace(",", " ").split()) if found is None else found
 
 
 def number(value: Any) -> float | None:
-    """A setting that is a number, as the app reads it, text too; None: it is none."""
+    """Return a setting's number as the app parses it, also from text; None if it is none."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):

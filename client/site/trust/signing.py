@@ -1,17 +1,17 @@
-"""Whose bundle this is: the consortium's signature over it, and the key that this site has come to know.
+"""The consortium's signature over a bundle, and the signer's key that this site has stored.
 
     signed.json      {"manifest": TEXT, "public-key": PEM, "signature": BASE64}
 
-The manifest, JSON in a text that is signed byte for byte, names every file of the bundle with its SHA-256, the
-variables of `.env` that are not the hospital's to set, and the digests of the image. `silofl add-silo` signs where the
-consortium has a key (Ed25519). It need not have: an unsigned bundle is taken, until one of this site's was signed.
+The manifest is JSON in a text that is signed byte for byte. It contains every file of the bundle with its SHA-256, the
+variables of `.env` that the hospital must not change, and the digests of the image. `silofl add-silo` signs if the
+consortium has a key (Ed25519). Unsigned bundles are accepted until a signed one was accepted at this site.
 
-The tar has to be what was signed. In the folder that was unpacked from it the hospital sets `.env`, `allowed-apps` and
-`policy.toml` as it likes; one line reports what differs there.
+The tar must be exactly what was signed. In the folder unpacked from it the hospital may change `.env`, `allowed-apps`
+and `policy.toml`; one line reports the differences.
 
-The manifest says when it was made. A site remembers the newest bundle that it took of a key (`newest-bundle`, beside
-the fingerprint), and refuses an older one unless it is asked for: somebody may hand over an old bundle again, with an
-old list of apps in it. A site without that memory cannot tell.
+The manifest contains its time. A site stores the time of the newest bundle that it accepted of a key (`newest-bundle`,
+beside the fingerprint). It refuses an older one unless told to accept it, since an old bundle may be handed over
+again, with an old list of apps. A site without that file cannot detect this.
 """
 
 import base64
@@ -44,9 +44,9 @@ from partitions.common.files import write_atomically
 
 SIGNED = "signed.json"
 KIND = "silofl bundle 1"
-OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")  # the hospital's to change, once unpacked
-FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")  # of `.env`, what is not
-NEWEST = "newest-bundle"  # the file that remembers when the newest bundle of each key was made
+OWN_FILES = (".env", "allowed-apps", "policy.toml", "node.key")  # files that the hospital may change, once unpacked
+FIXED = ("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_KEY", "SILOFL_FLWR")  # variables of `.env` that it may not change
+NEWEST = "newest-bundle"  # the file with the time of the newest bundle of each key
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 UNSIGNED = "nobody"  # --signed-by nobody: the bundle may be unsigned
 AGAIN = "ask for the bundle again"
@@ -55,7 +55,7 @@ DOCKER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Signed:
-    """A bundle whose signature is right: by which key, what was signed, and which own files differ from it."""
+    """A bundle with a correct signature: the key, what was signed, and which own files differ from it."""
 
     fingerprint: str
     manifest: dict[str, Any]
@@ -66,7 +66,7 @@ class Signed:
 
 
 def make_signing_key(path: Path) -> Ed25519PrivateKey:
-    """The key of this file, which is made where it is missing, readable for its owner alone."""
+    """Return the key of this file; a missing one is made, readable by its owner only."""
     if not path.exists():
         made = Ed25519PrivateKey.generate()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,7 +75,7 @@ def make_signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def load_signing_key(path: Path) -> Ed25519PrivateKey:
-    """The consortium's private key; ValueError, one line, where the file is none."""
+    """Return the consortium's private key; ValueError, one line, if the file is none."""
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except OSError as error:
@@ -92,7 +92,7 @@ def public_pem(key: Ed25519PrivateKey) -> bytes:
 
 
 def sign(files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[str] = ()) -> bytes:
-    """The `signed.json` of a bundle with these files. `images`: digests of the image that the hospital is to run."""
+    """Return the `signed.json` of a bundle with these files. `images`: digests of the image for the hospital."""
     manifest = {
         "kind": KIND,
         "made": time.strftime(TIME, time.gmtime()),
@@ -107,7 +107,7 @@ def sign(files: Mapping[str, bytes], key: Ed25519PrivateKey, images: Iterable[st
 
 
 def message(manifest: str) -> bytes:
-    """Return the bytes that are signed: no other kind of text can pass for a manifest."""
+    """Return the bytes to sign; their prefix keeps other kinds of text from passing as a manifest."""
     return f"{KIND}\0{manifest}".encode()
 
 
@@ -116,7 +116,7 @@ def digest(content: bytes) -> str:
 
 
 def fixed_variables(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The variables of a bundle's `.env` that the hospital does not set."""
+    """Return the variables of a bundle's `.env` that the hospital does not set."""
     found = variables_of(files)
     return {key: found.get(key, "") for key in FIXED}
 
@@ -125,9 +125,9 @@ def fixed_variables(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
-    """Return what was signed, where the signature is right and the files are those; None for an unsigned bundle.
+    """Return what was signed, if the signature and the files are correct; None for an unsigned bundle.
 
-    Raises DataError, one line, that says what does not fit.
+    Raises DataError, one line, with what does not fit.
     """
     if SIGNED not in files:
         return None
@@ -152,13 +152,13 @@ def read_signed(files: Mapping[str, bytes], *, unpacked: bool) -> Signed | None:
         raise DataError(f"the bundle's {SIGNED} is damaged; {AGAIN}") from None
     here = {name: digest(content) for name, content in files.items() if name != SIGNED}
     differ = sorted(name for name in {*listed, *here} if listed.get(name) != here.get(name))
-    # What was left away of an unpacked folder is not used either.
+    # Signed files that are missing in an unpacked folder are not used either.
     free = {*OWN_FILES, *(name for name in listed if name not in here)} if unpacked else set()
     if faulty := [name for name in differ if name not in free]:
         raise DataError(f"the bundle's {faulty[0]} is not what was signed: {AGAIN}")
     if other := [name for name, value in fixed_variables(files).items() if variables.get(name) != value]:
         raise DataError(f"{other[0]} in the bundle's .env is not what was signed: {AGAIN}")
-    # A key that the hospital made itself lies beside the files of a bundle that brings none.
+    # A key that the hospital made itself is beside the files of a bundle without one.
     return Signed(fingerprint(pem), manifest, tuple(name for name in differ if name != "node.key"))
 
 
@@ -173,13 +173,13 @@ def check_signed(
     remember: bool = True,
     allow_older: bool = False,
 ) -> Signed | None:
-    """Raise DataError, one line, where a bundle is not of whom this site knows, or not what they signed.
+    """Raise DataError, one line, if a bundle is not from a known signer, or is not what was signed.
 
-    ``unpacked``: the files are of a folder, not of the tar. ``remembered``: the file with the fingerprint of who signed
-    this silo's bundle before; ``others``: those of other silos of this site, one of whom has to have signed a silo's
-    first bundle too. ``by``: a fingerprint, or a file with a public key, that stands above what is remembered;
-    :data:`UNSIGNED` takes an unsigned bundle. ``remember``: whether to keep in mind who signed it, and when.
-    ``allow_older``: whether it may be older than the newest that was taken; later bundles are then held against it.
+    ``unpacked``: the files are of a folder, not of the tar. ``remembered``: the file with the fingerprint of the signer
+    of this silo's last bundle. ``others``: those files of the site's other silos; one of their signers must have signed
+    a silo's first bundle too. ``by``: a fingerprint, or a file with a public key, that overrides the stored ones;
+    :data:`UNSIGNED` accepts an unsigned bundle. ``remember``: whether to store the signer and the time.
+    ``allow_older``: whether the bundle may be older than the newest accepted one; later bundles are compared with it.
     """
     signed = read_signed(files, unpacked=unpacked)
     own = known(remembered)
@@ -212,7 +212,7 @@ def check_signed(
 
 
 def check_signer(signed: Signed | None, trusted: Set[str]) -> None:
-    """Raise DataError where a bundle is signed by none of the trusted fingerprints, if there are any."""
+    """Raise DataError if there are trusted fingerprints and none of them signed a bundle."""
     names = " or ".join(sorted(trusted))
     if trusted and signed is None:
         raise DataError(
@@ -227,7 +227,7 @@ def check_signer(signed: Signed | None, trusted: Set[str]) -> None:
 
 
 def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str]:
-    """When the newest bundle of each key was made, this one counted. Raises DataError where this one is older."""
+    """Return the time of the newest bundle of each key, including this one. Raises DataError if this one is older."""
     times = known_times(newest, forgiving=allow_older)
     made, before = str(signed.manifest["made"]), times.get(signed.fingerprint, "")
     if made < before and not allow_older:
@@ -239,7 +239,7 @@ def check_time(signed: Signed, newest: Path, allow_older: bool) -> dict[str, str
 
 
 def known_times(newest: Path, forgiving: bool) -> dict[str, str]:
-    """Read :data:`NEWEST`; nothing where there is no such file. Raises DataError where it is damaged."""
+    """Read :data:`NEWEST`; empty if there is no such file. Raises DataError if it is damaged."""
     try:
         times = {str(key): str(made) for key, made in json.loads(newest.read_text(encoding="utf-8")).items()}
         for made in times.values():
@@ -258,7 +258,7 @@ def known_times(newest: Path, forgiving: bool) -> dict[str, str]:
 
 
 def known(path: Path) -> str:
-    """The fingerprint that a file remembers; empty where there is none. Raises DataError for an empty or odd file."""
+    """Return the fingerprint in a file; empty if there is no file. Raises DataError for an empty or invalid file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
@@ -276,7 +276,7 @@ def is_fingerprint(text: str) -> bool:
 
 
 def wanted_key(by: str) -> str:
-    """The fingerprint that --signed-by names."""
+    """Return the fingerprint that --signed-by names."""
     if is_fingerprint(by):
         return by
     try:
@@ -292,7 +292,7 @@ def wanted_key(by: str) -> str:
 
 
 def image_digests(image: str) -> set[str]:
-    """The digests by which Docker on this machine knows an image; none where it has no such image."""
+    """Return the digests of an image in Docker on this machine; empty if it has no such image."""
     if shutil.which("docker") is None:
         return set()
     command = ["docker", "image", "inspect", "--format", "{{json .}}", image]
@@ -307,7 +307,7 @@ def image_digests(image: str) -> set[str]:
 
 
 def check_image(signed: Signed, image: str) -> str:
-    """Check the image that a bundle's containers start. Raises DataError where it is another one."""
+    """Check the image that a bundle's containers start. Raises DataError if it is not the signed one."""
     wanted = {str(one) for one in signed.manifest["images"]}
     if not wanted:
         return f"{image}: the signature names no image"

@@ -1,4 +1,4 @@
-"""The variables of a bundle's `.env`: which there are, and how they are read."""
+"""The variables of a bundle's `.env`: the allowed names, and the parser."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from partitions.common.errors import UserError
 if TYPE_CHECKING:
     pass
 
-# What a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE, for example, would start another file.
+# Names that a bundle's .env may set. Docker Compose reads the file too: COMPOSE_FILE would start another file.
 VARIABLES = (
     *("SILOFL_NAME", "SILOFL_SERVER", "SILOFL_DATA", "SILOFL_USER", "SILOFL_DEVICE", "SILOFL_RESIDENT_MINUTES"),
     *("SILOFL_IMAGE", "SILOFL_FLWR", "SILOFL_KEY"),
@@ -19,10 +19,10 @@ VARIABLE = re.compile(r"""(?P<key>[A-Z][A-Z0-9_]*)=(?P<quote>["']?)(?P<value>[^'
 
 
 def read_variables(text: str) -> dict[str, str]:
-    """The `KEY=value` lines of a bundle's `.env`, each of one meaning for silofl and for Docker Compose.
+    """Return the `KEY=value` lines of a bundle's `.env`, which silofl and Docker Compose must read alike.
 
-    Raises UserError, one line, for any other line: Compose would read `export`, quotes, `$` and line ends of its own
-    in ways that a signature's check does not.
+    Raises UserError, one line, for any other line: Compose parses `export`, quotes, `$` and its own line ends
+    differently from the signature's check.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -45,7 +45,7 @@ def read_variables(text: str) -> dict[str, str]:
 
 
 def variables_of(files: Mapping[str, bytes]) -> dict[str, str]:
-    """The variables of a bundle. Raises UserError as :func:`read_variables` does."""
+    """Return the variables of a bundle. Raises UserError as :func:`read_variables` does."""
     try:
         return read_variables(files[".env"].decode())
     except UnicodeDecodeError:
