@@ -1,1 +1,1 @@
-"""What differential privacy has cost the people in this site's data, and what is left of the budget."""
+"""The privacy budget of the people in this site's data: what differential privacy has cost, and what is left."""

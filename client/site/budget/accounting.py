@@ -1,9 +1,9 @@
-"""What a training message under differential privacy costs, by this site's own account.
+"""The cost of a training message under differential privacy, computed by this site itself.
 
-Computed from the run's settings, the units that this site counts itself and the method's declaration
-(`trust/methods.py`): the app that the message is for has no say in it. The app takes at most so many noised steps.
+Inputs are the run's settings, the units that this site counts, and the method's declaration (`trust/methods.py`). The
+app that the message is for cannot influence them, and it takes at most that many noised steps.
 
-The accountant (`models/privacy/accountant.py`) is loaded from its file: the app's package `models` is another one.
+The accountant (`models/privacy/accountant.py`) is loaded from its file, since `models` is the app's package.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from ..trust.policy import UNITS
 from ..trust.run_config import number
 from .cohort import ROOT, DataFile
 
-MOST_DELTA = 1e-5  # where neither the site nor the run states one
+MOST_DELTA = 1e-5  # if neither the site nor the run sets one
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Noised steps of one message: of how many units each takes which share, and with how much noise."""
+    """The noised steps of one message: number of units, share per step, and noise."""
 
     unit: str
     units: int
-    rate: float  # the share of the units in a step's batch, on average
+    rate: float  # mean share of the units in a step's batch
     noise: float  # noise multiplier: standard deviation in clip norms
     steps: int
     delta: float  # of the run
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Return the values as a line of the ledger has them."""
+        """Return the values as in a line of the ledger."""
         return {"unit": self.unit, "units": self.units, "rate": self.rate, "noise": self.noise, "steps": self.steps}
 
 
 @cache
 def accountant() -> Any:
-    """Load the accountant under a name that no app has."""
+    """Load the accountant under a module name that no app uses."""
     name = f"{__name__}.accountant"
     spec = spec_from_file_location(name, ROOT / "models" / "privacy" / "accountant.py")
     assert spec is not None and spec.loader is not None
@@ -53,7 +53,7 @@ def accountant() -> Any:
 
 
 def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:
-    """Epsilon of all charges together (lines of the ledger: noise, rate, steps); steps of one kind are added first."""
+    """Return the epsilon of all charges together (ledger lines: noise, rate, steps); equal steps are summed first."""
     steps: dict[tuple[float, float], int] = {}
     for line in lines:
         kind = float(line["noise"]), float(line["rate"])
@@ -63,15 +63,15 @@ def epsilon_of(lines: Iterable[Mapping[str, Any]], delta: float) -> float:
 
 
 def default_delta(units: int) -> float:
-    """Return the delta where none is stated: at most one tenth of a unit's share."""
+    """Return the default delta: at most one tenth of a unit's share."""
     return min(MOST_DELTA, 1 / (10 * max(units, 1)))
 
 
 def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
-    """Compute what a training message of this run costs here. Raises SiteError where it cannot be told.
+    """Compute the cost of a training message of this run. Raises SiteError if it cannot be computed.
 
-    The noise of ``dp.target-epsilon`` is what makes all rounds of the run together cost so much. A patient is drawn
-    with the rate of a record.
+    With ``dp.target-epsilon`` the noise is such that all rounds of the run together cost that epsilon. A patient is
+    sampled at the rate of a record.
     """
 
     def value(key: str) -> float:
@@ -102,22 +102,22 @@ def cost_of(run: Mapping[str, Any], data: DataFile) -> Cost:
 
 
 def steps_of(run: Mapping[str, Any], per_epoch: float, value: Callable[[str], float]) -> int:
-    """Return how many noised steps one training message takes: those of all epochs of each training with noise.
+    """Return the number of noised steps of one training message, over all epochs of each training with noise.
 
-    Raises SiteError for a method that this site knows no differential privacy of.
+    Raises SiteError for a method without a declaration of differential privacy at this site.
     """
     method = str(run.get("strategy"))
     declared = METHODS.get(method, {}).get("dp")
     if not declared:
         raise SiteError(f"strategy = {method[:80]}: this site knows no differential privacy of it")
-    if isinstance(declared, str):  # nothing of the data leaves
+    if isinstance(declared, str):  # nothing computed from the data leaves
         return 0
     epochs = (count for term in declared for count in epochs_of(term, run, value))
     return sum(max(round(count * per_epoch), 1) for count in epochs if count)
 
 
 def epochs_of(term: str, run: Mapping[str, Any], value: Callable[[str], float]) -> list[float]:
-    """The epochs of each training with noise that a term of ``MethodInfo.dp_epochs`` stands for."""
+    """Return the epochs of each training with noise in a term of ``MethodInfo.dp_epochs``."""
     what, _, condition = term.partition(" if ")
     if condition:
         key, _, wanted = condition.partition(" = ")

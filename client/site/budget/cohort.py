@@ -1,12 +1,12 @@
-"""Which people a data file is about: counted once per version of the file, and linked to earlier versions.
+"""The people that a data file is about: counted once per version of the file, and linked to earlier versions.
 
     STATE_DIR/budget/data/SHA256.json       units, declared cohort, earlier versions that share a sample
     STATE_DIR/budget/data/SHA256.samples    the digests of its samples, one per line
 
-Two versions belong to one cohort where they declare the same ``cohort``, where both declare none (then the cohort is
-the silo's own), or where they share a sample. So an edited file has no new budget.
+Two versions belong to one cohort if they declare the same ``cohort``, if both declare none (then the cohort is the
+silo's own), or if they share a sample. So editing a file does not give a new budget.
 
-Standard library only, as in trust/policy.py: a process of its own reads the file, with the site's own code.
+Standard library only, as in trust/policy.py: a separate process reads the file, with the site's own code.
 """
 
 import json
@@ -28,7 +28,7 @@ Reader = Callable[[Path], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class DataFile:
-    """One version of a silo's data file. ``patients``: None where the file names none."""
+    """One version of a silo's data file. ``patients``: None if the file names none."""
 
     sha256: str
     silo: str
@@ -36,15 +36,15 @@ class DataFile:
     records: int
     patients: int | None
     links: tuple[str, ...]  # earlier versions that share a sample with it
-    note: str = ""  # SHA-256 of the note, which a charge binds: who edits one has no fresh budget
+    note: str = ""  # SHA-256 of the note; a charge contains it, so that an edited note gives no new budget
 
     @property
     def name(self) -> str:
-        """What links versions by declaration: the declared cohort, or the silo's own."""
+        """Return the name that links versions: the declared cohort, or the silo's own."""
         return f"cohort {self.cohort}" if self.cohort else f"silo {self.silo}"
 
     def units(self, unit: str) -> int:
-        """Return how many records or patients are trained on. Raises SiteError where patients are not named."""
+        """Return the number of training records or patients. Raises SiteError if patients are not named."""
         if unit == "record":
             return self.records
         if self.patients is None:
@@ -53,10 +53,10 @@ class DataFile:
 
 
 def read_by_process(path: Path) -> Mapping[str, Any]:
-    """Read a data file by the site's own code in a process of its own. Raises SiteError with that one's line."""
+    """Read a data file with the site's own code in a separate process. Raises SiteError with its error line."""
     command = [sys.executable, "-P", "-c", READ, str(ROOT), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not done.stdout:  # where SIGCHLD is ignored, as here, the exit code is 0
+    if done.returncode or not done.stdout:  # the exit code is 0 if SIGCHLD is ignored, as here
         line = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise SiteError(f"its data file cannot be counted: {line}")
     found: Mapping[str, Any] = json.loads(done.stdout)
@@ -64,9 +64,9 @@ def read_by_process(path: Path) -> Mapping[str, Any]:
 
 
 def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = read_by_process) -> DataFile:
-    """The version of the data file with this SHA-256; read where it is a new one.
+    """Return the version of the data file with this SHA-256; a new one is read and noted.
 
-    Raises OSError or SiteError where it cannot be read, or noted.
+    Raises OSError or SiteError if it cannot be read, or noted.
     """
     folder = state / FOLDER / "data"
     if not (folder / f"{sha256}.json").exists():
@@ -88,7 +88,7 @@ def data_file(state: Path, sha256: str, silo: str, path: Path, read: Reader = re
 
 
 def samples_in(file: Path) -> list[str]:
-    """The digests of an earlier version's samples. Raises SiteError where they are missing, or not those noted."""
+    """Return the digests of an earlier version's samples. Raises SiteError if they are missing or changed."""
     try:
         text, note = file.read_text(), file.with_suffix(".json")
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def samples_in(file: Path) -> list[str]:
 
 
 def noted(state: Path, sha256: str) -> DataFile:
-    """The version as it was noted. Raises SiteError where that is missing or damaged."""
+    """Return a version from its note. Raises SiteError if the note is missing or damaged."""
     file = state / FOLDER / "data" / f"{sha256}.json"
     try:
         text = file.read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def noted(state: Path, sha256: str) -> DataFile:
 
 
 def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
-    """The charged versions of the data file, by SHA-256, that are about the same people as ``own``."""
+    """Return the charged versions of the data file, by SHA-256, that are about the same people as ``own``."""
     every = {**charged, own.sha256: own}
     found, new = set[str](), {own.sha256}
     while new:
@@ -132,7 +132,7 @@ def cohort_of(own: DataFile, charged: Mapping[str, DataFile]) -> set[str]:
 
 
 def label(state: Path, versions: set[str]) -> str:
-    """How a cohort is called: what its files declare, or the silo."""
+    """Return a cohort's name: what its files declare, or the silo."""
     files = [noted(state, sha256) for sha256 in sorted(versions)]
     declared = sorted({file.cohort for file in files if file.cohort})
     return " + ".join(declared or sorted({file.silo for file in files}))

@@ -1,13 +1,13 @@
-"""The ledger of what differential privacy has cost at this site: a chain of lines, as the audit log is.
+"""The ledger of what differential privacy has cost at this site: a hash chain of lines, like the audit log.
 
     STATE_DIR/budget/budget-000001.jsonl ...    a line per charge, and per reply that left
     STATE_DIR/budget/head.json                  number and hash of the last line
 
-A training message is charged before it is trained for, so also where its process is killed. The same message of the
-same Flower run costs nothing again, at the same cost and as long as its reply has the same bits: a reply with other
-bits is another release of the same data, and is charged before it leaves. A resumed run is another Flower run: it pays
-again. A ledger that is damaged, or shorter than it was, allows nothing. What is charged is this site's own account
-(`accounting.py`), against the rules ``epsilon`` and ``delta``.
+A training message is charged before the training, so it also counts if its process is killed. The same message of the
+same Flower run is free when repeated, as long as its cost and the bits of its reply are the same. A reply with other
+bits is another release of the same data, and is charged before it leaves. A resumed run is another Flower run, and is
+charged again. If a ledger is damaged, or shorter than before, nothing is allowed. The charges are computed by this
+site (`accounting.py`) and compared with the rules ``epsilon`` and ``delta``.
 
 Standard library only, as in trust/policy.py.
 """
@@ -32,7 +32,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Release:
-    """A training message, and what it costs. ``key``: equal for a message that is repeated, see `release.key_of`."""
+    """A training message and its cost. ``key``: equal for repetitions of a message, see `release.key_of`."""
 
     key: str
     silo: str
@@ -63,7 +63,7 @@ class Ledger(Chain):
         self.state = state
 
     def lines(self) -> Sequence[Line]:
-        """All lines. Raises SiteError where one is changed or missing."""
+        """Return all lines. Raises SiteError if one is changed or missing."""
         if read_head(self.folder) is None and not any(self.folder.glob(f"{self.kind}-*.jsonl")):
             return []
         found = self.verify()
@@ -72,10 +72,10 @@ class Ledger(Chain):
         return found.entries
 
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
-        """Charge a message, unless it is one that was charged before at the same cost.
+        """Charge a message, unless it was charged before at the same cost.
 
-        ``attended``: the rounds of this run that the server has had of this silo; a ledger with fewer is an old copy.
-        Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
+        ``attended``: the rounds of this run in which the server has had a reply; a ledger with fewer is an old copy.
+        Raises SiteError if the budget does not allow it, OSError if it cannot be written.
         """
         with self.held():
             lines = self.lines()
@@ -90,11 +90,10 @@ class Ledger(Chain):
             return self._charge(lines, release, policy)
 
     def note_reply(self, release: Release, reply: str, policy: Policy) -> Spent:
-        """Note the digest of a reply before it leaves; charge it where another one left for the same message.
+        """Note the digest of a reply before it leaves; charge it if another reply left for the same message.
 
-        Only charges of the same cost pay for it.
-
-        Raises SiteError where the budget does not allow it, OSError where it cannot be written down.
+        Only charges of the same cost cover it. Raises SiteError if the budget does not allow it, OSError if it cannot
+        be written.
         """
         with self.held():
             lines = self.lines()
@@ -110,7 +109,7 @@ class Ledger(Chain):
             return spent
 
     def _charge(self, lines: Sequence[Line], release: Release, policy: Policy) -> Spent:
-        """Write a charge down, if the budget allows it. The ledger is held."""
+        """Write a charge, if the budget allows it. The caller holds the ledger's lock."""
         of_cohort, new = self.of_cohort(lines, release.data), {**release.cost.fields, "data": release.data.sha256}
         delta = delta_of([*of_cohort, new], policy)
         before, after = epsilon_of(of_cohort, delta), epsilon_of([*of_cohort, new], delta)
@@ -131,9 +130,9 @@ class Ledger(Chain):
         return Spent(total, total, delta)
 
     def of_cohort(self, lines: Sequence[Line], data: DataFile) -> list[Line]:
-        """The charges of the people that a data file is about.
+        """Return the charges of the people that a data file is about.
 
-        Raises SiteError where the note of a charged version is missing or changed: what it was about is not known.
+        Raises SiteError if the note of a charged version is missing or changed, since its people are then unknown.
         """
         files = {name: noted(self.state, name) for name in {line["data"] for line in charges(lines)}}
         for line in charges(lines):
@@ -153,7 +152,7 @@ def charges(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def pays_for(line: Line, release: Release) -> bool:
-    """Whether a charge is of this message, these data and this cost."""
+    """Return whether a charge is for this message, these data and this cost."""
     wanted = {**release.cost.fields, "message": release.key, "data": release.data.sha256}
     return wanted.items() <= line.items()
 
@@ -163,5 +162,5 @@ def is_of_run(line: Line, release: Release) -> bool:
 
 
 def delta_of(of_cohort: Iterable[Line], policy: Policy) -> float:
-    """The delta at which a cohort's budget is counted: the policy's, or what its largest version gives."""
+    """Return the delta for a cohort's budget: the policy's, or the default for its largest version."""
     return policy.delta or default_delta(max((int(line["units"]) for line in of_cohort), default=0))

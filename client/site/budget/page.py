@@ -1,4 +1,4 @@
-"""`silofl budget STATE_DIR`: what differential privacy has cost the people in a site's data, and what is left."""
+"""`silofl budget STATE_DIR`: the cost of differential privacy for the people in a site's data, and what is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partitions.common.names import escaped
 
 
 def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
-    """Each cohort of a state directory with what it has spent. Raises SiteError where the ledger is not whole."""
+    """Return each cohort of a state directory with what it has spent. Raises SiteError if the ledger is damaged."""
     ledger = Ledger(state)
     lines = ledger.lines()
     left = {name: noted(state, name) for name in {line["data"] for line in charges(lines)}}
@@ -30,7 +30,7 @@ def budgets(state: Path, policy: Policy) -> list[dict[str, Any]]:
 
 
 def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[str]) -> dict[str, Any]:
-    """One cohort: what it has spent, run by run, and what no epsilon covers."""
+    """Return one cohort's budget: what it has spent, run by run, and what no epsilon covers."""
     own = [line for line in charges(lines) if line["data"] in versions]
     delta = delta_of(own, policy)
     runs: dict[tuple[str, str], list[Line]] = {}
@@ -54,7 +54,7 @@ def budget_of(state: Path, policy: Policy, lines: Sequence[Line], versions: set[
 
 
 def uncovered(state: Path, versions: set[str]) -> list[str]:
-    """The runs that have got something of these data without differential privacy, as far as the audit log goes."""
+    """Return the runs that got something of these data without differential privacy, as far as the log goes back."""
     entries = verify(state / "audit").entries
     settings = settings_of(entries)
     runs = (
@@ -68,7 +68,7 @@ def uncovered(state: Path, versions: set[str]) -> list[str]:
 
 
 def is_of_records(sent: Mapping[str, Any]) -> bool:
-    """Whether a record of a reply is computed of patients: a vector, metrics or evidence, sums of columns, a survey."""
+    """Return whether a record of a reply is computed from patients: a vector, metrics, evidence, sums, a survey."""
     keys = {key for key in sent.get("keys", ()) if not key.startswith("seconds.")}
     if sent["name"] == "survey":
         return True
@@ -76,7 +76,7 @@ def is_of_records(sent: Mapping[str, Any]) -> bool:
 
 
 def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> str:
-    """Return the page of these budgets. The server chose some words: what could steer a terminal is escaped."""
+    """Return the page of these budgets. The server chose some texts, so terminal control characters are escaped."""
     lines = [line for one in found for line in _of_cohort(one)]
     if not found:
         lines = [f"{name}: no run with differential privacy has cost anything here", ""]
@@ -86,7 +86,7 @@ def budget_page(found: Sequence[Mapping[str, Any]], name: str, state: Path) -> s
 
 
 def run_page(found: Sequence[Mapping[str, Any]]) -> str:
-    """What a run directory's runs have cost each silo, in words."""
+    """Return a text with the cost of a run directory's runs for each silo."""
     lines = [line for one in found for line in _of_cohort(one)]
     return "\n".join(map(escaped, lines)).rstrip("\n") or "no run here had differential privacy (dp = true)"
 

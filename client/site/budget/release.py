@@ -1,6 +1,6 @@
-"""A training message with differential privacy, before it is answered and before its reply leaves: the ledger's gate.
+"""The budget's gate for training messages with differential privacy: before the answer, and before the reply leaves.
 
-Messages without differential privacy, and evaluations, which train nothing, cost nothing here.
+Messages without differential privacy cost nothing here; nor do evaluations, since they do not train.
 
 Standard library only, as in trust/policy.py.
 """
@@ -26,10 +26,10 @@ MOST_TEXT = 100  # characters of the server's names in the ledger
 def charge(
     message: Any, context: Any, policy: Policy, sha256: str, state: Path, *, read: Reader = read_by_process
 ) -> dict[str, Any] | None:
-    """Charge a message's cost to its cohort; return what `note_reply` needs of it, None where it costs nothing.
+    """Charge a message's cost to its cohort; return what `note_reply` needs of it, None if it costs nothing.
 
-    ``sha256``: that of the silo's data file; ``state``: the folder that the ledger is in. Raises PolicyRefusedError,
-    one line, where the budget does not allow it or nothing can be charged.
+    ``sha256``: of the silo's data file; ``state``: the folder of the ledger. Raises PolicyRefusedError, one line, if
+    the budget does not allow it, or if nothing can be charged.
     """
     node, run = context.node_config, context.run_config
     if message.metadata.message_type.partition(".")[0] != "train" or not is_private(run):
@@ -62,9 +62,9 @@ def charge(
 
 
 def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
-    """Note a reply before it leaves; return what was spent before its message was charged, and what is after it.
+    """Note a reply before it leaves; return what was spent before its message was charged, and after it.
 
-    Raises SiteError where it is another one than left before, and costs too much.
+    Raises SiteError if the reply differs from the one that left before, and costs too much.
     """
     release = Release(
         **{key: charged[key] for key in ("key", "silo", "run_id", "run", "round")},
@@ -76,10 +76,10 @@ def note_reply(reply: Any, charged: Mapping[str, Any], state: Path) -> Spent:
 
 
 def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:
-    """Return what is equal for a message that is repeated, and for no other.
+    """Return a key that is equal for repetitions of a message, and differs for any other.
 
-    It binds all that the cost and the released numbers depend on: Flower's own number of the run, every setting with
-    its type, the whole message (the run and round that it tells are in it), the data file, and the cost.
+    It covers all that the cost and the released numbers depend on: Flower's own number of the run, every setting with
+    its type, the whole message (with its run and round), the data file, and the cost.
     """
     run = int(context.run_id), sorted(context.run_config.items())
     asked = message.metadata.message_type, _arrays(message), _values(message)
@@ -87,25 +87,25 @@ def key_of(message: Any, context: Any, sha256: str, cost: Cost) -> str:
 
 
 def content_of(reply: Any) -> str:
-    """The SHA-256 of a reply's arrays and of the method's numbers in it."""
+    """Return the SHA-256 of a reply's arrays and of the method's numbers in it."""
     numbers = [(key, value) for key, value in sorted(config_of(reply).items()) if key.startswith("number.")]
     return digest(repr((_arrays(reply), numbers)).encode())
 
 
 def whole(value: object) -> int:
-    """A whole number of a message; 0 for anything else."""
+    """Return an integer of a message; 0 for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def config_of(message: Any) -> dict[str, Any]:
-    """Return the config that travels with a message's payload; empty where it has none."""
+    """Return the config in a message's payload; empty if there is none."""
     if not message.has_content():
         return {}
     return dict(message.content.config_records.get("config", {}))
 
 
 def _arrays(message: Any) -> list[tuple[object, ...]]:
-    """Every array of a message: its place, type, shape and SHA-256."""
+    """Return every array of a message: its place, type, shape and SHA-256."""
     if not message.has_content():
         return []
     return [
@@ -116,7 +116,7 @@ def _arrays(message: Any) -> list[tuple[object, ...]]:
 
 
 def _values(message: Any) -> list[tuple[object, ...]]:
-    """Every other value of a message, by its record."""
+    """Return every other value of a message, by its record."""
     if not message.has_content():
         return []
     content = message.content

@@ -1,7 +1,7 @@
-"""What differential privacy has cost in a run so far, as a reply tells the server.
+"""The cost of differential privacy in a run so far, as sent to the server in a reply.
 
-Of a deployed silo it is what the site's ledger has of the run, with rounds that were repeated. In a simulation, and of
-public data, which have no ledger, it is what the silo's state has.
+For a deployed silo it comes from the site's ledger of the run, including repeated rounds. A simulation, and public
+data, have no ledger: it comes from the silo's state.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from typing import Any
 from .accounting import epsilon_of
 from .ledger import Ledger, Line, charges
 
-KEPT = "privacy"  # in the numbers of a silo's state: noise, rate and steps of each kind of release in this run
+KEPT = "privacy"  # in a silo's state: noise, rate and steps of each kind of release in this run
 
 
 def add_cost(plan: Any, numbers: dict[str, Any], ledger: Path | None, run_id: str, silo: str) -> dict[str, float]:
-    """Add a round's steps (``plan``) to those of the silo's state (``numbers``); return what the run has cost.
+    """Add a round's steps (``plan``) to those of the silo's state (``numbers``); return the run's cost so far.
 
-    ``ledger``: the folder that it is in; None: there is none.
+    ``ledger``: the ledger's folder; None if there is none.
     """
     kept = {(one["noise"], one["rate"]): int(one["steps"]) for one in numbers.get(KEPT, ())}
     kind = plan.noise_multiplier, plan.sample_rate
@@ -29,5 +29,5 @@ def add_cost(plan: Any, numbers: dict[str, Any], ledger: Path | None, run_id: st
 
 
 def in_ledger(state: Path, run_id: str, silo: str) -> Sequence[Line]:
-    """The charges of a run."""
+    """Return the charges of a run."""
     return [line for line in charges(Ledger(state).lines()) if (line["run-id"], line["silo"]) == (run_id, silo)]

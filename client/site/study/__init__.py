@@ -1,1 +1,1 @@
-"""Studies: what a research committee approved, as a file, and what of a run lies within it."""
+"""Studies: protocols that a research committee approved, as files, and the checks that a run stays within one."""

@@ -1,8 +1,7 @@
-"""What a hospital has answered in a study, over all its runs, against the study's limits: kept in its state directory.
+"""A hospital's use of a study's limits, over all its runs, kept in its state directory.
 
-A message counts before it is answered and bytes before they leave, so also where the process is killed. Approving a
-study again, or a new version of it under its name, starts no count anew.
-
+A message counts before it is answered, and bytes count before they leave, so both also count if the process is killed.
+Approving a study again, or a new version of it under its name, does not reset the counts.
 Standard library only, as in trust/policy.py.
 """
 
@@ -20,12 +19,12 @@ COUNTED = {"train": "rounds", "evaluate": "evaluations", "query": "queries"}  # 
 
 
 def folder(name: str) -> str:
-    """A study's folder in the state directory."""
+    """Return a study's folder in the state directory."""
     return f"studies/{name}"
 
 
 def count_message(study: Study, state: str, silo: str, run: str, kind: str, day: str) -> str:
-    """Note a message of this study to this silo; why it may not have one more, or nothing."""
+    """Note a message of this study to this silo; return why it is not allowed, or an empty text."""
     limits = asdict(study.limits)
 
     def entry(lines: list[list[str]]) -> tuple[str, str]:
@@ -50,7 +49,7 @@ def used(lines: list[list[str]], silo: str) -> dict[str, int]:
 
 
 def charge_bytes(study: Mapping[str, Any], state: Path, size: int) -> None:
-    """Note the bytes of a reply. Raises SiteError where the study allows no more, or they cannot be counted.
+    """Note the bytes of a reply. Raises SiteError if the study allows no more, or if they cannot be counted.
 
     ``study``: name, and the limit ``bytes``.
     """
@@ -68,7 +67,7 @@ def charge_bytes(study: Mapping[str, Any], state: Path, size: int) -> None:
 
 
 def budget_of(study: Mapping[str, Any], state: Path, silo: str, size: int) -> tuple[dict[str, float], dict[str, float]]:
-    """What this silo had used of each limit before its last message, and with it; its reply has ``size`` bytes.
+    """Return this silo's use of each limit without its last message, and with it; its reply has ``size`` bytes.
 
     A silo answers one message at a time, and each counts before its reply.
     """
@@ -79,7 +78,7 @@ def budget_of(study: Mapping[str, Any], state: Path, silo: str, size: int) -> tu
 
 
 def used_up(state: Path, study: Study, silo: str = "") -> dict[str, int]:
-    """What has been used of each limit; of all silos of this state directory, where none is named."""
+    """Return the use of each limit; the largest of all silos in this state directory, if ``silo`` is empty."""
     lines = _lines(state / folder(study.name) / MESSAGES)
     silos = {" ".join(words[3:]) for words in lines} if not silo else {silo}
     found = dict.fromkeys(Limits.__dataclass_fields__, 0)

@@ -1,8 +1,8 @@
 """The studies that this site has approved: kept in its state directory, one folder each.
 
     STATE_DIR/studies/NAME/study.toml       the file, as it was approved
-    STATE_DIR/studies/NAME/approval.json    who approved it, when, its digest, who signed it, what was warned of
-    STATE_DIR/studies/NAME/revoked.json     who ended it, and when; not there while it holds
+    STATE_DIR/studies/NAME/approval.json    who approved it, when, its digest, its signer, the warnings shown
+    STATE_DIR/studies/NAME/revoked.json     who ended it, and when; missing while the approval holds
 
 Standard library only, as in trust/policy.py.
 """
@@ -32,14 +32,14 @@ class Approved:
     study: Study
     by: str
     when: str
-    signer: str  # the fingerprint of who signed it; empty: it is unsigned
+    signer: str  # the signer's fingerprint; empty: unsigned
     revoked: str = ""  # when it was ended; empty: it holds
 
 
 def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> Study | None:
-    """The approved study that a run names; None where it names none and needs none.
+    """Return the approved study that a run names; None if it names none and needs none.
 
-    Raises SiteError, one line, where the policy wants one, or the one that is named is not approved here.
+    Raises SiteError, one line, if the policy requires a study, or if the named one is not approved here.
     """
     name = str(run.get("study") or "")
     if not name and policy.studies != REQUIRED:
@@ -55,9 +55,9 @@ def study_for(policy: Policy, state: Any, run: Mapping[str, Any]) -> Study | Non
 
 
 def find(state: Path, name: str) -> Approved | None:
-    """The study of this name; None where it was never approved here.
+    """Return the study of this name; None if it was never approved here.
 
-    Raises SiteError where its files cannot be read, or are not those that were approved.
+    Raises SiteError if its files cannot be read, or differ from the approved ones.
     """
     place = state / folder(name)
     if Path(name).name != name or not (place / APPROVAL).is_file():
@@ -77,15 +77,15 @@ def find(state: Path, name: str) -> Approved | None:
 
 
 def approved(state: Path) -> list[Approved]:
-    """All studies of this site, by name. Raises SiteError where one cannot be read."""
+    """Return all studies of this site, by name. Raises SiteError if one cannot be read."""
     names = sorted(path.parent.name for path in (state / "studies").glob(f"*/{APPROVAL}"))
     return [one for name in names if (one := find(state, name))]
 
 
 def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: Iterable[str]) -> Study:
-    """Keep a study as approved, once that is in the audit log. Raises SiteError, OSError.
+    """Store a study as approved, after writing the approval to the audit log. Raises SiteError, OSError.
 
-    Another version of one that holds is refused: it is revoked first, so that somebody decides.
+    Another version of a study that holds is refused: a person has to revoke that one first.
     """
     study = parse_study(text, STUDY)
     before = find(state, study.name)
@@ -105,7 +105,7 @@ def approve(state: Path, silo: str, text: str, by: str, signer: str, warnings: I
 
 
 def revoke(state: Path, silo: str, name: str, by: str) -> None:
-    """End a study at once: its next message is refused. Raises SiteError where there is none of this name."""
+    """End a study at once: its next message is refused. Raises SiteError if there is none of this name."""
     place = state / folder(name)
     if Path(name).name != name or not (place / APPROVAL).is_file():
         raise SiteError(f"no study {name[:80]!r} is approved here; `silofl studies` lists them")

@@ -1,4 +1,4 @@
-"""What is known to be dangerous in a study, with the attack that it opens: shown before somebody approves it."""
+"""Known dangers of a study, each with the attack that it allows: shown before a person approves the study."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,22 @@ from client.site.trust.run_config import number, owner
 from partitions.common.errors import DataError
 
 SMALL_BATCH = 32  # samples: below it, published attacks rebuild single records from one gradient
-LARGE_SHARE = 0.01  # of a model that one step may replace
-SLOW = 0.01  # a learning rate below it leaves a model where it was, and all its gradients alike
+LARGE_SHARE = 0.01  # of a model, replaced by one step
+SLOW = 0.01  # a smaller learning rate barely moves a model, so all its gradients are alike
 MANY_EVALUATIONS = 50
-NEAR = 0.25  # lengths: the red team's imprints within it read no record (tests/client/test_redteam.py)
+NEAR = 0.25  # relative distance: the red team's imprints within it recover no record (tests/client/test_redteam.py)
 PARALLEL, SHARE, ROWS = (
     0.99,
     0.5,
     8,
-)  # cosine between rows, share of them, and rows, from which on a layer is an imprint
+)  # a layer is an imprint from this cosine between rows, share of such rows, and number of rows on
 SMALL_COHORT = 200  # training samples
 
 
 def dangers(study: Study, policy: Policy, earlier: Sequence[Approved] = (), samples: int | None = None) -> list[str]:
-    """Return a line for each danger: what it is, and the attack.
+    """Return a line for each danger, with its attack.
 
-    ``earlier``: the studies that this site approved before; ``samples``: its training samples, where they are known.
+    ``earlier``: studies that this site approved before; ``samples``: its training samples, if known.
     """
     return [*_of_settings(study, policy), *_of_queries(study, policy), *_of_people(study, earlier, samples)]
 
@@ -134,10 +134,10 @@ def _of_people(study: Study, earlier: Sequence[Approved], samples: int | None) -
 
 
 def of_weights(file: Path, wanted: str) -> list[str]:
-    """Return a line for each layer of a file of initial weights that is made like an imprint.
+    """Return a line for each layer of a file of initial weights that is built like an imprint.
 
-    Its rows are one direction, up to their length, so that their biases sort records into bins (Fowl et al. 2022).
-    ``wanted``: the file's SHA-256 in the study. Raises DataError for another file.
+    In an imprint the rows have one direction and differ in length, so the biases sort records into bins (Fowl et al.
+    2022). ``wanted``: the file's SHA-256 in the study. Raises DataError for another file.
     """
     content = file.read_bytes()
     if (own := hashlib.sha256(content).hexdigest()) != wanted:
@@ -167,13 +167,13 @@ def is_imprint(tensor: np.ndarray) -> bool:
 
 
 def relevant(study: Study) -> Iterator[str]:
-    """The settings that the study's methods read, common ones included."""
+    """Yield the settings that the study's methods read, common ones included."""
     owners = {"", "dp", *study.methods}
     return (key for key in DEFAULTS if owner(key) in owners)
 
 
 def values(study: Study, key: str) -> list[Any]:
-    """What a setting may be; of a range its ends."""
+    """Return the values that a setting may have; the ends of a range."""
     allowed = study.settings.get(key, DEFAULTS[key])
     if isinstance(allowed, dict):
         return [allowed["min"], allowed["max"]]

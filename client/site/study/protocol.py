@@ -9,10 +9,10 @@
     batch-size = 32                                 # this and no other
 
 A setting that the protocol does not list has silofl's default (`trust/methods.py`); a run with another value is outside
-the study. Settings that change nothing at a hospital are free (:data:`FREE`). The consortium's signature stands behind
+the study. Settings that do not affect a hospital's training are free (:data:`FREE`). The consortium's signature follows
 the protocol, in a table of its own (`signature.py`).
 
-Standard library only, as in trust/policy.py: a message is checked in the site's own process, before the app is loaded.
+Standard library only, as in trust/policy.py: the site's own process checks a message before the app is loaded.
 """
 
 import hashlib
@@ -31,10 +31,10 @@ from ..trust.policy import EVIDENCE, METRICS, SCORE, Policy, shown
 from ..trust.run_config import number, of_method, owner, plain
 
 KIND = "silofl study 1"
-SIGNATURE = "\n[signature]\n"  # what the consortium's signature begins with, behind the protocol
+SIGNATURE = "\n[signature]\n"  # start of the consortium's signature, after the protocol
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 SUM = re.compile(r"[0-9a-f]{64}")
-# Settings of the server, of a simulation, or of the machine: no hospital trains differently for them.
+# Settings of the server, of a simulation, or of the machine: they do not change how a hospital trains.
 FREE = frozenset(
     (
         *("study", "out", "resume", "checkpoint-every", "threads", "device", "vectorize", "data-dir", "dataset"),
@@ -54,7 +54,7 @@ MOST = 2**53
 
 @dataclass(frozen=True)
 class Limits:
-    """What one hospital answers in the whole study, over all its runs."""
+    """The most that one hospital answers in the whole study, over all its runs."""
 
     runs: int = field(metadata={"help": "runs"})
     rounds: int = field(metadata={"help": "training messages"})
@@ -67,18 +67,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Study:
-    """A protocol that was read. ``settings``: key to what it may be, as TOML has it."""
+    """A parsed protocol. ``settings``: the allowed values by key, as in TOML."""
 
     name: str
     purpose: str
     contact: str
     results: str  # who may see them
-    retention: str  # how long who keeps what
+    retention: str  # who keeps what for how long
     start: date
     end: date
-    apps: tuple[str, ...]  # SHA-256 of the app's builds, or of what they hold
+    apps: tuple[str, ...]  # SHA-256 of the app's builds, or of their content
     participants: int  # fewest silos that train in a round
-    step: float  # how far a received model may be from this silo's last one, in lengths of it
+    step: float  # largest distance of a received model from this silo's last one, in lengths of that one
     metrics: tuple[str, ...]
     settings: Mapping[str, Any]
     limits: Limits
@@ -94,7 +94,7 @@ class Study:
 
 
 def body_of(text: str) -> str:
-    """Return the protocol of a file, without the signature."""
+    """Return the protocol in a file's text, without the signature."""
     body = text.rpartition(SIGNATURE)[0] if SIGNATURE in text else text
     return body.rstrip("\n") + "\n"
 
@@ -103,7 +103,7 @@ def body_of(text: str) -> str:
 
 
 def parse_study(text: str, path: str) -> Study:
-    """The study of a file's text. Raises SiteError, one line, that says what does not fit."""
+    """Return the study in a file's text. Raises SiteError, one line, for the first entry that is invalid."""
     body = body_of(text)
     try:
         found = tomllib.loads(body)
@@ -217,7 +217,7 @@ def _settings(path: str, value: Any) -> Mapping[str, Any]:
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Key and value of a table; `[settings.apple] mu = 0.1` is `apple.mu`."""
+    """Yield the key and value of each entry; `[settings.apple] mu = 0.1` is `apple.mu`."""
     for key, value in table.items():
         if isinstance(value, dict) and not value.keys() & {"min", "max"}:
             yield from _flat(value, f"{before}{key}.")
@@ -226,7 +226,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _constraint_fault(allowed: Any, default: Any) -> str:
-    """Return what is wrong with the values that a protocol allows for a setting with this default."""
+    """Return why a protocol's allowed values are invalid for a setting with this default; empty: they are valid."""
     if isinstance(allowed, dict):
         numeric = isinstance(default, int | float) and not isinstance(default, bool)
         low, high = (number(allowed.get(end)) for end in ("min", "max"))
@@ -247,7 +247,7 @@ def _constraint_fault(allowed: Any, default: Any) -> str:
 
 
 def allows(allowed: Any, value: Any) -> bool:
-    """Return whether a setting may have this value, as the app reads it: a number also where it is text."""
+    """Return whether a setting may have this value, parsed as the app does: a number also from text."""
     if isinstance(allowed, dict):
         found = number(value)
         return found is not None and allowed["min"] <= found <= allowed["max"]
@@ -262,7 +262,7 @@ def _same(wanted: Any, value: Any) -> bool:
 
 
 def words(allowed: Any) -> str:
-    """What a setting may be, in words."""
+    """Return a setting's allowed values, in words."""
     if isinstance(allowed, dict):
         return f"{allowed['min']} to {allowed['max']}"
     if isinstance(allowed, list):
@@ -271,7 +271,7 @@ def words(allowed: Any) -> str:
 
 
 def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
-    """Return which of a run's settings are outside the study; one that no message names is unknown here, so outside."""
+    """Return which of a run's settings are outside the study; a setting that is unknown here is outside."""
     faults = []
     asked = {key: value for key, value in run.items() if owner(key) not in METHODS or key in of_method(run)}
     for key, value in asked.items():
@@ -300,7 +300,7 @@ def message_faults(
     """Return why a message is outside a study, one line each.
 
     ``run``: the run's settings; ``kind``: train, evaluate or query; ``sent``: the config of the message; ``app``: the
-    sums of the app's build, empty where another process has compared them; ``silo``: whom it asks.
+    sums of the app's build, empty if another process has compared them; ``silo``: the name of the silo.
     """
     faults = []
     if today < study.start:
@@ -324,10 +324,10 @@ def message_faults(
 def round_fault(
     study: Study, run: Mapping[str, Any], kind: str, sent: Mapping[str, Any], *, newcomer: bool = False
 ) -> list[str]:
-    """Return what is wrong with the number of a message's round: training has 1 to `rounds`.
+    """Return why the number of a message's round is invalid: training has 1 to `rounds`.
 
-    A run evaluates without training once, behind its last round; that may be an earlier one with `patience`. A held-out
-    hospital is evaluated with what it would have got in the reported round (``newcomer``). A run of given models
+    A run evaluates without training once, after its last round; with `patience` that may be an earlier one. A held-out
+    hospital is evaluated with what it would have received in the reported round (``newcomer``). A run of given models
     (strategy = evaluate) trains in none of its rounds, and evaluates in each.
     """
     rounds, this = number(run.get("rounds")) or 0, number(sent.get("round"))
@@ -346,6 +346,6 @@ def round_fault(
 
 
 def narrowed(policy: Policy, study: Study) -> Policy:
-    """The stricter of policy and study, where both have a rule: fewest silos, and metrics that may leave."""
+    """Return the stricter of policy and study where both have a rule: fewest silos, and metrics that may leave."""
     metrics = tuple(metric for metric in policy.metrics if metric in study.metrics)
     return replace(policy, metrics=metrics, min_silos=max(policy.min_silos, study.participants))

@@ -1,10 +1,10 @@
-"""The consortium's signature over a study's protocol: Ed25519, by the key that signs its bundles.
+"""The consortium's signature over a study's protocol: Ed25519, with the key that signs its bundles.
 
     [signature]
     public-key = "PEM"
     signature = "BASE64"
 
-It stands behind the protocol in the same file, and is over the protocol byte for byte, up to the empty line before it.
+It follows the protocol in the same file, and covers the protocol byte for byte, up to the empty line before it.
 """
 
 import base64
@@ -23,7 +23,7 @@ from partitions.common.errors import DataError
 
 
 def signed(text: str, key: Ed25519PrivateKey) -> str:
-    """Return the file of a protocol with this key's signature, in place of the one that it may have."""
+    """Return a protocol's file with this key's signature; an existing signature is replaced."""
     body = body_of(text)
     signature = base64.b64encode(key.sign(_message(body))).decode()
     table = {"public-key": public_pem(key).decode(), "signature": signature}
@@ -31,7 +31,7 @@ def signed(text: str, key: Ed25519PrivateKey) -> str:
 
 
 def signer_of(text: str) -> str:
-    """The fingerprint of who signed a study; empty: it is unsigned. Raises DataError where the signature is wrong."""
+    """Return the fingerprint of a study's signer; empty if unsigned. Raises DataError if the signature is wrong."""
     if SIGNATURE not in text:
         return ""
     try:
@@ -53,5 +53,5 @@ def signer_of(text: str) -> str:
 
 
 def _message(body: str) -> bytes:
-    """Return the bytes that are signed: a text of another kind cannot pass for a study."""
+    """Return the bytes to sign; their prefix keeps other kinds of text from passing as a study."""
     return f"{KIND}\0{body}".encode()
