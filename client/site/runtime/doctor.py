@@ -1,6 +1,6 @@
-"""The site's half of `silofl doctor`: whether this silo can reach its server and train, and if not, what to mend.
+"""The site's half of `silofl doctor`: checks that this silo can reach its server and train, each with a fix.
 
-Checks build on each other; where one fails, those that need it are left out.
+Checks build on each other; if one fails, those that depend on it are skipped.
 """
 
 import errno
@@ -27,19 +27,19 @@ from partitions.silo_file import Check, check_silo_file
 TIMEOUT_SECONDS = 5.0
 WARN_DAYS = 30
 OPERATOR = "ask the server's operator"
-TRANSIENT = ("name resolution", "port")  # a network or a server that is down for now; the rest somebody has to mend
-CLOCK = "clock"  # what is amiss until somebody, or NTP, sets it: a silo that has been in waits for that
+TRANSIENT = ("name resolution", "port")  # a network or a server that is down for now; a person must fix the others
+CLOCK = "clock"  # wrong until a person, or NTP, sets it: a silo that was online before waits for that
 SET_IT = f"set it (NTP), or {OPERATOR} to set theirs: it may be 5 s ahead and 5 min behind"
 HOUR = 3600
-FURTHEST = 25 * HOUR  # a clock that is off further is not looked for
-TIMESTAMP = "timestamp"  # in what it says of a clock that it does not take: "Invalid timestamp"
-HALF_WINDOW = 150  # Flower (1.39) takes signed times from 305 s before its own to 5 s after it
+FURTHEST = 25 * HOUR  # the largest clock error that is searched
+TIMESTAMP = "timestamp"  # in Flower's error for a wrong clock: "Invalid timestamp"
+HALF_WINDOW = 150  # Flower (1.39) accepts signed times from 305 s before its own to 5 s after it
 # OpenSSL's reasons for refusing a certificate (X509_V_ERR_...).
 NOT_YET_VALID, EXPIRED, WRONG_NAME, WRONG_ADDRESS = 9, 10, 62, 64
 
 
 def site_checks(site: Site) -> list[Check]:
-    """All checks of a site, in the order in which they are best mended."""
+    """Run all checks of a site, in the best order for fixing them."""
     checks = [
         version_check(site),
         *data_checks(site.data, site.schema),
@@ -51,7 +51,7 @@ def site_checks(site: Site) -> list[Check]:
 
 
 def table(checks: Iterable[Check]) -> str:
-    """The checks as lines: `ok` or `FAIL`, name, what was seen; under a failure its fix."""
+    """Return the checks as lines: `ok` or `FAIL`, name, detail; under a failure its fix."""
     lines = []
     for check in checks:
         lines.append(f"{'ok  ' if check.ok else 'FAIL'}  {check.name}: {' '.join(check.detail.split())}")
@@ -61,12 +61,12 @@ def table(checks: Iterable[Check]) -> str:
 
 
 def first_failure(checks: Iterable[Check]) -> Check | None:
-    """The first check that failed; None if there is none."""
+    """Return the first check that failed; None if there is none."""
     return next((check for check in checks if not check.ok), None)
 
 
 def one_line(check: Check) -> str:
-    """A failure and its fix in one line."""
+    """Return a failure and its fix in one line."""
     return f"{check.name}: {' '.join(check.detail.split())}; {check.fix}"
 
 
@@ -74,7 +74,7 @@ def one_line(check: Check) -> str:
 
 
 def version_check(site: Site) -> Check:
-    """Flower's version here and at the server: another minor version speaks another protocol."""
+    """Compare Flower's version here and at the server: another minor version has another protocol."""
     here = metadata.version("flwr")
     if not site.flwr:
         return Check("versions", True, f"flwr {here}; the server's is not known")
@@ -84,8 +84,9 @@ def version_check(site: Site) -> Check:
 
 
 def data_checks(path: Path, schema: Path | None = None) -> list[Check]:
-    """The silo's data file, as `silofl check-data` checks it, and its schema beside that of the file `schema`, if there
-    is one. An empty mount gets a check of its own.
+    """Check the silo's data file as `silofl check-data` does, and its schema against the file `schema`, if any.
+
+    An empty mount has a check of its own.
     """
     if path.is_dir():
         fix = "name the .npz file itself; in a container SILOFL_DATA names a file of the host"
@@ -114,7 +115,7 @@ def _owner(path: Path) -> str:
 
 
 def state_checks(path: Path) -> list[Check]:
-    """Return whether models and state can be written."""
+    """Check that models and state can be written."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=path) as file:
@@ -128,7 +129,7 @@ def state_checks(path: Path) -> list[Check]:
 
 
 def device_check(device: str) -> Check:
-    """Return whether PyTorch sees the silo's device."""
+    """Check that PyTorch finds the silo's device."""
     if device == "cpu":
         return Check("device", True, "cpu")
     import torch
@@ -146,7 +147,7 @@ def device_check(device: str) -> Check:
 
 
 def pin_checks(allowed_apps: str) -> list[Check]:
-    """The apps that this site runs."""
+    """Report the apps that this site runs."""
     if not allowed_apps:
         return [Check("allowed apps", True, "not pinned: this site runs whatever the server's operator submits")]
     try:
@@ -158,7 +159,7 @@ def pin_checks(allowed_apps: str) -> list[Check]:
 
 
 def policy_check(where: str) -> Check:
-    """Check the policy that this site has."""
+    """Check the policy of this site."""
     try:
         policy = read_policy(where)
     except ValueError as error:
@@ -172,7 +173,7 @@ def policy_check(where: str) -> Check:
 
 
 def study_checks(site: Site) -> list[Check]:
-    """Say which studies this site has approved, where its policy wants one: without it, no run is answered."""
+    """Report the approved studies if the site's policy requires one: without any, every run is refused."""
     try:
         if read_policy(site.policy).studies != REQUIRED:
             return []
@@ -183,11 +184,11 @@ def study_checks(site: Site) -> list[Check]:
     return [Check("studies", True, f"approved: {', '.join(names)}" if names else none)]
 
 
-# --- the way to the server --------------------------------------------------------------------------------
+# --- the connection to the server -------------------------------------------------------------------------
 
 
 def connection_checks(site: Site) -> list[Check]:
-    """Name, port, certificate and key, each only if the one before is right."""
+    """Check name, port, certificate and key, each only if the one before is correct."""
     host, port, fault = split_address(site.server)
     if fault:
         return [fault]
@@ -202,7 +203,7 @@ def connection_checks(site: Site) -> list[Check]:
 
 
 def split_address(server: str) -> tuple[str, int, Check | None]:
-    """Host and port of `host:port`, `[::1]:port` included."""
+    """Return host and port of `host:port`, or of `[::1]:port`; and a failed check if it is neither."""
     host, _, port = server.rpartition(":")
     host = host.strip("[]")
     if host and port.isdigit() and 0 < int(port) < 65536:
@@ -212,7 +213,7 @@ def split_address(server: str) -> tuple[str, int, Check | None]:
 
 
 def resolve_check(host: str) -> Check:
-    """Return whether the server's name has an address."""
+    """Check that the server's name has an address."""
     try:
         found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)})
     except OSError as error:
@@ -222,7 +223,7 @@ def resolve_check(host: str) -> Check:
 
 
 def port_check(host: str, port: int) -> Check:
-    """Return whether the server's port accepts connections."""
+    """Check that the server's port accepts connections."""
     where = f"{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=TIMEOUT_SECONDS).close()
@@ -238,7 +239,7 @@ def port_check(host: str, port: int) -> Check:
 
 
 def certificate_checks(host: str, port: int, ca_certificate: Path) -> list[Check]:
-    """The server's certificate: issued by this federation's CA, for this name, valid today."""
+    """Check the server's certificate: issued by this federation's CA, for this name, valid today."""
     try:
         context = ssl.create_default_context(cafile=str(ca_certificate))
     except (OSError, ssl.SSLError) as error:
@@ -285,7 +286,7 @@ def refused_certificate(error: ssl.SSLCertVerificationError, host: str, port: in
 
 
 def _behind(host: str, port: int) -> str:
-    """Return how far this clock is behind at least: silofl's certificates begin an hour before they are made."""
+    """Return by how much this clock is slow at least: silofl's certificates begin an hour before they are made."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:  # this certificate is not verified; only its date is read
@@ -297,10 +298,10 @@ def _behind(host: str, port: int) -> str:
 
 
 def key_checks(site: Site) -> list[Check]:
-    """Return whether the server knows this silo's key, and takes its clock.
+    """Check that this silo's key is registered at the server, and that the server accepts this clock.
 
-    Asks to be activated with a heartbeat interval of 0, which Flower (1.39) refuses only after it has found the
-    key and looked at the time: nothing changes at the server, also while the silo is online.
+    Sends an activation with a heartbeat interval of 0. Flower (1.39) refuses it only after it has verified the key
+    and the time. So nothing changes at the server, even while the silo is online.
     """
     import grpc  # type: ignore[import-untyped]
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -322,7 +323,7 @@ def key_checks(site: Site) -> list[Check]:
     in_flowers_words = internal("FlowerError").from_json
 
     def ask(at: float) -> str:
-        """The server's answer to a call that is signed at this time."""
+        """Return the server's answer to a call that is signed with this time."""
         moment = datetime.fromtimestamp(at, UTC).isoformat()
         names = (headers.PUBLIC_KEY_HEADER, headers.TIMESTAMP_HEADER, headers.SIGNATURE_HEADER)
         signed = tuple(zip(names, (public, moment, sign(key, moment.encode())), strict=True))
@@ -348,9 +349,9 @@ def key_checks(site: Site) -> list[Check]:
 
 
 def clock_check(taken: Callable[[float], bool]) -> Check:
-    """By how much a clock that the server does not take is off: which time, signed, it would have taken.
+    """Report by how much a rejected clock is off, by searching for a signed time that the server accepts.
 
-    Whole half-hours, as of a wrong time zone or day, are tried first.
+    Whole half-hours, typical of a wrong time zone or day, are tried first.
     """
     steps = range(-FURTHEST, FURTHEST + 1, 2 * HALF_WINDOW)
     tried = sorted(steps, key=lambda off: (off % (HOUR // 2) != 0, abs(off)))

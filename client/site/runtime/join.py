@@ -24,13 +24,13 @@ def join(
     allow_older: bool = False,
     echo: Callable[[str], None],
 ) -> int:
-    """Run the silo of a bundle in the foreground until SIGTERM or SIGINT; everything is checked first.
+    """Run the silo of a bundle in the foreground until SIGTERM or SIGINT, after checking everything.
 
-    State, models and logs stay under `site_root()/NAME`. `signed_by` is `check_signed`'s `by`, and
-    `allow_older` its own.
+    State, models and logs stay under `site_root()/NAME`. `signed_by` and `allow_older` are `by` and `allow_older` of
+    `check_signed`.
 
-    Raises UserError: the bundle, its signature, the data, the address, the certificate or the key; or this silo runs
-    already.
+    Raises UserError for a fault in the bundle, its signature, the data, the address, the certificate or the key, or if
+    this silo already runs.
     """
     files = read_bundle(bundle)
     site = site_of(files, Path())
@@ -50,13 +50,13 @@ def join(
         command = supernode_command(site, path=str(shim.with_name("flower-supernode")), port=free_ports(1)[0])
         environment = silo_environment(folder / "flower", scripts=shim.parent, template_socket=folder / "warm.sock")
         environment |= {"SILOFL_ALLOWED_APPS": site.allowed_apps, "SILOFL_POLICY": site.policy}
-        environment |= {"SILOFL_SERVER": site.server}  # who asks, in the audit log
+        environment |= {"SILOFL_SERVER": site.server}  # the sender in the audit log
         return run(site, command, environment, online=folder / "online", echo=echo)
 
 
 @contextmanager
 def only_one(folder: Path, name: str) -> Iterator[None]:
-    """One `join` of a silo on this machine at a time."""
+    """Allow one `join` of a silo on this machine at a time."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(folder / "lock", f"{name} runs on this machine already: a bundle runs in one place at a time"):
         yield

@@ -1,8 +1,8 @@
-"""The one launcher: command lines and environments of Flower's processes, wherever they run.
+"""The command lines and environments of Flower's processes, for every place where they run.
 
-Containers (`server.deploy.compose`, `server.deploy.bundle`), a machine of one's own (`server.deploy.local`), a
-hospital's (`client.site.trust.bundle`) and the tests take them from here; a test holds the images' `ENV` against it.
-Flower's options change between its releases: they stand here, once, and tests hand them to Flower's own parsers.
+Used by containers (`server.deploy.compose`, `server.deploy.bundle`), local federations (`server.deploy.local`),
+hospitals (`client.site.trust.bundle`) and the tests; a test compares the images' `ENV` with it. Flower's options change
+between releases: they are defined only here, and tests parse them with Flower's own parsers.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from partitions.common.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 THIS_MACHINE = (LOOPBACK, "localhost", "::1")
-RUNTIME_PORT = 9094  # of a SuperNode that has the machine, or the container, to itself; Flower's own default
-# For every process of Flower's: nothing is sent to Flower's makers, nothing is installed when a run starts.
+RUNTIME_PORT = 9094  # of a SuperNode alone on its machine or in its container; Flower's own default
+# For every Flower process: no telemetry is sent to Flower's makers, and nothing is installed when a run starts.
 FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-# The starting process's environment overrides these. How often the server's SuperExec asks for a run to start.
+# The starting process's environment overrides these. The interval at which the server's SuperExec polls for a run.
 DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 
@@ -34,7 +34,7 @@ DEFAULTS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
 
 
 def program(name: str) -> str:
-    """The path of a command of the flwr package, the one beside this Python first."""
+    """Return the path of a command of the flwr package, preferring the one beside this Python."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -45,9 +45,9 @@ def program(name: str) -> str:
 def superlink_command(
     path: str, *, ca_certificate: Path, certificate: Path, key: Path, fleet: str, host: str, port: int
 ) -> list[str]:
-    """The command line of a server. `fleet` is where silos come in; Control and Runtime API listen at `host`, `port`.
+    """Return the command line of a server. Silos connect to `fleet`; Control and Runtime API listen at `host`, `port`.
 
-    There is no `--database`: docs/decisions.md says why.
+    There is no `--database`; docs/decisions.md has the reason.
     """
     return [
         path,
@@ -63,7 +63,7 @@ def superlink_command(
 
 
 def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, superlink: int) -> list[str]:
-    """The command line of a server's SuperExec, as the SuperLink with this process number starts it itself."""
+    """Return the command line of a server's SuperExec, as the SuperLink with this process number starts it itself."""
     return [
         path,
         *("--root-certificates", str(ca_certificate)),
@@ -73,7 +73,7 @@ def superexec_command(path: str, *, ca_certificate: Path, host: str, port: int, 
 
 
 def supernode_command(site: Site, *, path: str = "flower-supernode", port: int = RUNTIME_PORT) -> list[str]:
-    """The command line of a silo's SuperNode; `port` is that of its Runtime API on the loopback interface."""
+    """Return the command line of a silo's SuperNode; `port` is for its Runtime API on the loopback interface."""
     return [
         path,
         *("--superlink", site.server),
@@ -86,7 +86,7 @@ def supernode_command(site: Site, *, path: str = "flower-supernode", port: int =
 
 
 def node_config(values: Mapping[str, str]) -> str:
-    """The value of `--node-config`: `key='value'` pairs. Flower's parser knows no escaped quotes."""
+    """Return the value of `--node-config`: `key='value'` pairs. Flower's parser does not support escaped quotes."""
     pairs = []
     for key, value in values.items():
         if "'" not in value:
@@ -98,12 +98,12 @@ def node_config(values: Mapping[str, str]) -> str:
     return " ".join(pairs)
 
 
-# Below those that the kernel gives to outgoing connections: one of these could take a port before its server does.
+# Below the kernel's range for outgoing connections: one of these could take a port before its server does.
 PORTS = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Different free ports, drawn at random. Raises OSError where there are not so many."""
+    """Return different free ports, drawn at random. Raises OSError if there are too few."""
     found: dict[int, None] = {}
     for port in random.sample(PORTS, min(100 * count, len(PORTS))):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def environment(home: Path | None = None, *, scripts: Path | None = None) -> dict[str, str]:
-    """Environment of a process of Flower's, and of all that it starts.
+    """Return the environment of a Flower process and its children.
 
     ``home``: its FLWR_HOME; None: this process's own.
     ``scripts``: the folder of `install_shim`, which goes first on a SuperNode's PATH.
@@ -128,13 +128,13 @@ def environment(home: Path | None = None, *, scripts: Path | None = None) -> dic
     made["PATH"] = os.pathsep.join([*path, os.environ.get("PATH", os.defpath)])
     if home is not None:
         made["FLWR_HOME"] = str(home)
-    for key in ("NO_PROXY", "no_proxy"):  # a site's proxy has no business between two processes of one machine
+    for key in ("NO_PROXY", "no_proxy"):  # processes of one machine must not connect through a site's proxy
         made[key] = ",".join(filter(None, [made.get(key), "localhost", LOOPBACK]))
     return made
 
 
 def silo_environment(home: Path, *, scripts: Path, template_socket: Path, sharing: int = 1) -> dict[str, str]:
-    """Environment of a SuperNode and its children: the template process's socket, this silo's share of the cores.
+    """Return the environment of a SuperNode and its children: the template's socket, this silo's share of the cores.
 
     An empty SILOFL_WARM_SOCKET, and any OMP_NUM_THREADS, of the starting process take precedence.
     """
@@ -145,5 +145,5 @@ def silo_environment(home: Path, *, scripts: Path, template_socket: Path, sharin
 
 
 def threads(sharing: int) -> str:
-    """OMP_NUM_THREADS of one of `sharing` silos on this machine: with all cores each they would mostly wait."""
+    """Return OMP_NUM_THREADS for one of `sharing` silos on this machine; with all cores each, silos would wait."""
     return str(max(1, (os.cpu_count() or 1) // sharing))

@@ -1,16 +1,16 @@
-"""A SuperNode that answers every message it takes, and that message alone.
+"""A wrapper of Flower's SuperNode loop that answers every message it takes, and drops what belongs to none.
 
-Flower's loop (1.39) takes one message at a time, waits for its reply and sends it. In three cases it waits for ever, or
-drops what it has, and the server waits for the silo until the round's time is up:
+Flower's loop (1.39) takes one message at a time, waits for its reply and sends it. In three cases it waits forever or
+drops the reply, and the server waits for the silo until the round's time is up:
 
-* the ClientApp's process ends before it has taken its message: no process makes a reply;
-* it ends while it hands its reply over: the reply is there, a part of it never comes;
+* the ClientApp's process ends before it has taken its message, so no process makes a reply;
+* the process ends while it hands its reply over: the reply exists, but a part of it never comes;
 * a reply does not get through: Flower drops it, though the silo has trained for it.
 
 Here the first two are answered with an error, and a reply is sent up to four times.
 
-In a fourth it keeps what it should drop: of a run that is stopped while a message's parts come, the message stays with
-its task, which would go on in the middle of the next run. Here it is forgotten.
+In a fourth case Flower keeps what it should drop. If a run is stopped while a message's parts arrive, the message stays
+with its task, which would go on in the middle of the next run. Here it is dropped.
 """
 
 import time
@@ -21,16 +21,16 @@ from ..flower import internal
 from .transfers import Transfer, be_patient, echo
 
 GRACE_SECONDS = 2.0  # between a task's end and the error reply; a process hands its reply over before it ends its task
-LOOK_SECONDS = 0.5  # between two looks for the reply: Flower's own, which `supernode.Clock` shortens
+LOOK_SECONDS = 0.5  # poll interval for the reply: Flower's own, which `supernode.Clock` shortens
 PAUSES = (1.0, 5.0, 20.0)  # before the second, third and fourth try
 UNANSWERED = "its ClientApp's process ended without a reply"
 OVER = "its run was over before the whole message had come"
 
 
 def install(start: Callable[[Any], None]) -> None:
-    """Put :func:`pull_message` and :func:`push_messages` into Flower's loop, around its own.
+    """Wrap Flower's functions of the loop in :func:`pull_message` and :func:`push_messages`.
 
-    ``start`` starts the process of a message that has come, of the SuperNode's NodeState.
+    ``start``: called with the SuperNode's NodeState, starts the process of an arrived message.
     """
     loop = internal("supernode_loop")
     pull, push = loop._pull_and_store_message, loop._push_messages
@@ -61,7 +61,7 @@ def install(start: Callable[[Any], None]) -> None:
 
 
 def forget(state: Any, store: Any) -> None:
-    """Drop what is left of a message that was not taken, and end its task."""
+    """Drop the rest of a message that did not arrive whole, and end its task."""
     left = stored(state)
     runs = sorted({message.metadata.run_id for message in left})
     for task in state.get_tasks(run_ids=runs) if runs else ():
@@ -74,7 +74,7 @@ def forget(state: Any, store: Any) -> None:
 def wait_for_reply(
     state: Any, store: Any, sleep: Callable[[float], None], now: Callable[[], float] = time.monotonic
 ) -> None:
-    """Return once a message's whole reply is there: the ClientApp's, or an error where none can come any more.
+    """Return once a message's whole reply is there: the ClientApp's, or an error if none can come any more.
 
     ``state`` is the SuperNode's NodeState, ``store`` its ObjectStore.
     """
@@ -93,28 +93,28 @@ def wait_for_reply(
 
 
 def stored(state: Any) -> list[Any]:
-    """The messages that were taken, and the replies to them."""
+    """Return the messages that were taken, and the replies to them."""
     with state.lock_msg_store:
         return [entry.message for entry in state.msg_store.values()]
 
 
 def replies(state: Any) -> list[Any]:
-    """The replies that wait to be sent."""
+    """Return the replies that are not sent yet."""
     return [message for message in stored(state) if message.metadata.reply_to_message_id]
 
 
 def unanswered(state: Any, store: Any) -> list[Any]:
-    """The messages that were taken and have no whole reply."""
+    """Return the messages that were taken and have no whole reply."""
     answered = {reply.metadata.reply_to_message_id for reply in replies(state) if is_whole(reply, store)}
     messages = [message for message in stored(state) if not message.metadata.reply_to_message_id]
     return [message for message in messages if message.metadata.message_id not in answered]
 
 
 def is_whole(message: Any, store: Any) -> bool:
-    """Return whether all parts of a message have come: of a reply, from the ClientApp's process."""
+    """Return whether all parts of a message have arrived; for a reply, from the ClientApp's process."""
     try:
         tree = store.get_object_tree(message.metadata.message_id)
-    except Exception:  # a part of it was taken away again, with the push session that it came in
+    except Exception:  # a part was removed again, with its push session
         return False
     return all(store.get(name) for name in names_in(tree))
 
@@ -124,18 +124,18 @@ def names_in(tree: Any) -> list[str]:
 
 
 def is_over(state: Any) -> bool:
-    """Return whether no process is at work, or will be, for the messages that wait for a reply."""
+    """Return whether no process works, or will work, on the messages without a reply."""
     runs = sorted({message.metadata.run_id for message in stored(state)})
     finished = internal("Status").FINISHED
     return all(task.status.status == finished for task in state.get_tasks(run_ids=runs))
 
 
 def answer_in_its_place(message: Any, state: Any, store: Any) -> None:
-    """Put an error reply where there is none."""
+    """Insert an error reply for a message that has none."""
     from flwr.app import Error, Message
 
     name = message.metadata.message_id
-    if name not in state.time_store:  # never taken; Flower wants to know how long it took
+    if name not in state.time_store:  # never taken; Flower needs the processing time
         state.record_message_processing_start(name)
     state.record_message_processing_end(name)
     tasks = state.get_tasks(run_ids=[message.metadata.run_id])
@@ -145,7 +145,7 @@ def answer_in_its_place(message: Any, state: Any, store: Any) -> None:
 
 
 class Kept:
-    """Flower's NodeState or ObjectStore for the time of one sending: what it deletes is still there afterwards."""
+    """Flower's NodeState or ObjectStore during one sending: deletions are ignored."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -155,7 +155,7 @@ class Kept:
         return getattr(self._target, name)
 
     def get_messages(self, **asked: Any) -> Sequence[Any]:
-        """Return replies again; the state gives each of them only once."""
+        """Return the replies again; the state itself returns each of them only once."""
         self.replies = self.replies or self._target.get_messages(**asked)
         return self.replies
 
@@ -172,7 +172,7 @@ def send_replies(
     push_object: Callable[..., Any],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Flower's own ``push``, again where something did not get through and the run is still on."""
+    """Call Flower's own ``push``, and repeat it after a failure while the run is on."""
     kept_state, kept_store = Kept(state), Kept(store)
     faults: list[Exception] = []
 
@@ -180,7 +180,7 @@ def send_replies(
         def noted(*args: Any, **kwargs: Any) -> Any:
             try:
                 return call(*args, **kwargs)
-            except Exception as error:  # not Flower's word that the run is over, which is none
+            except Exception as error:  # Flower's report that the run is over does not get here: it is no Exception
                 faults.append(error)
                 raise
 

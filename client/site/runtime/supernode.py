@@ -1,17 +1,18 @@
-"""`flower-supernode`, except that it asks for messages often while a run is on, starts the process of each itself, and
-answers each (`replying.py`).
+"""`flower-supernode` with three changes: it polls often during a run, starts each message's process, and answers each.
 
-Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and looks every 0.5 s for its ClientApp's reply.
-Where silos train for seconds that is most of a round: the silo that answers last finds no message yet, so every round
-takes 3 s more. Here it looks every quarter of a second for a minute after the last message, then as rarely as Flower;
-and again at once where the server took its time over the answer, as ours does (``server/deploy/superlink.py``). For a
-reply it looks when the process says that it has done its task.
+Polling. Flower's SuperNode (1.39) sleeps 3 s after it has found no message, and checks every 0.5 s for its ClientApp's
+reply. If silos train for seconds, that is most of a round: the silo that replies last finds no message yet, so every
+round takes 3 s more. Here it polls every quarter of a second for a minute after the last message, then as rarely as
+Flower. It polls again at once if the server held its answer back, as ours does (``server/deploy/superlink.py``). It
+checks for a reply when the process has reported the end of its task.
 
-Flower's SuperNode leaves starting processes to a SuperExec: one more process (120 MB), which asks it for work again and
-again, and would run whatever kind of app the server has sent. Here a message's process starts when the message is
-whole, and only one that asks pins and policy.
+Processes. Flower's SuperNode leaves starting processes to a SuperExec. That is one more process (120 MB), which polls
+for work, and would run any kind of app from the server. Here a message's process starts when the message is whole, and
+always checks pins and policy.
 
-It also sends heartbeats more often, so that a run that waits for a silo that is gone reports it within half a minute.
+Answers: see `replying.py`.
+
+Heartbeats are more frequent, so that a run that waits for a lost silo reports it within half a minute.
 
 Run by `private.py`, with the arguments of `flower-supernode`; `prefork/install.py` puts it first on a silo's PATH.
 """
@@ -38,31 +39,31 @@ from .prefork.sockets import connect_to
 
 POLL_SECONDS = 0.25  # for a message from the SuperLink, while a run is on
 REPLY_SECONDS = 0.1  # for the reply of a process that calls by HTTP
-BUSY_SECONDS = 60.0  # a run is on for so long after a silo's last message
-HEARTBEAT_SECONDS = 12  # after two of them the SuperLink takes the silo for gone; Flower's 30 s are a minute's silence
-CLIENT_APP = "flwr-clientapp"  # what Flower calls a message's task, and the command that is started for it
-WAITED_SECONDS = 1.0  # for an answer: a server that has kept a silo waiting for so long will do so again
+BUSY_SECONDS = 60.0  # how long after a silo's last message a run counts as on
+HEARTBEAT_SECONDS = 12  # the SuperLink marks the silo offline after two; with Flower's 30 s, after a minute
+CLIENT_APP = "flwr-clientapp"  # Flower's name for a message's task, and the command that is started for it
+WAITED_SECONDS = 1.0  # for an answer: a server that held an answer back for so long will do so again
 IDLE_SECONDS = 1.0  # Flower's sleeps of at least this length mean that there was no message
 
 
 class Executor:
-    """Executor in the place of the module `subprocess` in Flower's loop: it starts what the SuperExec would start."""
+    """Replacement of the module `subprocess` in Flower's loop: it starts what the SuperExec would start."""
 
     def __init__(self) -> None:
         self._options: Sequence[str] = ()
-        self._request: dict[str, object] = {}  # of each task, but for its arguments
-        self._tasks: list[subprocess.Popen[bytes] | socket.socket] = []  # processes, or lines to watchdogs
-        self._done = threading.Event()  # set by a process that a line leads to
+        self._request: dict[str, object] = {}  # of each task, without its arguments
+        self._tasks: list[subprocess.Popen[bytes] | socket.socket] = []  # processes, or connections to watchdogs
+        self._done = threading.Event()  # set by a process behind such a connection
 
     def Popen(self, command: Sequence[str]) -> None:
-        """Flower starts its SuperExec, whose options are those of the processes that it would start."""
+        """Store the options: Flower calls this to start its SuperExec, which would pass them on to its processes."""
         self._options = command[1:]
         self._request = shim.request([], SILOFL_STARTED_BY=str(os.getpid()))
 
     def start(self, state: Any) -> None:
-        """Start a process for each task that has none; ``state`` is the SuperNode's NodeState.
+        """Start a process for each pending task; ``state`` is the SuperNode's NodeState.
 
-        A task without one ends: its message is answered with the reason.
+        A task whose process cannot start is ended, and its message is answered with the reason.
         """
         failed = internal("SubStatus").FAILED
         for task in state.get_tasks(statuses=[internal("Status").PENDING]):
@@ -78,21 +79,21 @@ class Executor:
                 state.finish_task(task.task_id, failed, f"no process for the ClientApp: {error}")
 
     def poll(self) -> None:
-        """Let go of processes that have ended."""
+        """Release processes that have ended."""
         self._tasks = [task for task in self._tasks if not has_ended(task)]
 
     def rest(self, seconds: float) -> None:
-        """Wait for a process that has done its task: `seconds` at most, and less for one that cannot say so."""
+        """Wait until a process has done its task: `seconds` at most, less if one cannot signal that."""
         notifies = all(isinstance(task, socket.socket) for task in self._tasks)
         self._done.wait(seconds if notifies else min(seconds, REPLY_SECONDS))
         self._done.clear()
 
 
 def prefork_task(request: dict[str, object], state: Any, token: str, done: threading.Event) -> socket.socket | None:
-    """The line to the watchdog of a task that the template process has taken over, which ends with this process.
+    """Return the connection to the watchdog of a task that the template process has taken over; the task ends with it.
 
-    None where there is no template process: `shim.py`, which is then started, starts the task afresh, and a template
-    process.
+    None if there is no template process: the caller then starts `shim.py`, which starts the task from scratch, and a
+    template process.
     """
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     if not path:
@@ -109,7 +110,7 @@ def prefork_task(request: dict[str, object], state: Any, token: str, done: threa
 
 
 def has_ended(task: subprocess.Popen[bytes] | socket.socket) -> bool:
-    """Return whether a task's process has; what is left of it is let go."""
+    """Return whether a task's process has ended, and release its connection."""
     if isinstance(task, subprocess.Popen):
         return task.poll() is not None
     if not select.select([task], [], [], 0)[0]:
@@ -121,7 +122,7 @@ def has_ended(task: subprocess.Popen[bytes] | socket.socket) -> bool:
 
 
 class Clock:
-    """The module `time` for Flower's loop: sleeps are shorter, `rest` is that for a reply, `each` comes before all."""
+    """The module `time` for Flower's loop: shorter sleeps; `rest` waits for a reply, `each` runs before every sleep."""
 
     def __init__(
         self,
@@ -132,13 +133,13 @@ class Clock:
     ) -> None:
         self._sleep, self._now, self._rest, self._each = sleep, now, rest, each
         self._last_message = -BUSY_SECONDS
-        self._asked = now()  # when it went on to ask, or to do what the message asks for
+        self._asked = now()  # the time at which the loop continued after the last sleep
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
     def sleep(self, seconds: float) -> None:
-        """Flower waits for a message (3 s) or for the reply to one (0.5 s)."""
+        """Replace Flower's sleep for a message (3 s), or for the reply to one (0.5 s)."""
         self._each()
         if seconds < IDLE_SECONDS:
             self._last_message = self._now()
@@ -153,12 +154,12 @@ class Clock:
 
 
 def main() -> NoReturn:
-    """A SuperNode of this process, to its end."""
+    """Run a SuperNode in this process, to its end."""
     run_and_leave(run_supernode)
 
 
 def run_supernode() -> None:
-    """Flower's own entry, with our clock, our heartbeat, and our ways with processes, replies and long transfers."""
+    """Run Flower's own entry with our clock, heartbeat, processes, replies and long transfers."""
     entry, loop = internal("flower_supernode"), internal("supernode_loop")
     loop.subprocess = executor = Executor()
     loop.time = Clock(rest=executor.rest, each=executor.poll)
@@ -171,10 +172,10 @@ def run_supernode() -> None:
 
 
 def run_and_leave(entry: Callable[[], None]) -> NoReturn:
-    """Run it, and end the process when it returns or raises.
+    """Call ``entry``, and end the process when it returns or raises.
 
-    Flower's SuperNode that is thrown out by a server that has restarted can raise on its way out; the interpreter's
-    own shutdown then waits for threads of Flower and gRPC, sometimes for ever, and the silo never comes back.
+    Flower's SuperNode can raise on its way out if a restarted server has dropped it. The interpreter's own shutdown
+    then waits for threads of Flower and gRPC, sometimes forever, and the silo would not come back.
     """
     code = 1
     try:

@@ -1,8 +1,8 @@
 """A silo as one supervised process: Flower's SuperNode and the template process beside it.
 
-Used by the container of a silo and by `silofl join`. Flower's SuperNode ends when its key is unknown, when another
-SuperNode uses the same key, when the certificate does not fit, and says so in its own words, or tries for ever; `run`
-goes on where waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it).
+Used by the container of a silo and by `silofl join`. Flower's SuperNode ends if its key is unknown, if another
+SuperNode uses the same key, or if the certificate does not fit, with an error in Flower's terms, or retries forever.
+`run` retries if waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it).
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from partitions.common.errors import RunFailedError, UserError
 from partitions.silo_file import Check
 
 WAIT_SECONDS = 5.0
-# A SuperLink takes a silo that died for gone 24 s after its last sign of life, of a long transfer three minutes, and
-# refuses its key until then.
+# A SuperLink marks a dead silo offline 24 s after its last sign of life (three minutes in a long transfer), and refuses
+# its key until then.
 IN_USE_SECONDS = 195.0
-RESTART_SECONDS = 60.0  # how long a server that has forgotten this silo may take to remember
-EXPLAIN_SECONDS = 60.0  # between two looks at why there is no connection
+RESTART_SECONDS = 60.0  # for a restarted server to register this silo again
+EXPLAIN_SECONDS = 60.0  # between two checks for the cause of a missing connection
 GRACE_SECONDS = 7.0  # Flower forces its own exit 5 s after SIGTERM; Docker kills 10 s after its own
 IN_USE = (
     "its key is in use: a bundle runs in one place at a time, so end the other one or ask the server's operator for "
@@ -51,7 +51,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def check_site(site: Site) -> None:
-    """Raise UserError, one line, where the silo cannot train: no usable data or policy, no place for its state."""
+    """Raise UserError, one line, if the silo cannot train: no usable data or policy, no place for its state."""
     if fault := first_failure([*data_checks(site.data), *state_checks(site.state), policy_check(site.policy)]):
         raise UserError(f"{site.name}: {one_line(fault)}")
 
@@ -63,14 +63,14 @@ def run(
 
     `online` is a file that exists while the SuperLink has this silo registered and connected.
 
-    Raises UserError: the data, the key, the certificate or the address are wrong; says which and how to mend it.
-    Raises RunFailedError: the SuperNode ended for no reason of these.
-    Raises KeyboardInterrupt: after SIGINT, when everything has ended.
+    Raises UserError if the data, the key, the certificate or the address are wrong; its text has the cause and the fix.
+    Raises RunFailedError if the SuperNode ended for another reason.
+    Raises KeyboardInterrupt after SIGINT, when everything has ended.
     """
     check_site(site)
     online.unlink(missing_ok=True)
     silo = Supervised(site, command, environment, online, echo)
-    since: float | None = None  # when the present trouble began
+    since: float | None = None  # when the current failure began
     try:
         while True:
             silo.follow()
@@ -95,7 +95,7 @@ def run(
 
 def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
     """Return why the SuperNode ended, for how many seconds to try again, and the error to raise after that."""
-    # One that was in may have to wait for a server that restarts and has to learn its silos' keys again.
+    # A silo that was online may have to wait for a restarted server, until its key is registered again.
     patience = RESTART_SECONDS if silo.ever_online else 0.0
     if fault := fault_in_connection(silo.site):
         waits = silo.ever_online and fault.name == CLOCK
@@ -106,7 +106,7 @@ def diagnose(silo: "Supervised") -> tuple[str, float, type[Exception]]:
 
 
 def fault_in_connection(site: Site) -> Check | None:
-    """The first thing that keeps this silo from its server; None where all looks well."""
+    """Return the first failed check of the connection to the server; None if all are good."""
     return first_failure(connection_checks(site))
 
 
@@ -132,7 +132,7 @@ class Supervised:
             signal.signal(number, self._stop)
 
     def follow(self) -> None:
-        """Start the SuperNode, pass its output on, and return when it has ended."""
+        """Start the SuperNode, forward its output, and return when it has ended."""
         self.was_online = self.in_use = False
         if self.stopped:
             return
@@ -144,7 +144,7 @@ class Supervised:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C reaches it through us alone
+            start_new_session=True,  # Ctrl-C reaches it only through this process
             preexec_fn=die_with_parent,
         )
         assert self.process.stdout is not None
@@ -174,18 +174,18 @@ class Supervised:
                 self.last_line = line.strip()
 
     def _explain(self) -> None:
-        """Flower tries for ever, and does not say why it has to. End it where trying does not help."""
+        """Report why there is no connection, since Flower retries forever in silence; end it if a retry cannot help."""
         if time.monotonic() - self.explained < EXPLAIN_SECONDS:
             return
         self.explained = time.monotonic()
         fault = fault_in_connection(self.site)
         if fault and fault.name not in TRANSIENT and not self.ever_online and self.process:
-            self.process.terminate()  # `diagnose` finds the fault again, and ends the silo with it
+            self.process.terminate()  # `diagnose` finds the same fault, and ends the silo with it
         elif fault:
             self.echo(f"{self.site.name}: no connection: {one_line(fault)}")
 
     def _start_template_process(self) -> None:
-        """Start it once the silo is online: its imports then cause no delay. The shim replaces one that dies later."""
+        """Start it once the silo is online, so that its imports delay nothing. The shim replaces it if it dies."""
         path = self.environment.get("SILOFL_WARM_SOCKET", "")
         if path and self.template is None:
             self.template = subprocess.Popen(
@@ -197,7 +197,7 @@ class Supervised:
             )
 
     def end_template_process(self) -> None:
-        """End the template process, also one that a shim has started in its place."""
+        """End the template process, also one that a shim has started as a replacement."""
         path = self.environment.get("SILOFL_WARM_SOCKET", "")
         if path and (pid := template_pid(Path(path))):
             with contextlib.suppress(ProcessLookupError):
@@ -207,7 +207,7 @@ class Supervised:
             self.template.wait()
 
     def pause(self, seconds: float) -> None:
-        """Wait, but no longer than until a signal."""
+        """Wait for `seconds`, or until a signal."""
         deadline = time.monotonic() + seconds
         while not self.stopped and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -225,10 +225,10 @@ class Supervised:
 
 
 def end_group(process: subprocess.Popen[str]) -> None:
-    """Wait for a SuperNode's end, then end what it has started.
+    """Wait for a SuperNode's end, then end its children.
 
-    That would stay for as long as the SuperNode's process number is there, which it is until it is waited for, and
-    keep the output, which we read to its end, open.
+    They would live as long as the SuperNode's process number exists, that is, until it is waited for. They would also
+    keep the output open, which is read to its end.
     """
     process.wait()
     with contextlib.suppress(ProcessLookupError):
@@ -236,5 +236,5 @@ def end_group(process: subprocess.Popen[str]) -> None:
 
 
 def die_with_parent() -> None:
-    """In the child: SIGTERM when the process that supervises it dies."""
+    """Request SIGTERM for this child process when its supervisor dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

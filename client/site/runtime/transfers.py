@@ -1,16 +1,15 @@
-"""Messages that take long on a slow line: report their progress every ten seconds, and keep them from being given up.
+"""Messages that take long on a slow line: progress lines every ten seconds, and protection against time limits.
 
-Flower (1.39) moves a message in parts of 5 MiB, two at a time, each in a call without a limit of time; a call that
-fails is made again, so that after a cut only the parts that were on their way go again. What could end a transfer that
-moves is looked after here:
+Flower (1.39) moves a message in parts of 5 MiB, two at a time, each in a call without a time limit. A failed call is
+repeated, so after a cut only the parts in transit are sent again. These limits could end a transfer that still moves:
 
-* a heartbeat has 5 s for its way, on which it waits behind those parts: here 20 s;
-* a silo counts as gone 24 s after its last heartbeat (``supernode.py``). In a transfer that has lasted for three
-  seconds it asks for three minutes: as long as a SuperLink keeps a reply of which no further part comes. So a line may
-  be cut for longer where it is needed most; a silo that dies then is named later. The server sees it by the heartbeat's
-  interval, and hurries no silo for the time of such transfers (``server/run/exchange.py``);
-* who waits for parts gives up after two hours, or 500 looks for one part: here never, for they are taken away where
-  they cannot come any more.
+* A heartbeat times out after 5 s, and it queues behind those parts: here after 20 s.
+* A silo counts as offline 24 s after its last heartbeat (``supernode.py``). In a transfer that has lasted for three
+  seconds its heartbeats announce three minutes, the time for which a SuperLink keeps a reply without a new part. So
+  the line may be cut for longer when it matters most; a silo that dies then is reported later. The server detects
+  this by the heartbeat's interval, and does not count the transfer's time against silos (``server/run/exchange.py``).
+* A receiver gives up after two hours, or 500 polls for one part: here never, since parts that cannot come any more are
+  removed.
 """
 
 import threading
@@ -20,20 +19,20 @@ from typing import Any
 
 from ..flower import internal
 
-LONG_SECONDS = 3.0  # after which a transfer is a long one
+LONG_SECONDS = 3.0  # after which a transfer counts as long
 EVERY_SECONDS = 10.0  # between two lines
-LAST_PARTS = 4  # come last and hold next to nothing: what a message, its content, a record and an array are made of
-STALLED_SECONDS = 20.0  # without a part, for the line to say so
+LAST_PARTS = 4  # come last and are tiny: the descriptions of a message, its content, a record and an array
+STALLED_SECONDS = 20.0  # without a part, until the line reports it
 HEARTBEAT_CALL_SECONDS = 20
-PATIENT_SECONDS = 90.0  # the interval that heartbeats announce in a long transfer; a SuperLink waits for two
+PATIENT_SECONDS = 90.0  # the heartbeat interval announced in a long transfer; a SuperLink waits for two
 Echo = Callable[[str], object]
 
 
 class Transfer:
     """Transfer of one message, as a context; ``add`` may be called by several threads.
 
-    ``parts`` and ``size`` (bytes) are what is expected, 0 where that is not known. ``lasting`` is called with
-    True when the transfer has become a long one, and with False when that is over.
+    ``parts`` and ``size`` (bytes) are the expected ones, 0 if unknown. ``lasting`` is called with True when the
+    transfer has become a long one, and with False when that is over.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Transfer:
         self.parts, self.size = self.done + parts, self.bytes + size
 
     def add(self, content: bytes) -> bytes:
-        """A part has arrived, whole."""
+        """Count a whole part that has arrived, and return it."""
         with self.lock:
             self.done, self.bytes, self.moved = self.done + 1, self.bytes + len(content), time.monotonic()
         return content
@@ -76,7 +75,7 @@ class Transfer:
             self.echo(f"{self.what}: {self.bytes / 1e6:.0f} MB, {self.done} parts, in {seconds:.0f} s")
 
     def line(self) -> str:
-        """62 of 200 MB, 2.4 MB/s, 58 s left. An unknown size is estimated from the parts that are there."""
+        """Return "62 of 200 MB, 2.4 MB/s, 58 s left". An unknown size is estimated from the parts received."""
         now = time.monotonic()
         about = "" if self.size or not self.done else "about "
         size = self.size or (self.bytes / self.done * max(self.parts - LAST_PARTS, self.done) if self.done else 0)
@@ -94,7 +93,7 @@ def echo(line: str) -> None:
 
 
 def watch_pulls(module: Any, what: str, echo: Echo, lasting: Callable[[bool], object] = lambda yes: None) -> None:
-    """Put a :class:`Transfer` around ``pull_objects`` of one of Flower's modules, in the place of an earlier one."""
+    """Wrap ``pull_objects`` of one of Flower's modules in a :class:`Transfer`; an earlier wrapper is replaced."""
     original = getattr(module.pull_objects, "flowers", module.pull_objects)
 
     def pull_objects(names: Sequence[str] = (), pull: Any = None, **given: Any) -> Any:
@@ -107,11 +106,11 @@ def watch_pulls(module: Any, what: str, echo: Echo, lasting: Callable[[bool], ob
     module.pull_objects = pull_objects
 
 
-HEARTS: list[Any] = []  # of this SuperNode's connections, the last one beats
+HEARTS: list[Any] = []  # of this SuperNode's connections; the last one is active
 
 
 def install() -> None:
-    """For this SuperNode."""
+    """Install the heartbeat and the progress of received messages in this SuperNode."""
     connection = internal("fleet_connection")
 
     class Heart(connection.HeartbeatSender):  # type: ignore[misc, name-defined]
@@ -124,8 +123,8 @@ def install() -> None:
 
 
 def be_patient(yes: bool) -> None:
-    """Ask the SuperLink not to take this silo for gone so soon, or take that back: in what its heartbeats say."""
+    """Announce a longer heartbeat interval, so that the SuperLink marks this silo offline later; False: the usual."""
     connection, usual = internal("fleet_connection"), internal("heartbeat").HEARTBEAT_DEFAULT_INTERVAL
     connection.HEARTBEAT_DEFAULT_INTERVAL = PATIENT_SECONDS if yes else usual
-    if yes and HEARTS:  # at once: the next would be up to six seconds later
+    if yes and HEARTS:  # at once: the next heartbeat would be up to six seconds later
         threading.Thread(target=HEARTS[-1].heartbeat_fn, daemon=True).start()

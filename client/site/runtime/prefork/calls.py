@@ -1,8 +1,8 @@
 """A SuperNode's Runtime API for one message's process, over a socket of its own.
 
-By Flower's own way, HTTP, a process makes some twenty calls for a message, one for each part of it, and each costs both
-sides milliseconds. Here the same handlers answer the same requests. A call that is not in `SERVED`, that fails, or that
-finds the other side gone goes by HTTP as ever: Flower hears of what went wrong in its own words.
+Over HTTP, Flower's own way, a process makes some twenty calls for a message, one for each part of it, and each costs
+both sides milliseconds. Here the same handlers answer the same requests. A call goes over HTTP as before if it is not
+in `SERVED`, if it fails, or if the other side is gone: Flower then handles the error itself.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ ANSWERED, REFUSED = b"A", b"R"
 
 
 def answer_calls(calls: Connection, state: Any, token: str, done: threading.Event) -> None:
-    """Answer the process of one task until it hangs up; `done` is set with its last call, and when it does.
+    """Answer the process of one task until it closes the connection; `done` is set by its last call, and then.
 
-    `state` is the SuperNode's NodeState, which knows whether the task's `token` is still good.
+    `state` is the SuperNode's NodeState, which stores whether the task's `token` is still valid.
     """
     with calls, contextlib.suppress(EOFError, OSError):
         while True:
@@ -48,7 +48,7 @@ def answer_calls(calls: Connection, state: Any, token: str, done: threading.Even
 
 
 def handle(name: str, content: bytes, state: Any, token: str) -> bytes:
-    """Answer a request by Flower's handler, both serialised. Raises as that does, and for an old token."""
+    """Answer a request with Flower's handler, both serialised. Raises what that raises, and for an invalid token."""
     own, shared = internal("runtime_handlers"), internal("shared_runtime_handlers")
     handler = getattr(own, SERVED[name], None) or getattr(shared, SERVED[name])
     task = state.get_task_by_token(token)
@@ -60,7 +60,7 @@ def handle(name: str, content: bytes, state: Any, token: str) -> bytes:
 
 
 def client_over(calls: Connection) -> type:
-    """Flower's client of the Runtime API, which calls over the socket where it can."""
+    """Return Flower's client class of the Runtime API, which calls over the socket if it can."""
     one_call = threading.Lock()
 
     class SocketClient(internal("RuntimeHttpClient")):  # type: ignore[misc]

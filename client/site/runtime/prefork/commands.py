@@ -10,7 +10,7 @@ from .watchdog import mind
 
 
 def main() -> None:
-    """`serve SOCKET` runs the template process, `once FD` one task without it, `shim DIRECTORY` installs the shim."""
+    """Run the template process (`serve SOCKET`), one task without it (`once FD`), or install the shim (`shim DIR`)."""
     parser = argparse.ArgumentParser(prog="prefork.commands", description="Prefork for Flower SuperNodes.")
     commands = parser.add_subparsers(dest="command", required=True)
     server = commands.add_parser("serve", help="run the template process")

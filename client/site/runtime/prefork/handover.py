@@ -1,4 +1,4 @@
-"""Handover from a shim or a SuperNode: arguments, environment, directory, umask, standard streams; and `calls.py`."""
+"""Handover from a shim or a SuperNode: arguments, environment, directory, umask, streams, and `calls.py`'s socket."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int], Connection | None]:
-    """The request, its three standard streams, and, of a SuperNode, the socket for calls (`calls.py`)."""
+    """Return the request, its three standard streams, and, from a SuperNode, the socket for calls (`calls.py`)."""
     connection.settimeout(30.0)
     _, uid, _ = peer(connection)
     if uid != os.geteuid():
@@ -25,14 +25,14 @@ def receive_request(connection: socket.socket) -> tuple[dict[str, Any], list[int
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:
-    """(pid, uid, gid) of the process at the other end."""
+    """Return (pid, uid, gid) of the process at the other end."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     values = memoryview(data).cast("i")
     return values[0], values[1], values[2]
 
 
 def adopt(request: dict[str, Any], fds: list[int]) -> None:
-    """Make this process look like the one that asks: streams, directory, environment, argv."""
+    """Take over the requesting process's streams, directory, environment and argv."""
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
         os.close(fd)

@@ -12,7 +12,7 @@ PRIVATE = Path(__file__).resolve().parents[2] / "private.py"
 def install_shim(directory: Path) -> Path:
     """Write `flwr-clientapp` (`shim.py`) into `directory`, and `flower-supernode` (`../supernode.py`) beside it.
 
-    Returns the path of the former.
+    Returns the path of `flwr-clientapp`.
     """
     directory.mkdir(parents=True, exist_ok=True)
     shim = Path(__file__).resolve().with_name("shim.py")
@@ -21,7 +21,7 @@ def install_shim(directory: Path) -> Path:
         descriptor, made = tempfile.mkstemp(dir=directory, prefix=f".{name}.")
         os.close(descriptor)
         temporary = Path(made)
-        # /bin/sh, because a shebang line holds neither spaces nor a long path.
+        # /bin/sh, because a shebang line allows neither spaces nor a long path.
         temporary.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *arguments])} "$@"\n')
         temporary.chmod(0o755)
         temporary.rename(directory / name)
@@ -29,5 +29,5 @@ def install_shim(directory: Path) -> Path:
 
 
 def template_command(socket_path: Path) -> list[str]:
-    """The command line that runs the template process at `socket_path`."""
+    """Return the command line that runs the template process at `socket_path`."""
     return [sys.executable, "-P", str(PRIVATE), "runtime.prefork.commands", "serve", str(socket_path)]

@@ -1,21 +1,22 @@
-"""A process that stays: it runs the app for the messages of one run, with data, network and state still in place.
+"""The persistent worker: runs the app for all messages of one run, keeping data, network and state in memory.
 
     worker.py (one per message: Flower's protocol, pins, policy, audit)  ~~socket~~  dispatcher (one per silo)
                                                                               `- persistent worker (runs the app)
 
-A worker asks the silo's dispatcher before it runs the app itself. The first worker that finds none forks one, before it
-has done anything itself. The persistent worker loads the app with the first message; asked for another run or another
-app, it says so and ends, and that worker runs the app in its own process, as it does wherever no dispatcher answers. So
-no state of one run or app is seen by another, and each message is pulled, checked and written down in a process of its
-own.
+A worker sends its message to the silo's dispatcher before it runs the app itself. The first worker that finds no
+dispatcher forks one, before it does anything else. The persistent worker loads the app with the first message. At a
+message of another run or app it reports that and ends; the message's worker then runs the app in its own process. A
+worker also does so whenever no dispatcher answers. Thus no state of one run or app is visible to another, and each
+message is pulled, checked and logged in a process of its own.
 
-The dispatcher ends the persistent worker when the message's worker hangs up (a signal, the message's time to live),
-after idle minutes, when memory is short, and when the silo's SuperNode or the template process is gone. It tells the
-message's worker how the persistent one died, and that one dies alike. The watchdog then answers the message; the next
-message finds no dispatcher and forks one. The persistent worker itself ends after an answer that is an error.
+The dispatcher ends the persistent worker when the message's worker closes the connection (a signal, the message's time
+to live), after idle minutes, when memory is short, and when the silo's SuperNode or the template process is gone. If
+the persistent worker dies, the dispatcher sends its exit status to the message's worker, which ends the same way. The
+watchdog then answers the message, and the next message forks a new dispatcher. The persistent worker itself ends after
+an error reply.
 
-Message and answer, with their models, lie in memory that both processes see (`memfd`; `records.py` writes them); over
-the socket go its file descriptors, the worker's standard streams, and single words.
+Message and answer, with their models, are in memory shared by both processes (`memfd`; `records.py` writes them). Over
+the socket go the file descriptors, the worker's standard streams, and status bytes.
 """
 
 import contextlib
@@ -39,11 +40,11 @@ from .records import read_answer, read_question, write_answer, write_exception, 
 from .shim import request
 from .sockets import connect_to, listen, template_pid
 
-IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES says otherwise, 0: no process stays
+IDLE_MINUTES = 10.0  # without a message; SILOFL_RESIDENT_MINUTES overrides it, 0: no process is kept
 AFTER_LAST_SECONDS = 30.0  # without a message after one of a run's last round
-LOOK_SECONDS = 2.0  # between two looks at the clock, the memory and the template process
-SHORT_OF_MEMORY = 0.1  # the share that is still available, of the machine's or of the container's
-DONE, LAST, OTHER, DIED = b"D", b"L", b"O", b"X"  # answered; answered, and ended; asked of another run; dead
+LOOK_SECONDS = 2.0  # between two checks of the clock, the memory and the template process
+SHORT_OF_MEMORY = 0.1  # available share of the machine's or the container's memory
+DONE, LAST, OTHER, DIED = b"D", b"L", b"O", b"X"  # answered; answered, and ended; asked for another run; dead
 IDENTITY = ("task_id", "run_id", "node_id")  # of Flower's TaskIdentity
 PR_SET_PDEATHSIG = 1
 
@@ -62,16 +63,16 @@ class PersistentWorkerDied(BaseException):
 
 
 def idle_seconds() -> float:
-    """Return the seconds a process stays without a message; 0: none stays. Raises ValueError for what is no number."""
+    """Return the seconds a process is kept without a message; 0: none is kept. Raises ValueError for no number."""
     text = os.environ.get("SILOFL_RESIDENT_MINUTES") or str(IDLE_MINUTES)
     return 60 * max(0.0, float(text))
 
 
 def find_persistent_worker(*private: Any) -> "PersistentWorker | None":
-    """This silo's dispatcher, which is forked where there is none; None where no process is to stay.
+    """Return the client of this silo's dispatcher, forking one if there is none; None if no process is to be kept.
 
-    Called before anything of Flower's or the app's has run in this process. A dispatcher that is forked
-    lets go of what is `private`.
+    Called before any code of Flower or the app has run in this process. A forked dispatcher closes the sockets in
+    `private`.
     """
     template = os.environ.get("SILOFL_WARM_SOCKET", "")
     try:
@@ -86,7 +87,7 @@ def find_persistent_worker(*private: Any) -> "PersistentWorker | None":
         or "--runtime-api-address" not in sys.argv[:-1]
     ):
         return None
-    # Silos of one machine may share a parent; each has a SuperNode, and a Runtime API, of its own.
+    # Silos of one machine may share a template process; each has a SuperNode, and a Runtime API, of its own.
     supernode = sys.argv[sys.argv.index("--runtime-api-address") + 1]
     path = Path(f"{template}.{supernode.rpartition(':')[2]}")
     try:
@@ -95,25 +96,25 @@ def find_persistent_worker(*private: Any) -> "PersistentWorker | None":
         try:
             with listen(path) as listener:
                 if os.fork() == 0:
-                    os.environ[BY_SITE] = BY_SITE_VALUE  # a worker asks what runs there: it counts, and writes down
+                    os.environ[BY_SITE] = BY_SITE_VALUE  # the app's messages come from a worker, which counts and logs
                     for other in filter(None, private):
                         other.close()
                     keep(listener, path, Path(template))
-        except OSError:  # no room, no memory, or no process, for one that stays
+        except OSError:  # no disk space, memory or process for a persistent one
             return None
     return PersistentWorker(path)
 
 
 class PersistentWorker:
-    """The worker's way to the dispatcher that listens at `path`."""
+    """The client of the dispatcher that listens at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def app(self, load: Load, fab: Sequence[str]) -> App:
-        """Return the app of this build (`fab`: Flower's arguments of `load`), called as Flower calls it.
+        """Return the app of this build (`fab`: Flower's arguments of `load`), with Flower's call signature.
 
-        It runs in the persistent worker, or here where that is busy, another run's, or gone.
+        It runs in the persistent worker, or in this process if that one is busy, belongs to another run, or is gone.
         """
 
         def run(message: Any, context: Any) -> Any:
@@ -150,17 +151,17 @@ class PersistentWorker:
 
 
 def is_last(message: Any, context: Any) -> bool:
-    """Return whether a message is of its run's last round, as the server's loop says it."""
+    """Return whether a message is of its run's last round, by the numbers that the server's loop sends."""
     try:
         config = message.content.config_records["config"]
         return int(config["round"]) >= int(context.run_config["rounds"])
-    except Exception:  # an error has no content, and what is missing may be said in many ways
+    except Exception:  # an error has no content, and a missing value may raise many types
         return False
 
 
 @contextlib.contextmanager
 def shared_memory() -> Iterator[Any]:
-    """A file in memory."""
+    """Yield a file in memory."""
     with open(os.memfd_create("silofl"), "r+b") as file:
         yield file
 
@@ -169,7 +170,7 @@ def shared_memory() -> Iterator[Any]:
 
 
 def keep(listener: socket.socket, path: Path, template: Path) -> NoReturn:
-    """Fork the persistent worker, and give it the questions of the messages' workers until it ends."""
+    """Fork the persistent worker, and forward the questions of the messages' workers to it until it ends."""
     with contextlib.suppress(BaseException):
         os.setsid()
         null = os.open(os.devnull, os.O_RDWR)
@@ -183,7 +184,7 @@ def keep(listener: socket.socket, path: Path, template: Path) -> NoReturn:
         their_end.close()
         starter = os.pidfd_open(int(os.environ["SILOFL_STARTED_BY"]))
         Dispatcher(persistent, channel, listener, starter, template).follow()
-        path.unlink(missing_ok=True)  # while it still listens: the next process finds it gone, and binds it anew
+        path.unlink(missing_ok=True)  # before it stops listening: the next process finds no socket, and binds a new one
     os._exit(0)
 
 
@@ -199,7 +200,7 @@ class Dispatcher:
         self.idle_limit, self.idle_since = idle_seconds(), time.monotonic()
 
     def follow(self) -> None:
-        """Forward questions and answers until the persistent worker has ended, or is to; then end it."""
+        """Forward questions and answers until the persistent worker has ended, or must end; then kill it."""
         goes_on = True
         while goes_on:
             watched: list[Any] = [self.channel, self.listener, self.worker or self.starter]
@@ -207,7 +208,7 @@ class Dispatcher:
             if self.channel in ready:
                 goes_on = self._forward_sign()
             elif self.worker in ready or self.starter in ready:
-                goes_on = False  # the one has hung up, the other ended
+                goes_on = False  # the worker closed the connection, or the SuperNode ended
             elif self.listener in ready:
                 self._take_question()
             elif self.worker is None:
@@ -216,7 +217,7 @@ class Dispatcher:
             os.killpg(self.persistent, signal.SIGKILL)
 
     def _forward_sign(self) -> bool:
-        """Give the worker the persistent worker's word, or how it died; return whether it goes on."""
+        """Forward the persistent worker's status byte, or its exit status, to the worker; return whether it goes on."""
         sign = self.channel.recv(1)
         if not sign:
             _, status = os.waitpid(self.persistent, 0)
@@ -228,7 +229,7 @@ class Dispatcher:
         return sign == DONE
 
     def _take_question(self) -> None:
-        """From a worker that calls: one question at a time. (A worker that only looks whether we are here has none.)"""
+        """Accept a question from a worker, one at a time. (A worker that only probes for a dispatcher sends none.)"""
         caller, _ = self.listener.accept()
         caller.settimeout(LOOK_SECONDS)
         fds: list[int] = []
@@ -252,7 +253,7 @@ class Dispatcher:
 
 
 def available_memory() -> float:
-    """The share of memory that is still to be had: the machine's, or the container's where that has less."""
+    """Return the available share of memory: of the machine, or of the container if that is less."""
     shares = [1.0]
     with contextlib.suppress(OSError, ValueError, KeyError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -270,7 +271,7 @@ def available_memory() -> float:
 
 
 def reside(channel: socket.socket, null: int) -> NoReturn:
-    """Run the app for one message after the other, until there is none, or one is the last."""
+    """Run the app for one message after the other, until the dispatcher is gone or a message is the last."""
     try:
         answer_all(channel, null)
     except BaseException:
@@ -281,7 +282,7 @@ def reside(channel: socket.socket, null: int) -> NoReturn:
 
 
 def answer_all(channel: socket.socket, null: int) -> None:
-    """Answer each question that the dispatcher passes on, and send it the word."""
+    """Answer each question that the dispatcher forwards, and send it the status byte."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.unfreeze()
@@ -303,20 +304,20 @@ def answer_all(channel: socket.socket, null: int) -> None:
 
 
 def silence(null: int) -> None:
-    """Let go of a worker's standard streams: who started it waits for the end of what it reads."""
+    """Redirect the worker's standard streams to `null`: their reader waits until every copy is closed."""
     for fd in (0, 1, 2):
         os.dup2(null, fd)
 
 
 class OneApp:
-    """The app of the first question's run and build, which is the only one that this process runs."""
+    """The app of the first question's run and build; this process runs no other."""
 
     def __init__(self) -> None:
         self.key: Any = None  # run, node and build
         self.app: App | None = None
 
     def answer(self, asked: dict[str, Any], message: Any, context: Any, answered: Any) -> bytes:
-        """Write the answer to a question; return the word for the dispatcher."""
+        """Write the answer to a question; return the status byte for the dispatcher."""
         key = (context.run_id, context.node_id, asked["fab"])
         if self.app is not None and key != self.key:
             return OTHER

@@ -1,10 +1,10 @@
-"""Records between a worker and the process that runs the app: JSON, Flower's own protobuf messages, arrays.
+"""Serialised records between a worker and the app's process: JSON, Flower's own protobuf messages, arrays.
 
     file := length of the head (8 bytes), head (JSON, with the length of each part), parts
 
-Nothing is pickled. The worker writes the audit log, and the app runs the consortium's code: what its process answers is
-parsed, never executed, and the worker makes the reply itself, from content or error alone. The bytes of the arrays are
-parts of their own, after the message that they belong to: protobuf would copy them several times.
+Nothing is pickled. The worker writes the audit log, while the app runs the consortium's code. So the app's answer is
+parsed, never executed, and the worker builds the reply itself, from content or error only. The arrays' bytes are parts
+of their own, after the message that they belong to: protobuf would copy them several times.
 """
 
 import json
@@ -18,7 +18,7 @@ NO_ANSWER = "the process that ran the ClientApp wrote no valid answer"
 
 
 class AppError(RuntimeError):
-    """What the app raised in its process: the exception's class and text."""
+    """An exception of the app in its process: its class and text."""
 
 
 def write_question(file: Any, head: dict[str, Any], message: Any, context: Any) -> None:
@@ -54,7 +54,7 @@ def write_answer(file: Any, reply: Any, state: Any) -> None:
 
 
 def write_exception(file: Any, error: Exception) -> None:
-    """Write what the app, or loading it, raised."""
+    """Write an exception of the app, or of loading it."""
     loading = isinstance(error, internal("LoadClientAppError"))
     _write(file, {"raised": f"{type(error).__name__}: {error}", "loading": loading}, [])
 
@@ -62,8 +62,8 @@ def write_exception(file: Any, error: Exception) -> None:
 def read_answer(file: Any, message: Any) -> tuple[Any, Any]:
     """Return the reply to a message and the context's state.
 
-    Raises AppError, or Flower's LoadClientAppError, where the app raised an exception, and AppError where the answer is
-    not valid.
+    Raises AppError, or Flower's LoadClientAppError, if the app raised an exception, and AppError if the answer is not
+    valid.
     """
     from flwr.app import Error, Message
 
@@ -79,7 +79,7 @@ def read_answer(file: Any, message: Any) -> tuple[Any, Any]:
             content = _records(parts[1])
             _put_back(content, parts[2:])
             answer = Message(content, reply_to=message), _records(parts[0])
-    except Exception as error:  # whatever an app of bad intent wrote
+    except Exception as error:  # a malicious app may have written anything
         raise AppError(f"{NO_ANSWER} ({type(error).__name__})") from None
     if isinstance(answer, Exception):
         raise answer
@@ -104,7 +104,7 @@ def _without_arrays(records: Any) -> tuple[Any, list[Any]]:
 
 
 def _put_back(records: Any, found: list[Any]) -> None:
-    """Give the arrays of records their bytes. Raises SiteError where there are more arrays, or fewer, than bytes."""
+    """Put the bytes back into the arrays. Raises SiteError if there are more arrays, or fewer, than bytes."""
     from flwr.app import Array
 
     places = [(record, key) for record in records.array_records.values() for key in record]
@@ -122,7 +122,7 @@ def _write(file: Any, head: dict[str, Any], parts: list[Any]) -> None:
 
 
 def _read(file: Any) -> tuple[dict[str, Any], list[bytes]]:
-    """Return the head and the parts. Raises SiteError or KeyError where they are not what was written."""
+    """Return the head and the parts. Raises SiteError or KeyError if the file is not valid."""
     left = file.seek(0, os.SEEK_END)
     file.seek(0)
 

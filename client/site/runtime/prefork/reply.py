@@ -1,4 +1,4 @@
-"""Reply of the watchdog for a worker that died: an error as the message's reply, and the task given back as failed."""
+"""The watchdog's reply for a worker that died: an error for the message, and the task finished as failed."""
 
 import contextlib
 import sys
@@ -11,7 +11,7 @@ from ...flower import internal
 
 
 def answer(note: dict[str, Any], reason: str) -> None:
-    """Reply to the noted message with an error, unless it was never pulled or already has its reply."""
+    """Reply to the noted message with an error, unless it was never pulled or already has a reply."""
     if "message" not in note or note.get("replied"):
         return
     note["replied"] = True
@@ -19,21 +19,21 @@ def answer(note: dict[str, Any], reason: str) -> None:
 
     fields: dict[str, Any] = note["message"]
     if time.time() > fields["created_at"] + fields["ttl"] - 1.0:
-        # Flower makes no reply to a message whose time is over, and the SuperNode waits for one; this one frees
-        # the SuperNode, and the server drops it.
+        # Flower makes no reply to a message whose time is over, but the SuperNode waits for one. This reply frees the
+        # SuperNode, and the server drops it.
         fields = fields | {"created_at": time.time(), "ttl": 60.0}
     message = internal("make_message")(metadata=Metadata(**fields), content=RecordDict())
     reply = Message(Error(code=internal("ErrorCode").CLIENT_APP_CRASHED, reason=reason), reply_to=message)
-    with contextlib.suppress(Exception):  # it holds words of ours alone, and frees the silo: it leaves also unwritten
+    with contextlib.suppress(Exception):  # only our own text, and it frees the silo: it is sent even if logging fails
         write_down(reply, MessageInfo(**note["info"]))
     context = Context(message.metadata.run_id, note["node_id"], {}, RecordDict(), {})
     report(lambda client: internal("push_message")(client, reply, context))
 
 
 def finish(note: dict[str, Any], reason: str) -> None:
-    """Give the task back as failed, unless the worker did: a task that lapses fails the run's next message.
+    """Finish the task as failed, unless the worker did: a task that expires fails the run's next message.
 
-    Where the worker died before it told which message it had, the SuperNode answers for it then (`replying.py`).
+    If the worker died before it noted its message, the SuperNode then answers for it (`replying.py`).
     """
     if note.get("finished"):
         return
@@ -41,14 +41,14 @@ def finish(note: dict[str, Any], reason: str) -> None:
 
 
 def report(call: Callable[[Any], object]) -> None:
-    """`call` with the SuperNode's Runtime API and the task's token, as the worker has it; a failure is only a warning.
+    """Call `call` with the worker's client of the Runtime API and its token; a failure is only a warning.
 
-    Flower turns a token that is refused into SIGINT.
+    Flower turns a refused token into SIGINT.
     """
     try:
         args = internal("clientapp_parser")().parse_args(sys.argv[1:])
         retry = internal("http_retry")()
-        retry.max_tries = 1  # a SuperNode that is not there needs no answer
+        retry.max_tries = 1  # a SuperNode that is gone needs no answer
         client = internal("RuntimeHttpClient").from_server_address(
             server_address=args.runtime_api_address,
             insecure=args.insecure,

@@ -1,12 +1,12 @@
-"""`flwr-clientapp` as it is found first on PATH: hands the task to the template process (`template.py`).
+"""A `flwr-clientapp`, first on PATH, that hands the task to the template process (`template.py`), called parent below.
 
-Run as a script by ``python -I -S`` (no site-packages, a few milliseconds). It gives its arguments, environment,
-working directory, umask and standard streams to the parent over a Unix socket, stays in the foreground for as
-long as the task runs, forwards signals, and ends as the task ended: with its exit code, or by its signal. When
-the parent cannot be reached the task runs all the same, in a fresh process that does its own imports
-(`commands.py once`), after a warning and after a new parent was started.
+Run as a script by ``python -I -S`` (no site-packages, a few milliseconds). It sends its arguments, environment,
+working directory, umask and standard streams to the parent over a Unix socket and stays in the foreground while the
+task runs. It forwards signals, and ends as the task ended: with its exit code, or by its signal. If the parent cannot
+be reached, it warns and starts a new parent; the task itself then runs in a fresh process that does its own imports
+(`commands.py once`).
 
-Our SuperNode (`../supernode.py`) hands over without this process, and starts it where there is no parent.
+Our SuperNode (`../supernode.py`) hands over without this process, and starts it only if there is no parent.
 """
 
 import array
@@ -19,7 +19,7 @@ import socket
 import sys
 
 READY_SECONDS = 30.0  # a parent that is still importing answers within this time; imports take about 5 s
-LOOK_SECONDS = 1.0  # how often to see whether the SuperNode that started us is still there
+LOOK_SECONDS = 1.0  # between two checks that the SuperNode that started us is still there
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 WATCHDOG_DIED = "ERROR: the template process's watchdog of this task died, and the task with it"
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -32,8 +32,8 @@ COMMAND = [
 
 
 def main() -> None:
-    """Hand one task to the template process; where that fails, start it afresh."""
-    asked = request(sys.argv[1:], SILOFL_STARTED_BY=str(os.getppid()))  # what stays for the next message ends with it
+    """Hand one task to the template process; if that fails, run it in a fresh process."""
+    asked = request(sys.argv[1:], SILOFL_STARTED_BY=str(os.getppid()))  # a persistent worker ends with that process
     path = os.environ.get("SILOFL_WARM_SOCKET", "")
     connection = None
     if path:
@@ -49,17 +49,17 @@ def main() -> None:
 
 
 def request(arguments: "list[str]", **environment: str) -> "dict[str, object]":
-    """Return what another process needs to look like this one (`handover.adopt`), and more of its environment."""
+    """Return what another process needs to replace this one (`handover.adopt`), with more environment variables."""
     mask = os.umask(0)
     os.umask(mask)
     return {"argv": arguments, "env": {**os.environ, **environment}, "cwd": os.getcwd(), "umask": mask}
 
 
 def connect(path: str) -> socket.socket:
-    """A connection to the parent."""
+    """Return a connection to the parent."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     here = os.getcwd()
-    os.chdir(os.path.dirname(path))  # a Unix socket's address is at most 107 bytes, a path may be longer
+    os.chdir(os.path.dirname(path))  # a Unix socket's address has at most 107 bytes, a path may be longer
     try:
         connection.connect(os.path.basename(path))
     finally:
@@ -68,7 +68,7 @@ def connect(path: str) -> socket.socket:
 
 
 def start_once() -> socket.socket:
-    """A connection to a process of our own that runs this one task."""
+    """Return a connection to a new process that runs this one task."""
     connection, other = socket.socketpair()
     if os.fork() == 0:
         other.set_inheritable(True)
@@ -80,7 +80,7 @@ def start_once() -> socket.socket:
 def hand_over(
     asked: "dict[str, object]", connection: socket.socket, seconds: "float | None", *more: int
 ) -> socket.socket:
-    """Send the request, our standard streams and `more` descriptors; OSError unless it is taken within `seconds`."""
+    """Send the request, our standard streams and `more` descriptors; OSError unless accepted within `seconds`."""
     text = json.dumps(asked).encode()
     data = len(text).to_bytes(4, "big") + text
     try:
@@ -89,7 +89,7 @@ def hand_over(
         connection.sendall(data[sent:])
         if connection.recv(1) != b"R":
             raise OSError("it hung up")
-        connection.sendall(b"G")  # from here on the task is theirs: nothing starts it a second time
+        connection.sendall(b"G")  # from here on the task is the other process's: it is never started twice
     except OSError:
         connection.close()
         raise
@@ -110,7 +110,7 @@ def follow(connection: socket.socket) -> None:
     data = b""
     while len(data) < 4:
         if os.getppid() != started_by:
-            os._exit(1)  # the SuperNode is gone; hanging up makes the parent end the task
+            os._exit(1)  # the SuperNode is gone; closing the connection makes the parent end the task
         if select.select([connection], [], [], LOOK_SECONDS)[0]:
             part = connection.recv(4)
             if not part:
@@ -127,7 +127,7 @@ def follow(connection: socket.socket) -> None:
 
 
 def respawn(path: str) -> None:
-    """Start a new parent for the tasks to come; it leaves at once if another one holds the socket's lock."""
+    """Start a new parent for later tasks; it exits at once if another one holds the socket's lock."""
     if os.environ.get("SILOFL_WARM_RESPAWN", "1") != "1" or not os.path.isdir(os.path.dirname(path)):
         return
     if os.fork():

@@ -1,4 +1,4 @@
-"""The Unix sockets at which a silo's processes meet, for its user alone, and who holds the parent's."""
+"""The Unix sockets between a silo's processes, accessible to its user only, and the lock of the template process."""
 
 import contextlib
 import fcntl
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 def lock_path(socket_path: Path) -> Path:
-    """The file that the parent at `socket_path` holds locked for as long as it lives; its content is its pid."""
+    """Return the file that the template process at `socket_path` locks while it lives; its content is the pid."""
     return socket_path.with_name(socket_path.name + ".lock")
 
 
 def template_pid(socket_path: Path) -> int | None:
-    """The process number of the parent at `socket_path`; None where none runs."""
+    """Return the process number of the template process at `socket_path`; None if none runs."""
     try:
         with lock_path(socket_path).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -26,7 +26,7 @@ def template_pid(socket_path: Path) -> int | None:
 
 
 def listen(path: Path) -> socket.socket:
-    """The socket at which shims call, for this user alone."""
+    """Return the socket for shims, accessible to this user only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
@@ -34,13 +34,13 @@ def listen(path: Path) -> socket.socket:
         mask = os.umask(0o177)
         listener.bind(short)
         os.umask(mask)
-    # Shims that come while the imports run wait in the backlog: no slower than a start of their own.
+    # Shims that connect during the imports wait in the backlog: no slower than importing by themselves.
     listener.listen(1024)
     return listener
 
 
 def connect_to(path: Path) -> socket.socket:
-    """Return a connection to the process that listens at a socket. Raises OSError where none does."""
+    """Return a connection to the process that listens at a socket. Raises OSError if there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with address(path) as short:
@@ -53,7 +53,7 @@ def connect_to(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def address(path: Path) -> Iterator[str]:
-    """A way to a socket's file by its folder's descriptor: it may have 107 bytes, and a path may be longer."""
+    """Yield a short path to a socket by its folder's descriptor: an address has at most 107 bytes, a path more."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

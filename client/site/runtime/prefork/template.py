@@ -16,7 +16,7 @@ from ...flower import INTERNALS
 from .sockets import listen, lock_path
 from .watchdog import mind
 
-# What a silo's ClientApp imports, third-party only; a name that is not installed is passed over.
+# Third-party modules that a silo's ClientApp imports; one that is not installed is skipped.
 PRELOAD = (
     INTERNALS["flwr_clientapp"].module,
     "flwr.client",
@@ -25,7 +25,7 @@ PRELOAD = (
     "flwr.serverapp.strategy",
     "httpcore",
     "numpy",
-    "numpy.random",  # which numpy imports when it is first used: for each message
+    "numpy.random",  # numpy imports it at its first use: otherwise for each message
     "safetensors.torch",
     "statistics",
     "torch",
@@ -37,7 +37,7 @@ PRELOAD = (
 def serve(path: Path, modules: tuple[str, ...]) -> None:
     """Import `modules`, then fork a watchdog for every connection; ends at SIGTERM or SIGINT.
 
-    One template process per socket: where another one holds the lock this one leaves with exit code 0.
+    One template process per socket: if another one holds the lock, this one exits with code 0.
     """
     lock = take_lock(path)
     if lock is None:
@@ -48,9 +48,9 @@ def serve(path: Path, modules: tuple[str, ...]) -> None:
     for name in modules:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    versions()  # read from the disk once, and known to all children
+    versions()  # read from the disk once, and shared with all children
     gc.collect()
-    gc.freeze()  # what lives now is shared with the children: keep their collector off its pages
+    gc.freeze()  # the children share these objects: their garbage collector must not touch the pages
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # watchdogs are reaped by the kernel
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
@@ -65,7 +65,7 @@ def serve(path: Path, modules: tuple[str, ...]) -> None:
 
 
 def take_lock(path: Path) -> int | None:
-    """The socket's lock, held by this process from now on; None where another process holds it."""
+    """Return the socket's lock, held by this process from now on; None if another process holds it."""
     lock = os.open(lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(10):  # `template_pid` may hold it for a moment
         with contextlib.suppress(BlockingIOError):
@@ -79,7 +79,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def fork() -> int | None:
-    """Fork; None without memory or processes for it: the shim sees the hang-up, and starts its task cold."""
+    """Fork; return None without memory or processes for it: the shim then starts its task by itself."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -95,5 +95,5 @@ def leave(number: int, _: object) -> NoReturn:
 
 
 def log(text: str) -> None:
-    """One line in the parent's log."""
+    """Write one line to the template process's log."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} template process {os.getpid()}: {text}", file=sys.stderr, flush=True)

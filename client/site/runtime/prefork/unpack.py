@@ -1,4 +1,4 @@
-"""An app unpacked as a whole or not at all."""
+"""Atomic unpacking of an app."""
 
 import compileall
 import contextlib
@@ -12,10 +12,10 @@ from ...flower import internal
 
 
 def unpack(content: bytes, digest: str, install: Any) -> Path:
-    """Flower's `install_from_fab`, except that a half-written app is never taken for a whole one.
+    """Unpack like Flower's `install_from_fab`, except that a half-written app is never used.
 
-    Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later takes that directory as it is.
-    Here it is complete and of this very app exactly if it holds the full SHA-256.
+    Flower unpacks straight into `FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH8` and later uses that directory unchecked.
+    Here a directory counts as complete, and as this very app, exactly if it contains the full SHA-256.
     """
     apps: Path = internal("get_flwr_home")() / "apps"
     for path in apps.glob(f"*.{digest[:8]}"):
@@ -24,10 +24,10 @@ def unpack(content: bytes, digest: str, install: Any) -> Path:
             return path
     apps.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=".new-", dir=apps))
-    with contextlib.redirect_stdout(io.StringIO()):  # it would name the temporary directory
+    with contextlib.redirect_stdout(io.StringIO()):  # its output names the temporary directory
         made: Path = install(content, install_dir=temporary, skip_prompt=True)
     print(f"app {made.name}, SHA-256 {digest}")
-    compileall.compile_dir(made, quiet=2)  # once, and not in every process where PYTHONDONTWRITEBYTECODE is set
+    compileall.compile_dir(made, quiet=2)  # once: processes with PYTHONDONTWRITEBYTECODE would repeat it
     (made / ".sha256").write_text(digest)
     final = apps / made.name
     shutil.rmtree(final, ignore_errors=True)

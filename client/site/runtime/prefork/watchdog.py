@@ -1,4 +1,4 @@
-"""The watchdog, one per message: takes over a task, runs it in a forked worker and follows that to its end."""
+"""The watchdog, one per message: takes over a task, and runs it in a forked worker until that ends."""
 
 import contextlib
 import json
@@ -17,11 +17,11 @@ from .reply import answer, finish
 from .worker import run_worker
 
 GRACE_SECONDS = 5.0  # between SIGTERM and SIGKILL; Flower's own limit for its exit handlers is 5 s too
-FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # signals at which Flower's entry leaves
+FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)  # signals at which Flower's entry exits
 
 
 def mind(connection: socket.socket) -> NoReturn:
-    """Take over one task from a shim, run it in a forked worker and follow it to its end."""
+    """Take over one task from a shim, and run it in a forked worker until that ends."""
     try:
         os.setsid()
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
@@ -43,7 +43,7 @@ def mind(connection: socket.socket) -> NoReturn:
 
 
 def start_worker(shim: socket.socket, calls: Connection | None) -> "Watch":
-    """Fork the worker, who gets `calls`; what watches it. A pipe wakes the watch when the worker ends."""
+    """Fork the worker, which gets `calls`; return its watch. A pipe wakes the watch when the worker ends."""
     report, worker_report = socket.socketpair()
     sys.stderr.flush()
     wake_read, wake_write = os.pipe()
@@ -66,18 +66,18 @@ def start_worker(shim: socket.socket, calls: Connection | None) -> "Watch":
 
 
 class Watch:
-    """A worker, and what can end it: its shim, its message's time to live, and what it notes itself."""
+    """A worker and the causes that can end it: its shim, its message's time to live, and its own notes."""
 
     def __init__(self, worker: int, shim: socket.socket, report: socket.socket, wake: int) -> None:
         self.worker, self.shim, self.report, self.wake = worker, shim, report, wake
         self.watched: list[Any] = [shim, report, wake]
-        self.note: dict[str, Any] = {}  # what the worker has told of its message
-        self.unread = b""  # the beginning of a line that it is writing
+        self.note: dict[str, Any] = {}  # the worker's notes on its message
+        self.unread = b""  # the beginning of an unfinished line
         self.ends: float | None = None  # when the message's time to live is over
         self.kill_at: float | None = None
 
     def follow(self) -> int:
-        """Wait for the worker; returns its exit code, or minus the number of the signal that ended it."""
+        """Wait for the worker; return its exit code, or minus the number of the signal that ended it."""
         self.report.setblocking(False)
         while True:
             pid, status = os.waitpid(self.worker, os.WNOHANG)
@@ -110,11 +110,11 @@ class Watch:
         for line in lines:
             self.note.update(json.loads(line))
             if self.ends is None and "message" in self.note and not self.note.get("replied"):
-                # Counted from here, as the server's clock and ours may differ: never too early.
+                # Counted from here, since the server's clock may differ from ours: never too early.
                 self.ends = time.monotonic() + self.note["message"]["ttl"]
 
     def _read_last_notes(self) -> None:
-        """Read what the worker noted just before it died."""
+        """Read what the worker noted just before its death."""
         with contextlib.suppress(OSError):
             while data := self.report.recv(1 << 16, socket.MSG_DONTWAIT):
                 self.unread += data
@@ -123,7 +123,7 @@ class Watch:
                 self.note.update(json.loads(line))
 
     def _forward_signals(self) -> None:
-        """A byte of the shim is the number of a signal that it got; its end is the SuperNode's."""
+        """Forward signals: a byte from the shim is a signal number; its end means that the SuperNode has ended."""
         try:
             data = self.shim.recv(64)
         except OSError:
@@ -147,8 +147,8 @@ class Watch:
             kill_group(self.worker)
 
     def _end(self, reason: str) -> None:
-        # The error reply goes out first: Flower's own exit handler gives the task back without one, and the SuperNode
-        # would wait for it for ever.
+        # The error reply is sent first: Flower's own exit handler finishes the task without one, and the SuperNode
+        # would wait for it forever.
         if self.kill_at is None:
             answer(self.note, reason)
             self.kill_at = time.monotonic() + GRACE_SECONDS
@@ -169,6 +169,6 @@ def how_it_ended(status: int) -> tuple[int, str]:
 
 
 def kill_group(worker: int) -> None:
-    """SIGKILL for the worker and whatever it started (data loaders) in its process group."""
+    """Send SIGKILL to the worker and its children (data loaders) in its process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)

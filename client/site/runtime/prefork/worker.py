@@ -1,4 +1,4 @@
-"""The worker, forked for one message: Flower's own `flwr-clientapp` with our wrappers in it."""
+"""The worker, forked for one message: Flower's own `flwr-clientapp` with our wrappers."""
 
 import atexit
 import contextlib
@@ -26,18 +26,18 @@ def run_worker(report: socket.socket, calls: Connection | None) -> NoReturn:
     """Become the `flwr-clientapp` process of one message; `report` goes to the watchdog, `calls` to the SuperNode."""
     os.setsid()
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no worker outlives its watchdog
-    with contextlib.suppress(OSError):  # when memory runs out, rather this process than the SuperNode
+    with contextlib.suppress(OSError):  # when memory runs out, the kernel should kill this process, not the SuperNode
         Path("/proc/self/oom_score_adj").write_text("500")
-    if "numpy" in sys.modules:  # not every message the same "random" numbers; `random` does this by itself
+    if "numpy" in sys.modules:  # otherwise every message has the same "random" numbers; `random` reseeds itself
         sys.modules["numpy"].random.seed()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(threads))  # libgomp read the parent's value at its start
-    # Of the exit handlers only logging's and the app's own: PyTorch's are for its compiler and cost up to 35 ms.
+        sys.modules["torch"].set_num_threads(int(threads))  # libgomp has read the parent's value at its start
+        # Keep only the exit handlers of logging and the app: PyTorch's are for its compiler and cost up to 35 ms.
     atexit._clear()
     atexit.register(logging.shutdown)
     code = run_task(report, calls, find_persistent_worker(report, calls))
-    # The interpreter's own shutdown takes half a second with PyTorch loaded; what it does for us is this.
+    # The interpreter's own shutdown takes half a second with PyTorch loaded; these are the steps that matter.
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
@@ -49,7 +49,7 @@ def run_worker(report: socket.socket, calls: Connection | None) -> NoReturn:
 
 
 def run_task(report: socket.socket, calls: Connection | None, persistent: PersistentWorker | None) -> int:
-    """Flower's clientapp entry on `sys.argv` with our wrappers in it; returns the exit code."""
+    """Run Flower's clientapp entry on `sys.argv` with our wrappers; return the exit code."""
     try:
         wrap_flower(report, calls, persistent)
         internal("flwr_clientapp")()
@@ -67,7 +67,7 @@ def run_task(report: socket.socket, calls: Connection | None, persistent: Persis
 
 
 def die_like(code: int) -> NoReturn:
-    """End as the persistent worker did, so that the watchdog says of it what it says of a worker."""
+    """End as the persistent worker did, so that the watchdog reports it like a worker's death."""
     if code < 0:
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)

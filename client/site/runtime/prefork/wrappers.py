@@ -1,9 +1,10 @@
 """Wrappers of five functions of Flower's `run_clientapp`, in a message's own process.
 
-What was pulled and what was pushed is noted for the watchdog; before the app is unpacked or imported its SHA-256 is
-compared with the site's pins and what the message asks for with the site's policy; the app is unpacked under another
-name and then renamed; the app runs in the process that stays, where there is one (`persistent.py`); and a reply is in
-the site's audit log before it leaves.
+* What was pulled and pushed is noted for the watchdog.
+* Before the app is unpacked or imported, its SHA-256 is compared with the site's pins, and the message with the policy.
+* The app is unpacked under another name and then renamed.
+* The app runs in the persistent worker, if there is one (`persistent.py`).
+* A reply is in the site's audit log before it leaves.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from .calls import client_over
 from .persistent import PersistentWorker
 from .unpack import unpack
 
-# What tells to which message a reply belongs: the arguments of Flower's `Metadata`.
+# The arguments of Flower's `Metadata`, which identify the message that a reply belongs to.
 METADATA = (
     "run_id",
     "message_id",
@@ -43,9 +44,9 @@ METADATA = (
 
 
 def allowed(info: MessageInfo, message: Any, context: Any, app: Iterable[str]) -> MessageInfo:
-    """Return the info of a message with its study, the server's receipt, and what the message was charged with.
+    """Return the info of a message with its study, the server's receipt, and its charge to the budget.
 
-    Raises ValueError, after its one line is in the silo's log, for a message that policy, study or budget forbid.
+    Raises ValueError, after logging its one line, for a message that policy, study or budget forbid.
     """
     try:
         study, receipt = check_message(message, context, app=app), take_receipt(message, context)
@@ -57,7 +58,7 @@ def allowed(info: MessageInfo, message: Any, context: Any, app: Iterable[str]) -
 
 
 class RefusalFilter(logging.Filter):
-    """Lets Flower log a refusal at DEBUG only: its traceback, and its page about the exit code. The one line is out."""
+    """Log filter that lowers a refusal's traceback and exit-code text to DEBUG; its one line is logged already."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class RefusalFilter(logging.Filter):
 
 
 def send_note(report: socket.socket, **fields: Any) -> None:
-    """Tell the watchdog how far the message is."""
+    """Send the watchdog a note on the message's progress."""
     with contextlib.suppress(OSError):
         report.sendall(json.dumps(fields).encode() + b"\n")
 
@@ -89,7 +90,7 @@ def send_note(report: socket.socket, **fields: Any) -> None:
 def wrap_flower(report: socket.socket, calls: Connection | None, persistent: PersistentWorker | None) -> None:
     """Wrap five functions of Flower's `run_clientapp` (flwr 1.39) in this process.
 
-    Raises AttributeError where Flower has moved them: better no task than one without the pins.
+    Raises AttributeError if Flower has moved them: running no task is better than running one without pins.
     """
     flower = internal("run_clientapp")
     pull, install, find_load = flower.pull_task_input, flower.install_from_fab, flower.get_load_client_app_fn
@@ -100,7 +101,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
     note = partial(send_note, report)
     pulled: dict[str, Any] = {}
-    os.environ[BY_SITE] = BY_SITE_VALUE  # the app need not write down what leaves
+    os.environ[BY_SITE] = BY_SITE_VALUE  # the app need not log what leaves
 
     def pull_task_input(client: Any) -> Any:
         message, context, run, fab = pull(client)
@@ -117,7 +118,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
         digest = hashlib.sha256(content).hexdigest()
         with refusals.noting():
             check_pin(digest, content)
-            # Here and not where it is pulled: Flower then answers the message with the reason.
+            # Here, and not at the pull: only here does Flower answer the message with the reason.
             pulled["info"] = allowed(pulled["info"], *asked[-1], sums_of(digest, content))
         return unpack(content, digest, install)
 
@@ -134,7 +135,7 @@ def wrap_flower(report: socket.socket, calls: Connection | None, persistent: Per
 
 
 def wrap_pushes(flower: Any, pulled: dict[str, Any], note: Callable[..., None]) -> None:
-    """Wrap what sends the reply: it is in the audit log before it leaves, and its message is noted as answered."""
+    """Wrap the functions that send the reply: it is logged before it leaves, and its message is noted as answered."""
     push, push_output = flower.push_message, flower.push_task_output
 
     def push_message(client: Any, message: Any, context: Any) -> None:
