@@ -23,7 +23,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_check_data(commands: Any) -> None:
-    """``check-data``."""
+    """Add ``check-data``."""
     p = commands.add_parser("check-data", help="check a silo's data file before joining")
     p.add_argument("file", metavar="FILE", help="the .npz file")
     p.add_argument(
@@ -36,7 +36,7 @@ def add_check_data(commands: Any) -> None:
 
 
 def add_request(commands: Any) -> None:
-    """``request``."""
+    """Add ``request``."""
     p = commands.add_parser(
         "request",
         help="make this site's own key, and the request to be taken in",
@@ -50,7 +50,7 @@ def add_request(commands: Any) -> None:
 
 
 def add_check_bundle(commands: Any) -> None:
-    """``check-bundle``."""
+    """Add ``check-bundle``."""
     p = commands.add_parser(
         "check-bundle",
         help="whose bundle this is, and whether Docker has the image that they signed",
@@ -64,7 +64,7 @@ def add_check_bundle(commands: Any) -> None:
 
 
 def add_join(commands: Any) -> None:
-    """``join``."""
+    """Add ``join``."""
     p = commands.add_parser(
         "join",
         help="take part as the silo of a bundle, without Docker",
@@ -80,7 +80,7 @@ def add_join(commands: Any) -> None:
 
 
 def add_policy(commands: Any) -> None:
-    """``policy``."""
+    """Add ``policy``."""
     p = commands.add_parser(
         "policy",
         help="print what a hospital allows, and what each method would send under it",
@@ -98,7 +98,7 @@ def add_policy(commands: Any) -> None:
 
 
 def add_audit(commands: Any) -> None:
-    """``audit``."""
+    """Add ``audit``."""
     p = commands.add_parser(
         "audit",
         help="what left this site, and whether its log of that is whole",

@@ -1,9 +1,9 @@
-"""A silo's model as a file of its own: ``silofl export``; ``client/prediction`` uses it.
+"""The export of a silo's model to a file of its own: ``silofl export``; ``client/prediction`` uses it.
 
 An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
-``nn.Module.load_state_dict`` of the architecture that its card names (where it names a ``head``, with that method's
-head in place of the last layer). The card ``FILE.json`` says what is needed to use it: architecture, input, classes,
-normalisation. Both come from the silo's own state, so that a hospital exports without the server.
+``nn.Module.load_state_dict`` of the architecture in its card (if the card has a ``head``, with that method's head in
+place of the last layer). The card ``FILE.json`` contains what is needed to use it: architecture, input, classes,
+normalisation. Both come from the silo's own state, so a hospital exports without the server.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from partitions.schema import parse_schema
 from strategies import strategies
 from strategies.base.state import State, read_sealed, write_sealed
 
-CARD = "card"  # the text in a model's header that is the SHA-256 of its card
+CARD = "card"  # the key in a model's header for the SHA-256 of its card
 BATCH = 512
 
 
 def card_file(model: Path) -> Path:
-    """``model.safetensors.json`` of ``model.safetensors``."""
+    """Return ``model.safetensors.json`` for ``model.safetensors``."""
     return model.with_name(f"{model.name}.json")
 
 
@@ -77,15 +77,15 @@ def export_model(
     coverage: float = 0.9,
     onnx: bool = False,
 ) -> dict[str, Any]:
-    """Save one of a silo's models; returns its card.
+    """Save one of a silo's models; return its card.
 
     ``which``: the personal model that was ``best`` on the silo's validation data, or the ``last`` one; or the model
-    whose score the report prints (``reported``), of the ``round`` that the report names. ``source`` is a run directory
-    or a silo's state directory; ``strategy`` and ``seed`` choose where it holds several runs, and the beginning of a
-    ``run_id`` where several of them have the same name. ``recipe``: whether the card holds the recipe of the silo's
-    table, where there is one. ``temperature``: a data file whose validation part scales the probabilities;
-    ``conformal``: one whose test part gives sets or intervals of this ``coverage``; ``onnx``: write that file, too.
-    Raises UserError where there is no such model, more than one, or a state that cannot be used.
+    whose score the report prints (``reported``), of the ``round`` that the report names. ``source``: a run directory
+    or a silo's state directory. ``strategy`` and ``seed`` select one of several runs, and the beginning of a
+    ``run_id`` one of several with the same name. ``recipe``: whether the card contains the recipe of the silo's
+    table, if it has one. ``temperature``: a data file whose validation part calibrates the probabilities.
+    ``conformal``: one whose test part gives sets or intervals of this ``coverage``. ``onnx``: also write that file.
+    Raises UserError if there is no such model, more than one, or a state that cannot be used.
     """
     if which not in ("best", "last", "reported"):
         raise UserError(f"--which {which}: best, last or reported is wanted here")
@@ -103,14 +103,14 @@ def export_model(
         net.load(vector, buffers)
         if temperature is not None:
             card["temperature"] = temperature_for(card, net, temperature)
-        if conformal is not None:  # of the scaled probabilities
+        if conformal is not None:  # computed from the calibrated probabilities
             card["conformal"] = conformal_for(card, net, conformal, coverage)
     write_model(out, card, vector, buffers, onnx)
     return card
 
 
 def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -> dict[str, Any]:
-    """The card of a model of a silo's state, without a recipe."""
+    """Return the card of a model in a silo's state, without a recipe."""
     return {
         "method": about["method"],
         "paper": about["paper"],
@@ -135,9 +135,9 @@ def card_of(state: State, chosen: Which, about: Mapping[str, Any], which: str) -
 
 
 def write_model(out: Path, card: dict[str, Any], vector: Tensor, buffers: Tensor | None, onnx: bool = False) -> None:
-    """Write the model (Σ,) and its card; ``onnx``: beside them :func:`onnx_file`, and in the card how it was checked.
+    """Write the model (Σ,) and its card; ``onnx``: also :func:`onnx_file`, with its check noted in the card.
 
-    Raises UserError where ``out`` is a directory, or the network cannot be written as ONNX: then nothing is written.
+    Raises UserError if ``out`` is a directory, or if the network cannot be written as ONNX: then nothing is written.
     """
     net = trained_network(card)
     tensors = net.state_dict(vector, buffers)
@@ -157,19 +157,19 @@ def write_model(out: Path, card: dict[str, Any], vector: Tensor, buffers: Tensor
 
 
 def onnx_file(model: Path) -> Path:
-    """``model.onnx`` of ``model.safetensors``."""
+    """Return ``model.onnx`` for ``model.safetensors``."""
     return model.with_suffix(".onnx")
 
 
 def when(snapshot: str, round: int, rounds: int) -> str:
-    """When a model was evaluated, in words: what is received in the closing exchange is the model after all rounds."""
+    """Describe when a model was evaluated; the one received in the closing exchange is from after all rounds."""
     if round > rounds:
         return f"received after round {rounds}, the last"
     return f"received at the start of round {round}" if snapshot == "received" else f"after training in round {round}"
 
 
 def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[State, Which, dict[str, Any]]:
-    """The state that holds the model, which of its models it is, and what the state says of it."""
+    """Return the state with the model, which of its models that is, and its description in the state."""
     files = sorted(folder.glob("round-*.safetensors"), reverse=True)
     newest = State.load(files[0])
     about = newest.numbers.get("model")
@@ -207,7 +207,7 @@ def choose(folder: Path, source: Path, which: str, round: int | None) -> tuple[S
 
 
 def reported_round(source: Path, about: Mapping[str, Any], round: int | None) -> int | None:
-    """The round of this silo's model that the report shows: as ``summary.json`` has it, where ``source`` is the run."""
+    """Return the round of this silo's model in the report, from ``summary.json`` if ``source`` is the run."""
     found = None
     if (source / "summary.json").is_file():
         try:
@@ -226,23 +226,23 @@ def reported_round(source: Path, about: Mapping[str, Any], round: int | None) ->
 
 
 def trained_network(card: Mapping[str, Any]) -> FlatModel:
-    """The network as the run trained it: with what was frozen, which a silo's state does not hold."""
+    """Return the network as trained in the run, with its frozen part, which a silo's state does not contain."""
     name, shape, settings, head = described(card)
     saved = dict(card["model"].get("part", {}))
     weights = Weights(**saved.pop("weights")) if saved.get("weights") else None
     part = Part(**saved | {"weights": weights})
-    part = WHOLE if part.whole else part  # nothing is frozen: the state holds all
+    part = WHOLE if part.whole else part  # nothing is frozen: the state contains everything
     return flat_model(name, shape, card["classes"], settings, "cpu", head, part)
 
 
 def network(card: Mapping[str, Any]) -> FlatModel:
-    """The network that a card describes, not yet with its weights."""
+    """Return the network that a card describes, without its weights."""
     name, shape, settings, head = described(card)
     return FlatModel(with_head(build(name, shape, card["classes"], settings), head))
 
 
 def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]:
-    """Name, shape of an input, settings and a method's own head of the network that a card describes."""
+    """Return name, input shape, settings and the method's own head of the network that a card describes."""
     shape = read_shape(card["input"]["shape"])
     name, own = card["model"]["name"], spec_of(card["model"]["name"]).settings
     settings = own(**card["model"]["settings"]) if own else None
@@ -251,7 +251,7 @@ def described(card: Mapping[str, Any]) -> tuple[str, tuple[int, ...], Any, Head]
 
 
 def read_model(file: Path) -> tuple[dict[str, Any], FlatModel]:
-    """An exported model with its card. Raises UserError where one of the two is missing, damaged or another's."""
+    """Return an exported model with its card. Raises UserError if one is missing, damaged or does not match."""
     try:
         tensors, texts = read_sealed(file, ("format",))
     except FileNotFoundError:

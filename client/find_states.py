@@ -1,4 +1,4 @@
-"""Find the folder of a silo's states below a run directory or a state directory, for ``silofl export``."""
+"""The search for a silo's states below a run directory or a state directory, for ``silofl export``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from client.store import RUN_FOLDER, silo_folder
 from partitions.common.errors import UserError
 from partitions.common.names import unknown_name
 
-# Where a silo's states lie: below a run directory; below a silo's state-dir, or one run, method or silo of it.
+# Places of a silo's states: below a run directory; below a silo's state-dir, or one run, method or silo of it.
 FOLDERS = ("checkpoint/*/silos/*", "*/*/*/*", "*/*/*", "*/*", "*", ".")
 
 
 def find_states(source: Path, silo: str, strategy: str | None, seed: int | None, run_id: str = "") -> Path:
-    """The one folder below ``source`` that holds this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
+    """Return the only folder below ``source`` with this silo's states, ``.../STRATEGY-SEED/[silos/]NAME[/run-ID]``."""
     if not source.is_dir():
         raise UserError(f"there is no directory {source}: name a run directory, or a silo's state directory")
     root = source.resolve()
@@ -41,20 +41,20 @@ def find_states(source: Path, silo: str, strategy: str | None, seed: int | None,
 
 
 def run_key(folder: Path) -> str:
-    """``STRATEGY-SEED`` of a folder of states."""
+    """Return ``STRATEGY-SEED`` of a folder of states."""
     above = silo_folder(folder).parent
     return (above.parent if above.name == "silos" else above).name
 
 
 def run_label(folder: Path, root: Path) -> str:
-    """How a folder of states is called in a message: ``RUN/STRATEGY-SEED``, RUN only where it is below ``root``."""
+    """Return a folder's label for messages: ``RUN/STRATEGY-SEED``, with RUN only if it is below ``root``."""
     above = silo_folder(folder).parent
     parts = above.relative_to(root).parts if above.is_relative_to(root) else ()
     return "/".join(part for part in parts if part not in ("checkpoint", "silos")) or run_key(folder)
 
 
 def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
-    """Return the label; of several runs of the same name also the id, and when its last state was written."""
+    """Return the label; if several runs share it, with the id and the time of the last state."""
     label = run_label(folder, root)
     if twins[label] == 1:
         return label
@@ -64,11 +64,11 @@ def distinct_label(folder: Path, root: Path, twins: Mapping[str, int]) -> str:
 
 
 def of_run(folder: Path, run_id: str) -> bool:
-    """Whether a folder of states is that of the run whose id begins so."""
+    """Return whether a folder of states belongs to a run whose id begins with ``run_id``."""
     return not run_id or folder.name.startswith(f"run-{run_id.removeprefix('run-')}")
 
 
 def matches(key: str, strategy: str | None, seed: int | None) -> bool:
-    """Whether ``STRATEGY-SEED`` is what was asked for."""
+    """Return whether ``STRATEGY-SEED`` matches the wanted strategy and seed."""
     name, _, number = key.rpartition("-")
     return strategy in (None, name) and (seed is None or str(seed) == number)

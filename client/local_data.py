@@ -1,8 +1,8 @@
-"""What a silo has before a server agrees on anything: its name, device, policy and data.
+"""The name, device, policy and data that a silo has before a server agrees on anything.
 
-Two sources of data, one :class:`SiloData`: a deployed silo reads its own file (node config ``data``); in a simulation
-silo ``partition-id`` takes its part of a public data set or of one .npz file. Data, and samples on a device, are kept
-from message to message where the process stays.
+Two sources of data give one :class:`SiloData`. A deployed silo reads its own file (node config ``data``); in a
+simulation silo ``partition-id`` takes its part of a public data set or of one .npz file. Data, and samples on a device,
+are cached across messages while the process lives.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import SCHEMA
 
 OnDevice = tuple[tuple[Samples, Samples, Samples], dict[Any, Any]]
-MOST_CLASSES = 10_000  # the last layer has a row for each: what the server says must not fill the memory
+MOST_CLASSES = 10_000  # the last layer has a row for each: a number from the server must not exhaust the memory
 
 
 def silo_name(context: Context) -> str:
-    """``name`` of the node config; in a simulation that of the hospital's file, or ``hospital-01`` and so on."""
+    """Return ``name`` of the node config; in a simulation the name of the hospital's file, or ``hospital-01`` etc."""
     config, run = context.node_config, context.run_config
     if "name" in config:
         return str(config["name"])
     if "partition-id" in config:
         index, parts = int(config["partition-id"]), int(config["num-partitions"])
         names = names_of(str(run.get("dataset", "")), str(run.get("partition", "")), parts)
-        return names[index] if index < len(names) else simulated_name(index)  # too many silos: `open_data` refuses
+        return names[index] if index < len(names) else simulated_name(index)  # `open_data` refuses a surplus silo
     raise UserError('this silo has no name: give its SuperNode --node-config \'name="hospital-01" data="FILE.npz"\'')
 
 
 def device_of(settings: RunSettings, context: Context) -> torch.device:
-    """The silo's own device if its node config names one, else the run's; ``auto`` takes a GPU if there is one."""
+    """Return the device in the node config, else the run's; ``auto`` is a GPU if there is one."""
     name = str(context.node_config.get("device", "auto"))
     if name == "auto":
         name = settings.common.device
@@ -60,7 +60,7 @@ def device_of(settings: RunSettings, context: Context) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device(name)
-    if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch knows more, and some of them hold no numbers
+    if name.partition(":")[0] not in ("cpu", "cuda"):  # PyTorch has more, and some of them store no numbers
         raise UserError(f"device '{name}' is unknown: auto, cpu, cuda or cuda:N is wanted here")
     try:
         device = torch.device(name)
@@ -79,7 +79,7 @@ def is_own_file(context: Context) -> bool:
 
 
 def open_data(settings: RunSettings, context: Context) -> SiloData:
-    """This silo's data. Raises UserError or DataError, with one line, where they cannot be used."""
+    """Return this silo's data. Raises UserError or DataError, one line, if they cannot be used."""
     c = settings.common
     if is_own_file(context):
         path = Path(str(context.node_config["data"]))
@@ -96,9 +96,10 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
 
 @lru_cache(maxsize=4)
 def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
-    """A run may leave the part for validation unused; it cannot train on it, nor take less: n or n - 1 tells of one.
+    """Read the silo's own file, as far as the run's settings may change its use.
 
-    Nor can it say that classes are measurements, whose sums would tell how many samples each has.
+    A run may leave the validation part unused. It may neither train on it nor take a share of it: results for n and
+    n - 1 samples would reveal one. It may not treat classes as measurements: their sums would reveal the class counts.
     """
     if task not in ("auto", *ONE_CLASS) and (own := read_silo_file(path).task) != task:
         raise UserError(f"task = {task}: this silo's data file is for {own}, and only the file can say otherwise")
@@ -106,13 +107,13 @@ def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
     return data if validation else replace(data, val=rows_of(data.val, np.arange(0)))
 
 
-# What was made of a silo's data last, behind what it was made for: kept for the next round, as long as the data are.
+# The last result for a silo's data, with the key that it was made for: kept while the data are.
 _REORDERED: WeakKeyDictionary[SiloData, tuple[str, SiloData]] = WeakKeyDictionary()
 _ON_DEVICE: WeakKeyDictionary[SiloData, tuple[tuple[Any, ...], OnDevice]] = WeakKeyDictionary()
 
 
 def agreed_schema(config: Mapping[str, Any]) -> Schema:
-    """The schema that the server says all silos share; an empty one where it says nothing. Raises UserError."""
+    """Return the schema that the server sends for all silos; an empty one if it sends none. Raises UserError."""
     try:
         return read_schema(str(config.get(SCHEMA, "")))
     except DataError as error:
@@ -120,7 +121,7 @@ def agreed_schema(config: Mapping[str, Any]) -> Schema:
 
 
 def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> SiloData:
-    """The data with columns and labels in the agreed order. Raises UserError where they cannot be brought to it."""
+    """Return the data with columns and labels in the agreed order. Raises UserError if that is not possible."""
     agreed = agreed_schema(config)
     kept = _REORDERED.get(data)
     if kept is not None and kept[0] == agreed.text:
@@ -129,15 +130,15 @@ def agreed_data(data: SiloData, context: Context, config: Mapping[str, Any]) -> 
         made = reorder_data(data, agreed)
     except (DataError, UserError) as error:
         raise UserError(f"{silo_name(context)} cannot take the run's schema: {error}") from None
-    if made is not data:  # which it would keep alive
+    if made is not data:  # an entry with the data themselves would keep them alive
         _REORDERED[data] = agreed.text, made
     return made
 
 
 def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
-    """A simulated silo's data; of the first that trains, with the training samples of all that do.
+    """Return a simulated silo's data; for the first silo that trains, with the training samples of all that do.
 
-    Raises UserError elsewhere.
+    Raises UserError outside a simulation.
     """
     if is_own_file(context):
         raise UserError(f"{settings.common.strategy} needs all silos' data in one place: it runs in simulations only")
@@ -148,19 +149,19 @@ def pooled(data: SiloData, settings: RunSettings, context: Context) -> SiloData:
 
 
 def silo_policy(context: Context) -> Policy:
-    """What this silo allows; a simulation's silos hold public data, or those of the user who simulates."""
+    """Return this silo's policy; a simulation's silos have public data, or the data of the user who runs it."""
     return policy_of(context.node_config) if is_own_file(context) else read_policy(PUBLIC)
 
 
 def columns_in(data: SiloData) -> Array | None:
-    """What is standardised of the training part (n, columns): tables', behind them a regression's measurements."""
+    """Return the training columns to standardise (n, columns): of tables, then a regression's measurements."""
     parts = [x for x in inputs_of(data.train.x).values() if x.ndim == 2 and x.dtype == np.float32]
     parts += [data.train.y] if data.task == "regression" else []
     return np.hstack(parts) if parts else None
 
 
 def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
-    """How many classes the server says that all silos have together. Raises UserError where that cannot be."""
+    """Return the number of classes that the server sends for all silos. Raises UserError if it is not possible."""
     classes = int(config["classes"])
     if config.get("task", data.task) != data.task:
         raise UserError(f"the server says that the task is {config['task']}: this silo's labels are for {data.task}")
@@ -173,7 +174,7 @@ def agreed_classes(config: Mapping[str, Any], data: SiloData) -> int:
 
 
 def weights_file(settings: RunSettings, context: Context) -> Path | None:
-    """Where the weights lie that a run starts from; None: where the run says, in a simulation."""
+    """Return the file of the run's initial weights at this site; None in a simulation, which uses the run's path."""
     named = settings.common.init_weights
     if not named or not is_own_file(context):
         return None
@@ -185,14 +186,14 @@ def weights_file(settings: RunSettings, context: Context) -> Path | None:
 
 
 def tensors(given: tuple[Columns, Columns]) -> tuple[Tensor | None, Tensor | None]:
-    """Mean and standard deviation as tensors; None for empty ones."""
+    """Return mean and standard deviation as tensors; None for empty ones."""
     return (torch.tensor(given[0]), torch.tensor(given[1])) if given[0] else (None, None)
 
 
 def samples_on(
     data: SiloData, device: torch.device, inputs: tuple[Columns, Columns], labels: tuple[Columns, Columns]
 ) -> OnDevice:
-    """The three splits on the device, and what is known of models on them (see :class:`Silo`)."""
+    """Return the three splits on the device, and a cache for models on them (see :class:`Silo`)."""
     wanted, kept = (device, inputs, labels), _ON_DEVICE.get(data)
     if kept is not None and kept[0] == wanted:
         return kept[1]

@@ -1,4 +1,4 @@
-"""`silofl policy`: what a hospital allows, and what each method would send under it, in words."""
+"""`silofl policy`: the rules of a hospital, and what each method would send under them, in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies.base.survey import SURVEY
 
 
 def policy_at(what: Path | None) -> Policy:
-    """The policy of a bundle, of its folder, or of a file; of this process where nothing is named."""
+    """Return the policy of a bundle, its folder, or a file; of this process if ``what`` is None."""
     if what is None:
         return read_policy(os.environ.get("SILOFL_POLICY", ""))
     if what.suffix == ".tar" or what.is_dir():
@@ -28,7 +28,7 @@ def policy_at(what: Path | None) -> Policy:
 
 
 def policy_page(policy: Policy) -> str:
-    """The rules with their meaning, then the methods."""
+    """Return the page with the rules and their meaning, then the methods."""
     lines = [f"{policy.where}:", ""]
     width = max(len(policy.line(f.name)) for f in rules().values() if f.name != "methods")
     lines += [f"  {policy.line(f.name):<{width}}  # {f.metadata['help']}" for f in rules().values()]
@@ -55,7 +55,7 @@ def policy_page(policy: Policy) -> str:
 
 
 def own_model(policy: Policy) -> str:
-    """What a run lets out that asks for the silo's own model."""
+    """Describe what leaves in a run that has silos send their own models."""
     run = {"keep-models": "reported", "rounds": 1, "dp": policy.private_only}
     if faults := own_model_faults(policy, run, {"round": 2}):
         return f"stays: {faults[0]}"
@@ -66,7 +66,7 @@ def own_model(policy: Policy) -> str:
 
 
 def evaluation(policy: Policy) -> str:
-    """What a run lets out that evaluates given models (``silofl evaluate``)."""
+    """Describe what leaves in a run that evaluates given models (``silofl evaluate``)."""
     if faults := method_faults(policy, EVALUATE, {**defaults(), "strategy": EVALUATE}):
         return f"refused: {faults[0]}"
     metrics = ", ".join(m for m in policy.metrics if m not in SITE_EVIDENCE) or "none"
@@ -76,7 +76,7 @@ def evaluation(policy: Policy) -> str:
 
 
 def survey(policy: Policy) -> str:
-    """What a survey of the data lets out (``silofl survey``)."""
+    """Describe what leaves in a survey of the data (``silofl survey``)."""
     asked = {**defaults(), "strategy": SURVEY}
     if faults := [*method_faults(policy, SURVEY, asked), *privacy_faults(policy, asked)]:
         return f"refused: {faults[0]}"
@@ -103,7 +103,7 @@ def sent(name: str, strategy: type[PersonalizedStrategy], run: dict[str, bool | 
 
 
 def with_privacy(info: MethodInfo) -> str:
-    """What ``dp = true`` does to what the method sends."""
+    """Describe the effect of ``dp = true`` on what the method sends."""
     if not info.dp:
         return f"dp = true: not possible, {info.not_dp}"
     if info.dp == "nothing":
@@ -112,7 +112,7 @@ def with_privacy(info: MethodInfo) -> str:
     return f"dp = true: what leaves is made of clipped gradients with noise.{alone}"
 
 
-WEAK = 10.0  # an epsilon above is hardly a promise (docs/hospital.md)
+WEAK = 10.0  # a larger epsilon hardly protects (docs/hospital.md)
 
 
 def footnote(policy: Policy) -> str:
@@ -126,7 +126,7 @@ def footnote(policy: Policy) -> str:
 
 
 def warnings(policy: Policy) -> Iterator[str]:
-    """What of the rules on differential privacy says less than it seems to."""
+    """Yield warnings about rules on differential privacy that protect less than they seem to."""
     if policy.require_dp and not policy.epsilon:
         yield "WARNING: require-dp alone bounds nothing: a run may ask for hardly any noise. Set epsilon.\n"
     if policy.epsilon > WEAK:

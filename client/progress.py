@@ -1,9 +1,9 @@
-"""What a hospital sees of a run as it goes on: events of its own silo, for ``silofl watch`` there.
+"""The progress of a run at one hospital: events of its own silo, for ``silofl watch`` there.
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/progress.jsonl
 
-The lines are those of the server's ``progress.jsonl``, with this silo alone. They stay at the site. So they hold its
-scores also where the policy keeps them from the server. A line that cannot be written stops no round.
+The lines are like those of the server's ``progress.jsonl``, for this silo only. They stay at the site, so they contain
+its scores even if the policy withholds them from the server. A failure to write a line does not stop a round.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from strategies.base.run_settings import RunSettings
 from strategies.base.schema.reporting import EPSILON
 from strategies.base.transport.payload import wire_bytes
 
-LARGEST = 1 << 23  # bytes of a file, after which it is begun anew
+LARGEST = 1 << 23  # bytes of a file, after which it is restarted
 
 
 class OwnProgress:
-    """The events of one message; in a simulation, where the server's file has all, none are written."""
+    """The events of one message; none are written in a simulation, where the server's file has all."""
 
     def __init__(self, session: ClientSession, message: Message) -> None:
         self.session, self.message, self.kind = session, message, message.metadata.message_type
@@ -40,9 +40,9 @@ class OwnProgress:
         self.folder: Path | None = None
 
     def begins(self) -> None:
-        """Note that this silo has begun with a message; only now the run's folder is known.
+        """Note that this silo has begun with a message; the run's folder is known from here on.
 
-        Where a run only evaluates, or takes the silo as a newcomer, the silo keeps nothing of it.
+        Nothing is written if a run only evaluates, or if the silo is a newcomer.
         """
         store, config = self.session.store, self.session.config
         if NEWCOMER in config or not self.session.info.trains:
@@ -57,7 +57,7 @@ class OwnProgress:
         self._add("begin", number=number, rounds=rounds, closing=self.closing, time=self.started, silos=asked)
 
     def ends(self, server_round: int, metrics: Mapping[str, Any], sent: RecordDict) -> None:
-        """Note the round's scores, and the bytes of the vectors that leave."""
+        """Note the round's scores, and the bytes of the vectors sent and received."""
         if self.folder is None:
             return
         score, snapshot = self.session.silo.task.score, self.session.info.reports
@@ -85,9 +85,9 @@ class OwnProgress:
 
 
 def note_failure(message: Message, context: Context, settings: RunSettings, reason: str) -> None:
-    """Note why a message of a run that has begun here has failed; of a run that never began nothing is written.
+    """Note why a message has failed, if its run has begun here; otherwise nothing is written.
 
-    The message may be anything: what it lacks is in the silo's log and in its audit log.
+    The message may lack anything; the cause is also in the silo's log and in its audit log.
     """
     if "state-dir" not in context.node_config:
         return
@@ -101,7 +101,7 @@ def note_failure(message: Message, context: Context, settings: RunSettings, reas
 
 
 def add_event(folder: Path, event: str, **values: Any) -> None:
-    """Add a line to a run's events; a file that is large is begun anew. Raises OSError."""
+    """Add a line to a run's events; a file that is too large is restarted. Raises OSError."""
     file = folder / "progress.jsonl"
     if file.exists() and file.stat().st_size > LARGEST:
         file.unlink()

@@ -1,20 +1,20 @@
-"""Where a silo keeps its state between rounds.
+"""The storage of a silo's state between rounds.
 
-In a simulation: in Flower's ``context.state``. Where the node config names a ``state-dir``: in files, one per round;
-of the rounds that the server saves (``checkpoint-every``) the last three are kept, so that a server that goes back to
-its last checkpoint but one, in the middle of a round, finds the states it needs; and the last before this one, so that
-a message that arrives twice finds what it found the first time. The in-process engine uses both: memory from round to
-round, files for resume. Each state carries the id of the run that made it; another run's is not taken up. A damaged
-state is not passed over silently: the server decides what comes of it (``server/run/recovery.py``).
+In a simulation it is Flower's ``context.state``. If the node config has a ``state-dir``, it is one file per round. Kept
+are the last three of the rounds that the server saves (``checkpoint-every``): a server that returns to its last
+checkpoint but one, in the middle of a round, finds the states it needs. The last state before this round is kept too,
+so that a message that arrives twice finds the same state. The in-process engine uses both: memory from round to round,
+files for resume. Each state contains the id of its run; another run's is not used. A damaged state is reported: the
+server decides what to do (``server/run/recovery.py``).
 
     STATE_DIR/RUN/STRATEGY-SEED/SILO/run-ID/round-000007.safetensors
 
-A process that stays for the run's next message (``client/site/runtime/prefork/persistent.py``) keeps the last state in
-memory beside the file, and does not read it again as long as the file is the one it wrote.
+A persistent worker (``client/site/runtime/prefork/persistent.py``) also keeps the last state in memory. It does not
+read the file again while that is the one it wrote.
 
-The server chooses a run's name, and may choose one that it had before. The folder of its id keeps the runs apart, so
-that no run deletes or overwrites what another one left here. (Versions before had no such folder: what lies directly in
-SILO's is still read, and left alone. In the run directory of a simulation there is one run.)
+The server chooses a run's name, and may reuse one. The folder of the run's id keeps the runs apart, so that no run
+deletes or overwrites another one's states. (Earlier versions had no such folder: files directly in SILO's folder are
+still read, and never changed. The run directory of a simulation contains one run.)
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from strategies.base.damaged import DamagedStateError
 from strategies.base.state import State
 from strategies.base.transport.payload import array_record, tensor_of
 
-KEPT_ROUNDS = 3  # the server's two checkpoints, and the round that it is at
-BETWEEN = "between"  # begins the name of a state that no server checkpoint belongs to
+KEPT_ROUNDS = 3  # the server's two checkpoints, and its current round
+BETWEEN = "between"  # prefix of states without a server checkpoint
 RUN_FOLDER = re.compile(r"run-[0-9a-f]{16}")
-_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}  # the file written last, as it then was, and what is in it
+_WRITTEN: dict[Path, tuple[tuple[int, ...], State]] = {}  # the last written file, its stamp then, and its content
 
 
 class StateStore:
-    """One silo's state of one run. ``run`` names the run's directory, ``key`` is ``STRATEGY-SEED``."""
+    """One silo's state of one run. ``run``: the run directory's name; ``key``: ``STRATEGY-SEED``."""
 
     def __init__(self, context: Context, run: str, key: str, run_id: str) -> None:
         self.context = context
-        self.run_id = run_id or f"{context.run_id:016x}"  # Flower's own number, where the server's loop is not ours
+        self.run_id = run_id or f"{context.run_id:016x}"  # Flower's own number, if the server's loop is not ours
         config = context.node_config
         self.folder: Path | None = None
-        self.older: Path | None = None  # where versions before kept the states of all runs of this name
+        self.older: Path | None = None  # where earlier versions kept the states of all runs of this name
         if "state-path" in config:  # set by the in-process engine
             self.folder = Path(str(config["state-path"])) / silo_name(context)
         elif "state-dir" in config:
-            # The server names the run; a name is all that it may be, not a way out of the directory.
+            # The server chooses the name: reduce it to one path component, so that it cannot leave the directory.
             name = Path(run).name.replace("..", "_")
             self.older = Path(str(config["state-dir"])) / name / key / silo_name(context)
             self.folder = self.older / run_folder(self.run_id)
         self.in_memory = "state-dir" not in config
 
     def load(self, server_round: int, lost: int = 0, first: int = 1) -> State:
-        """Return the newest state from before this round; an empty one where there is none of this run.
+        """Return the newest state from before this round; an empty one if there is none of this run.
 
-        Damaged states of rounds up to ``lost`` are passed over: the server counts them as lost. Raises
-        DamagedStateError for any other damaged one, ValueError where all states are of this round or later ones:
-        starting afresh would delete them. Not in the ``first`` round that the silo takes part in, which is repeated.
+        Damaged states of rounds up to ``lost`` are skipped: the server counts them as lost. Any other damaged one
+        raises DamagedStateError. Raises DataError if all states are of this round or later ones, since a fresh start
+        would delete them; not in the ``first`` round that the silo takes part in, which is repeated.
         """
         later = []
         for state in self._candidates(server_round, lost):
@@ -82,7 +82,7 @@ class StateStore:
         return State()
 
     def save(self, state: State, server_round: int, *, to_disk: bool) -> None:
-        """Keep ``state`` as that of this round; states of later rounds are of a past that is being repeated."""
+        """Save ``state`` for this round. States of later rounds are deleted: those rounds are being repeated."""
         state.numbers |= {"run_id": self.run_id, "round": server_round}
         if self.in_memory:
             self.context.state["arrays"] = array_record(state.arrays)
@@ -112,13 +112,13 @@ class StateStore:
                 yield state
 
     def _damage(self, files: Sequence[Path], place: int, error: Exception) -> DamagedStateError:
-        """Describe to the server the damaged state ``files[place]``, and those before it."""
+        """Describe the damaged state ``files[place]``, and the states before it, for the server."""
         good = next((i for i in range(place + 1, len(files)) if self._is_readable(files[i])), place + 1)
         kept = [_round(file) for file in itertools.takewhile(self._is_readable, files[good:])]
-        if len(files) == 1:  # states are only removed when there are later ones: it is the first
+        if len(files) == 1:  # states are only removed when there are later ones, so this is the first
             kept = [0]
         reason = str(error)
-        if "state-path" not in self.context.node_config:  # the path is for the hospital's own log
+        if "state-path" not in self.context.node_config:  # the path goes only to the hospital's own log
             log(WARNING, "%s", error)
             reason = f"{files[place].name} cannot be read"
         return DamagedStateError(_round(files[good - 1]), kept, reason)
@@ -131,8 +131,8 @@ class StateStore:
 
 
 def _prune(folder: Path, file: Path, server_round: int) -> None:
-    """Delete the states that no message can ask for once ``file`` is that of this round."""
-    for left in folder.glob(".*.tmp"):  # by a process that was killed as it wrote
+    """Delete the states that no message can need once ``file`` is the state of this round."""
+    for left in folder.glob(".*.tmp"):  # left by a process that was killed while writing
         left.unlink(missing_ok=True)
     files = states_in(folder)
     saved = [f for f in files if f.name.startswith("round-") and (f == file or _round(f) < server_round)]
@@ -142,35 +142,35 @@ def _prune(folder: Path, file: Path, server_round: int) -> None:
 
 
 def _read(file: Path) -> State:
-    """A state as its file has it. Raises OSError or ValueError where that cannot be read."""
+    """Return the state in a file. Raises OSError or ValueError if it cannot be read."""
     stamp, written = _WRITTEN.get(file, ((), State()))
     return _copy(written) if stamp == _stamp(file) else State.load(file)
 
 
 def _copy(state: State) -> State:
-    """Return a copy as it would be read from its file, with its tensors on the device where they are."""
+    """Return a copy as if read from its file, with its tensors on their current device."""
     return State({name: t.detach().clone() for name, t in state.arrays.items()}, json.loads(json.dumps(state.numbers)))
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    """What changes when a file does."""
+    """Return a value that changes with the file."""
     found = file.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def run_folder(run_id: str) -> str:
-    """The name of a run's own folder. The server made the id: whatever it is, this is one name, and no way out."""
+    """Return the name of a run's own folder: one path component, whatever id the server sent."""
     known = RUN_FOLDER.fullmatch(f"run-{run_id}")
     return f"run-{run_id if known else hashlib.sha256(run_id.encode()).hexdigest()[:16]}"
 
 
 def silo_folder(states: Path) -> Path:
-    """The folder with the silo's name, of one that holds states: that itself, or the one above a run's own."""
+    """Return the folder with the silo's name, for a folder of states: itself, or the parent of a run's own."""
     return states.parent if RUN_FOLDER.fullmatch(states.name) else states
 
 
 def states_in(folder: Path) -> list[Path]:
-    """The files of states that lie directly in a folder, newest round first."""
+    """Return the state files directly in a folder, newest round first."""
     return sorted(folder.glob("*-??????.safetensors"), key=_round, reverse=True)
 
 

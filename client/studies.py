@@ -34,7 +34,7 @@ METRIC_WORDS = "counts of samples, the metrics {metrics}, seconds and bytes"
 
 @dataclass(frozen=True)
 class Place:
-    """A silo of this site: its name, its state directory, its policy, and who signed its bundles, as far as known."""
+    """A silo of this site: its name, its state directory, its policy, and the signer of its bundles, if known."""
 
     name: str
     state: Path
@@ -43,10 +43,10 @@ class Place:
 
 
 def place_of(state: Path | None, policy: Path | None = None) -> Place:
-    """The silo of a state directory, of this container, or the only one that joined from this machine.
+    """Return the silo of a state directory, of this container, or the only one that joined from this machine.
 
-    ``policy``: its policy's file, where that is not in its place. Raises UserError, one line, where there is no such
-    silo, or there are several.
+    ``policy``: its policy's file, if not in the usual place. Raises UserError, one line, if there is no such silo, or
+    more than one.
     """
     if state is None and os.environ.get("SILOFL_NAME"):
         site = Site.from_environment(os.environ)
@@ -62,13 +62,13 @@ def place_of(state: Path | None, policy: Path | None = None) -> Place:
             f"--state-dir {state}: there is no such directory; it is the one that the silo keeps its state in"
         )
     state = state.absolute()
-    folder = state.parent if state.name == "state" else state  # of a silo that joined, or of `silofl up`
+    folder = state.parent if state.name == "state" else state  # the first by `silofl join`, the second by `silofl up`
     own = policy or (folder / "policy.toml" if (folder / "policy.toml").is_file() else "")
     return Place(folder.name, state, read_policy(str(own)), known(folder / "signed-by"))
 
 
 def read_file(file: Path) -> tuple[str, Study]:
-    """A study's file, and what it says. Raises SiteError or OSError."""
+    """Return a study file's text and the parsed study. Raises SiteError or OSError."""
     text = file.read_text(encoding="utf-8")
     return text, parse_study(text, str(file))
 
@@ -77,7 +77,7 @@ def read_file(file: Path) -> tuple[str, Study]:
 
 
 def study_page(study: Study, signer: str) -> str:
-    """The study as a committee reads it: the question, what leaves, what can be inferred, the limits, the settings."""
+    """Return the page for a committee: the question, what leaves, what can be inferred, the limits, the settings."""
     private = True in values(study, "dp")
     lines = [
         f"Study {study.name}",
@@ -114,7 +114,7 @@ def study_page(study: Study, signer: str) -> str:
 
 
 def noise_text(study: Study) -> str:
-    """Whether noise protects what leaves: by the study's own settings, and only where every run has it."""
+    """Describe whether noise protects what leaves: only if the study's settings require it in every run."""
     if all(value is True for value in values(study, "dp")):
         given = {key: words(study.settings.get(key, DEFAULTS[key])) for key in DEFAULTS if owner(key) == "dp"}
         return (
@@ -152,7 +152,7 @@ def _leaves(study: Study) -> Iterator[str]:
 
 
 def review(study: Study, place: Place, samples: int | None = None) -> list[str]:
-    """Return what a hospital is warned of. Raises UserError where its policy refuses every run of a method."""
+    """Return the warnings for a hospital. Raises UserError if its policy refuses every run of a method."""
     lines = []
     for name in study.methods:
         faults = [run_faults(place.policy, corner) for corner in corners(study, name)]
@@ -164,7 +164,7 @@ def review(study: Study, place: Place, samples: int | None = None) -> list[str]:
 
 
 def corners(study: Study, method: str) -> list[dict[str, Any]]:
-    """The runs of a method with every setting at its first value, or least, and at its last, or most."""
+    """Return two runs of a method: every setting at its first or least value, and at its last or largest."""
     found = []
     for end in (0, -1):
         run = {**DEFAULTS, **{key: values(study, key)[end] for key in study.settings}, "strategy": method}
@@ -184,9 +184,9 @@ def approve(
     samples: int | None = None,
     weights: Path | None = None,
 ) -> Study:
-    """Show a study, warn, ask, and keep it as approved. ``ask``: None where there is no question (--yes).
+    """Show a study, warn, ask, and store it as approved. ``ask``: None to skip the question (--yes).
 
-    Raises UserError, DataError, SiteError or OSError, one line, where it cannot be approved; nothing is kept then.
+    Raises UserError, DataError, SiteError or OSError, one line, if it cannot be approved; nothing is stored then.
     """
     place, (text, study) = place_of(state, policy), read_file(file)
     signer = signer_of(text)
@@ -208,7 +208,7 @@ def approve(
 
 
 def check_signer(signer: str, place: Place, signed_by: str) -> None:
-    """Raise DataError where a study is signed by another key than wanted, or by none."""
+    """Raise DataError if a study is signed by another key than the expected one, or by none."""
     if signed_by == UNSIGNED:
         return
     wanted = wanted_key(signed_by) if signed_by else place.signer
@@ -221,7 +221,7 @@ def check_signer(signer: str, place: Place, signed_by: str) -> None:
 
 
 def overview(state: Path | None) -> list[dict[str, Any]]:
-    """The studies of this site, each with its state, and what was used of its limits."""
+    """Return the studies of this site, each with its state and the use of its limits."""
     place, today = place_of(state), datetime.now(UTC).date()
     found = []
     for one in approvals.approved(place.state):
@@ -246,13 +246,13 @@ def overview(state: Path | None) -> list[dict[str, Any]]:
 
 
 def released(state: Path | None) -> list[dict[str, Any]]:
-    """What left of each data file that this silo ever had, by its SHA-256: the oldest first. Raises SiteError."""
+    """Return what left of each data file of this silo, by its SHA-256, the oldest first. Raises SiteError."""
     found = [{"cohort": cohort, **one} for cohort, one in read_released(place_of(state).state).items()]
     return sorted(found, key=lambda one: str(one["from"]))
 
 
 def released_page(found: list[dict[str, Any]]) -> str:
-    """What left of each data file, a line each."""
+    """Return the page with what left of each data file, a line each."""
     lines = ["", "Training replies of this silo, answers to surveys, and models of its own, ever"] if found else []
     for one in found:
         data = f"data {one['cohort'][:16]}" if one["cohort"] else "data not noted"
@@ -268,7 +268,7 @@ def released_page(found: list[dict[str, Any]]) -> str:
 
 
 def overview_page(studies: list[dict[str, Any]]) -> str:
-    """The studies of this site, a few lines each."""
+    """Return the page with the studies of this site, a few lines each."""
     if not studies:
         return "no study was approved here"
     lines = []
@@ -282,6 +282,6 @@ def overview_page(studies: list[dict[str, Any]]) -> str:
 
 
 def revoke(name: str, state: Path | None, by: str) -> None:
-    """End a study of this site at once. Raises SiteError where there is none of this name."""
+    """End a study of this site at once. Raises SiteError if there is none of this name."""
     place = place_of(state)
     approvals.revoke(place.state, place.name, name, by)

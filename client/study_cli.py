@@ -20,7 +20,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_approve(commands: Any) -> None:
-    """``approve``."""
+    """Add ``approve``."""
     p = commands.add_parser(
         "approve",
         help="approve a study at this hospital",
@@ -49,7 +49,7 @@ def add_approve(commands: Any) -> None:
 
 
 def add_studies(commands: Any) -> None:
-    """``studies``."""
+    """Add ``studies``."""
     p = commands.add_parser("studies", help="the studies of this hospital, what is used of their limits, and what left")
     add_state_dir(p)
     p.add_argument("--json", action="store_true", help="as JSON")
@@ -57,7 +57,7 @@ def add_studies(commands: Any) -> None:
 
 
 def add_revoke(commands: Any) -> None:
-    """``revoke``."""
+    """Add ``revoke``."""
     p = commands.add_parser(
         "revoke", help="end a study at this hospital at once", description="Its next message is refused."
     )

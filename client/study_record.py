@@ -1,8 +1,8 @@
 """`silofl audit --study`: what left a hospital in a study, from its audit log, as a page and as signed JSON.
 
-A committee gets it when the study is over. Everything is read from the log, whose chain is verified first, and from the
-approved study; the server's receipts tell how much of the log a second party has countersigned. The file is signed by
-the silo's node key (ECDSA P-384 with SHA-384), whose fingerprint the consortium knows from the registration.
+It is for a committee, at the end of a study. Everything is read from the approved study and the log, whose chain is
+verified first; the server's receipts show how much of the log a second party has countersigned. The file is signed with
+the silo's node key (ECDSA P-384 with SHA-384), whose fingerprint the consortium has from the registration.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Entry = Mapping[str, Any]
 
 
 def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Path] = ()) -> dict[str, Any]:
-    """What a log says of a study. ``found``: the verified log; ``receipts``: the server's own copies, if there are any.
+    """Return a log's record of a study. ``found``: the verified log; ``receipts``: the server's own copies, if any.
 
-    Raises UserError where the log has nothing of it.
+    Raises UserError if the log has no line of the study.
     """
     of_study = [entry for entry in found.entries if entry.get("study", {}).get("name") == name]
     if not of_study:
@@ -83,7 +83,7 @@ def study_record(found: Verdict, folder: Path, name: str, receipts: Sequence[Pat
 
 
 def _of_approval(state: Path, name: str) -> dict[str, Any]:
-    """The approved study, and what was used of its limits; nothing where it is not kept beside this log."""
+    """Return the approved study and the use of its limits; empty if it is not stored beside this log."""
     one = approvals.find(state, name)
     if one is None:
         return {}
@@ -123,7 +123,7 @@ def _runs(left: Sequence[Entry], settings: Mapping[int, Mapping[str, Any]]) -> I
 
 
 def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """The policies, rules and versions under which messages left, each once, with its first line."""
+    """Yield the policies, rules and versions under which messages left, each once, with its first line."""
     by_line, seen = {entry["line"]: entry for entry in entries}, list[dict[str, Any]]()
     for entry in left:
         whole = by_line.get(entry.get("settings-line", entry["line"]), entry)
@@ -137,7 +137,7 @@ def _policies(left: Iterable[Entry], entries: Sequence[Entry]) -> Iterator[dict[
 
 
 def record_page(record: Mapping[str, Any]) -> str:
-    """The record as a committee reads it."""
+    """Return the record as a page for a committee."""
     lines = [f"Study {record['study']} at {', '.join(record['silos'])}, {record['made']}"]
     lines += [f"  {key:<10} {record[key]}" for key in ("purpose", "contact") if key in record]
     lines += [f"  protocol   SHA-256 {digest}" for digest in record["protocols"]]
@@ -197,9 +197,9 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def key_file(folder: Path, given: Path | None) -> Path:
-    """The silo's private key: the one that is named, this container's, or of the silo that joined from here.
+    """Return the file of the silo's private key: the given one, this container's, or the joined silo's.
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     if given is not None:
         return given
@@ -222,7 +222,7 @@ def export(record: Mapping[str, Any], file: Path, key: Path) -> str:
 
 
 def read_export(file: Path) -> tuple[dict[str, Any], str]:
-    """The record of a signed file, and the fingerprint of who signed it. Raises DataError where it was changed."""
+    """Return the record in a signed file, and its signer's fingerprint. Raises DataError if it was changed."""
     again = "ask the hospital for the file again"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -244,12 +244,12 @@ def read_export(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def _message(text: str) -> bytes:
-    """Return the bytes that are signed: a text of another kind cannot pass for a record."""
+    """Return the bytes to sign; their prefix keeps other kinds of text from passing as a record."""
     return f"{KIND}\0{text}".encode()
 
 
 def show_export(file: Path, echo: Callable[[str], object]) -> list[str]:
-    """Print a signed record, and who signed it; return what is wrong with the log that it is of."""
+    """Print a signed record and its signer; return the faults of its log."""
     record, signer = read_export(file)
     echo(record_page(record))
     echo(f"ok    signed by {signer}: compare it with the silo's fingerprint at the consortium")

@@ -1,10 +1,10 @@
-"""The sums of a table's columns: what a hospital gives for a standardisation that all silos agree on, and when.
+"""The sums of a table's columns, from which all silos agree on a standardisation, and the rules for releasing them.
 
-Over enough patients only, rounded (`models.standardisation.rounded_sums`), and once per version of the training part:
-the state directory remembers what was given, and as long as the samples are the same so are the numbers.
-Two versions that differ in fewer patients than sums need would tell, by their difference, of those few: the later one
-waits until enough have changed. Where no sums are given the reason goes in their place; the silo is then standardised
-by its own statistics, as with ``normalization = "silo"``. Where a file names no patients, each sample counts as one.
+Sums cover enough patients, are rounded (`models.standardisation.rounded_sums`), and are released once per version of
+the training part. The state directory stores what was released; while the samples are the same, so are the numbers.
+The difference of two versions that differ in too few patients would reveal those few, so the later version has to wait
+until enough have changed. If no sums are released, the reason is sent instead. The silo is then standardised by its own
+statistics, as with ``normalization = "silo"``. If a file names no patients, each sample counts as one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Sums = tuple[list[float], list[float]]
 
 
 def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Sums | None, str]:
-    """Sum and sum of squares of the columns ``x`` (n, d) of the training part, or None and why not.
+    """Return the sum and sum of squares of the training columns ``x`` (n, d), or None and the reason.
 
-    ``state``: the state directory. The reason goes to the server, which does not learn how many patients there are.
+    ``state``: the state directory. The reason is sent to the server, so it does not contain the number of patients.
     """
     if policy.public:
         return column_sums(x), ""
@@ -46,7 +46,7 @@ def released_sums(x: Array, part: Split, policy: Policy, state: str) -> tuple[Su
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(file.with_suffix(".lock"), "another process of this silo is at its sums"):
             return _release(x, part.units, policy, rule, file)
-    except (OSError, ValueError, KeyError, TypeError) as error:  # what it gave cannot be read: nothing more is given
+    except (OSError, ValueError, KeyError, TypeError) as error:  # the record is unreadable: release nothing more
         return None, f"what it gave before cannot be remembered ({FILE}: {type(error).__name__})"
 
 
@@ -60,7 +60,7 @@ def _release(x: Array, units: Array, policy: Policy, rule: str, file: Path) -> t
             return (release["sum"], release["square_sum"]), ""
         before = np.array([int(digest, 16) for digest in release["samples"]], np.uint64)
         came = np.unique(patients[~np.isin(digests, before)])
-        # Earlier versions noted no patients: it is not known then how many left, and none is counted.
+        # Earlier versions noted no patients: the number that left is then unknown, and counts as zero.
         gone = np.unique(np.array(release.get("patients", np.zeros(len(before))))[~np.isin(before, digests)])
         if max(len(came), len(gone)) < getattr(policy, rule):
             rule_line = policy.line(rule)

@@ -9,11 +9,11 @@ from typing import Any
 
 from partitions.common.errors import UserError
 
-KEYS = ("file", "patient", "study", "accession")  # as client/tables/new_pictures.py has them
+KEYS = ("file", "patient", "study", "accession")  # as in client/tables/new_pictures.py
 
 
 def add_import(commands: Any) -> None:
-    """``import``."""
+    """Add ``import``."""
     p = commands.add_parser(
         "import",
         help="make a silo's data file from pictures, scans or a table",
@@ -63,7 +63,7 @@ def add_import(commands: Any) -> None:
 
 
 def add_scan_options(p: argparse.ArgumentParser) -> None:
-    """Options of ``import`` for pictures and scans."""
+    """Add the options of ``import`` for pictures and scans."""
     p.add_argument(
         "--labels-from",
         metavar="FILE.csv",
@@ -103,7 +103,7 @@ def add_scan_options(p: argparse.ArgumentParser) -> None:
 
 
 def add_table_options(p: argparse.ArgumentParser) -> None:
-    """Options of ``import`` for tables and texts."""
+    """Add the options of ``import`` for tables and texts."""
     p.add_argument("--text", metavar="COLUMN", default="", help="a csv: the column of texts, which become tokens")
     p.add_argument(
         "--vocabulary",
@@ -121,7 +121,7 @@ def add_table_options(p: argparse.ArgumentParser) -> None:
 
 
 def add_recipe_options(p: argparse.ArgumentParser) -> None:
-    """Options of ``import`` for the recipe of a table."""
+    """Add the options of ``import`` for the recipe of a table."""
     p.add_argument(
         "--recipe", metavar="FILE", type=Path, help="read the source as this recipe says, in place of other options"
     )
@@ -172,7 +172,7 @@ def add_recipe_options(p: argparse.ArgumentParser) -> None:
 
 
 def add_schema(commands: Any) -> None:
-    """``schema``."""
+    """Add ``schema``."""
     p = commands.add_parser(
         "schema",
         help="make the schema of all hospitals from the recipe of one",
@@ -186,7 +186,7 @@ def add_schema(commands: Any) -> None:
 
 
 def add_predict(commands: Any) -> argparse.ArgumentParser:
-    """``predict``, without ``--serve``, which is the server's (``server/cli/models.py``)."""
+    """Add ``predict``, without ``--serve``, which belongs to the server (``server/cli/models.py``)."""
     p: argparse.ArgumentParser = commands.add_parser("predict", help="apply an exported model to new patients")
     p.add_argument("--model", metavar="FILE", required=True, help="a model from silofl export")
     p.add_argument(

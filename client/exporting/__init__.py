@@ -1,1 +1,1 @@
-"""What `silofl export` writes beside a model."""
+"""Formats that `silofl export` writes beside a model."""

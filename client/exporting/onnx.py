@@ -1,11 +1,11 @@
 """``silofl export --onnx``: an exported model as one ONNX file, with scaling and temperature inside.
 
-The input ``x`` is what a data file has, with channels before places: float32 (n, columns), or (n, c, h, w) with bytes
-as 0..255, or int32 tokens (n, t). The output is ``probabilities`` of classes, findings or pixels, or ``values``:
-measurements in their own units, a log risk. onnxruntime has to give what PyTorch gives, or nothing is written.
+The input ``x`` is the content of a data file, with channels before places: float32 (n, columns), or (n, c, h, w) with
+bytes as 0..255, or int32 tokens (n, t). The output is ``probabilities`` of classes, findings or pixels, or ``values``:
+measurements in their own units, a log risk. If onnxruntime's answers differ from PyTorch's, nothing is written.
 
-PyTorch's exporter by tracing is used: it needs the package onnx alone, and the newer one needs onnxscript beside it. A
-network that it cannot translate is refused with its reason.
+PyTorch's exporter by tracing is used: it needs only the package onnx, the newer one also onnxscript. A network that it
+cannot translate is refused with its reason.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from partitions.common.errors import UserError
 from partitions.schema import parse_schema
 
 OPSET = 17
-CHECKED = (1, 7)  # samples at once
+CHECKED = (1, 7)  # batch sizes
 TOLERANCE = 1e-4  # of an answer, absolute and relative
 
 
 class Answering(nn.Module):
-    """A network with what its card says: scaled inputs, scaled outputs, answers."""
+    """A network with its card's scaling of inputs and outputs, returning answers."""
 
     mean: Tensor
     std: Tensor
@@ -53,9 +53,9 @@ class Answering(nn.Module):
 
 
 def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
-    """Return an ONNX file of a model, and by how much it differs from PyTorch at most.
+    """Return an ONNX file of a model, and its largest difference from PyTorch.
 
-    Raises UserError where the packages are missing, or the network cannot be translated exactly.
+    Raises UserError if the packages are missing, or if the network cannot be translated exactly.
     """
     try:
         import onnx
@@ -70,7 +70,7 @@ def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
     written: Any = io.BytesIO()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this exporter is the older one; that shapes are constants
+            warnings.simplefilter("ignore")  # the exporter is the older one; shapes are constants
             torch.onnx.export(
                 module,
                 (inputs(card, shape, 2),),
@@ -91,13 +91,13 @@ def onnx_of(card: Mapping[str, Any], net: FlatModel) -> tuple[bytes, float]:
         return content, max(difference(session, module, inputs(card, shape, n), name) for n in CHECKED)
     except UserError:
         raise
-    except Exception as error:  # what the two packages raise has no common type
+    except Exception as error:  # the exceptions of the two packages have no common type
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"--onnx: {name} cannot be written as ONNX ({reason[:200]}); leave --onnx out") from None
 
 
 def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
-    """Return the largest difference of answers. Raises UserError where it is beyond :data:`TOLERANCE`."""
+    """Return the largest difference of answers. Raises UserError if it exceeds :data:`TOLERANCE`."""
     with torch.no_grad():
         ours = module(x).numpy()
     theirs = session.run(None, {"x": x.numpy()})[0]
@@ -107,7 +107,7 @@ def difference(session: Any, module: nn.Module, x: Tensor, name: str) -> float:
 
 
 def inputs(card: Mapping[str, Any], shape: tuple[Any, ...], n: int) -> Tensor:
-    """Random inputs (n, ...) such as the model takes."""
+    """Return random inputs (n, ...) of the model's kind."""
     rng = np.random.default_rng(n)
     if shape[0] == "tokens":
         return torch.from_numpy(rng.integers(0, shape[2], (n, shape[1]), np.int32))

@@ -1,8 +1,8 @@
-"""New patients as JSON, for ``silofl predict --serve``: read by the recipe, by the same checks as a csv.
+"""New patients as JSON, for ``silofl predict --serve``: read by the recipe, with the same checks as a csv.
 
     {"rows": [{"Patient-ID": "P1", "age": "81,5", "dose": 3, "sex": null}]}
 
-A cell is a text as the csv would have it, a number, or null for a gap.
+A cell is a text as in a csv, a number, or null for a gap.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def predict_rows(
 ) -> dict[str, Any]:
     """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for the rows in a request's body.
 
-    Raises UserError, one line without a path, for what is no such JSON or what the recipe does not foresee.
+    Raises UserError, one line without a path, for a body that is no such JSON or does not fit the recipe.
     """
     try:
         lines = lines_of(body, recipe)
@@ -50,7 +50,7 @@ def predict_rows(
 
 
 def lines_of(body: bytes, recipe: Recipe) -> list[Line]:
-    """The rows of a request as a csv's lines. Raises DataError, one line."""
+    """Return the rows of a request as a csv's lines. Raises DataError, one line."""
     try:
         content = json.loads(body, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
@@ -71,7 +71,7 @@ def lines_of(body: bytes, recipe: Recipe) -> list[Line]:
 
 
 def cell_of(cell: object, decimal: str, where: str) -> str:
-    """A cell as the csv would have it. Raises DataError for a list, an object, true or false."""
+    """Return a cell as csv text. Raises DataError for a list, an object, true or false."""
     if cell is None:
         return ""
     if isinstance(cell, str):
@@ -86,7 +86,7 @@ def refuse_constant(name: str) -> NoReturn:
 
 
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys differ. Raises DataError."""
+    """Return an object from its pairs. Raises DataError for a repeated key."""
     if len(found := dict(pairs)) < len(pairs):
         raise DataError("a column is named twice in one row")
     return found

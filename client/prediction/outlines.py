@@ -1,4 +1,4 @@
-"""Predicted outlines of volumes, written as files on the voxels of the scans that they are of."""
+"""Predicted outlines of volumes, written as files on the voxel grids of their scans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partitions.splits import Array
 
 
 def check_folder(folder: Path, asked: Asked) -> None:
-    """Raise UserError where outlines cannot go into this folder, before anything is predicted."""
+    """Raise UserError if outlines cannot be written to this folder, before anything is predicted."""
     if asked.pictures is None or asked.pictures.recipe.reading.volume is None:
         raise UserError(f"--masks {folder}: a folder is for volumes, which scans give; name a file that ends in .npz")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -24,7 +24,7 @@ def check_folder(folder: Path, asked: Asked) -> None:
 
 
 def write_outlines(folder: Path, asked: Asked, outlines: Iterable[Array], classes: Sequence[str]) -> list[str]:
-    """Write the outlines, each (d, h, w), as 0001.nii.gz, of a series also 0001.dcm; each volume's NIfTI file.
+    """Write the outlines, each (d, h, w), as 0001.nii.gz, for a series also 0001.dcm; return the NIfTI files.
 
     ``classes``: names of the classes 0, 1, .... Raises UserError, one line, also where a volume cannot be read.
     """

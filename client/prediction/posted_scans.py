@@ -1,8 +1,8 @@
-"""One picture, one scan, or a zip of a series, for ``silofl predict --serve``: by the same checks as a folder of them.
+"""One picture, one scan, or a zip of a series, for ``silofl predict --serve``: with the same checks as a folder.
 
-What arrives lies in a folder of its own, which only its owner may read, and which goes when it is answered. Members of
-a zip are written as 000001, 000002, ...: of their names only the endings of pictures and volumes count, so none of them
-leads out of the folder, and none is a link.
+A request's body is written to a folder of its own, readable by its owner only and removed after the answer. Members of
+a zip are written as 000001, 000002, ...: of their names only the endings of pictures and volumes are used. So none of
+them can leave the folder, and none is a link.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from partitions.recipes.pictures import PictureRecipe
 
 MOST_BYTES = 1 << 28  # of a request
 MOST_FILES = 10_000  # in a zip
-LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100  # a zip that unpacks to more, and to so many times its own size, is a trap
+LARGEST_UNPACKED, MOST_TIMES = 1 << 27, 100  # a zip that unpacks to more, and to that many times its size, is refused
 ZIP, GZIP = b"PK", b"\x1f\x8b"
 NIFTI_MAGIC = {344: (b"ni1\0", b"n+1\0"), 4: (b"ni2\0", b"n+2\0")}
 THE_REQUEST = "the request"
@@ -37,7 +37,7 @@ THE_REQUEST = "the request"
 
 @contextlib.contextmanager
 def work_folder() -> Iterator[Path]:
-    """A folder for one request, in TMPDIR or what the machine has for it. It is removed in any case."""
+    """Yield a folder for one request, in TMPDIR or the machine's default; it is removed in any case."""
     with tempfile.TemporaryDirectory(prefix="silofl-serve-") as folder:
         yield Path(folder)
 
@@ -47,8 +47,8 @@ def predict_scans(
 ) -> dict[str, Any]:
     """Return ``{"rows": [{key, answers...}], "notes": [...]}`` for a request's body, a file in a work folder.
 
-    ``key``: patient, study or accession of DICOM; "": of DICOM the patient, and else ``index``. Raises UserError, one
-    line without a path, for what is no picture or what the recipe does not expect.
+    ``key``: patient, study or accession of DICOM; "": the patient for DICOM, otherwise ``index``. Raises UserError, one
+    line without a path, for a body that is no picture or does not fit the recipe.
     """
     if key and key not in (allowed := [name for name in KEYS if name != FILE]):
         raise unknown_name("key", key, allowed)
@@ -71,7 +71,7 @@ def predict_scans(
 
 
 def laid_out(body: Path, source: Path) -> Path:
-    """The body as files that the importers take: a picture, a scan, or a folder. Raises DataError, UserError."""
+    """Write the body as files for the importers: a picture, a scan, or a folder. Raises DataError, UserError."""
     with body.open("rb") as file:
         start = file.read(352)
     if start.startswith(ZIP):
@@ -84,7 +84,7 @@ def laid_out(body: Path, source: Path) -> Path:
 
 
 def unpack(body: Path, folder: Path) -> None:
-    """Unpack a zip's files into a folder, after a look at how much that is. Raises DataError, UserError."""
+    """Unpack a zip's files into a folder, after checking their total size. Raises DataError, UserError."""
     try:
         with zipfile.ZipFile(body) as archive:
             members = [member for member in archive.infolist() if is_wanted(member)]
@@ -93,7 +93,7 @@ def unpack(body: Path, folder: Path) -> None:
                 name = member.filename.lower()
                 ending = next((own for own in (*NIFTI, *PICTURES) if name.endswith(own)), "")
                 with archive.open(member) as file, (folder / f"{number:06}{ending}").open("xb") as out:
-                    shutil.copyfileobj(file, out, BLOCK)  # no more than the directory says, or an error
+                    shutil.copyfileobj(file, out, BLOCK)  # raises if there is more than the directory states
     except (UserError, DataError):
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, ValueError) as error:
@@ -103,13 +103,13 @@ def unpack(body: Path, folder: Path) -> None:
 
 
 def is_wanted(member: zipfile.ZipInfo) -> bool:
-    """Return whether this is a file, and none of those that file managers add."""
+    """Return whether this is a file, and not one of those that file managers add."""
     parts = member.filename.split("/")
     return not member.is_dir() and "__MACOSX" not in parts and not parts[-1].startswith(".")
 
 
 def check_archive(members: list[zipfile.ZipInfo], body: Path) -> None:
-    """Raise DataError or UserError where a zip holds too much, or nothing."""
+    """Raise DataError or UserError if a zip contains too much, or nothing."""
     if not 0 < len(members) <= MOST_FILES:
         raise UserError(f"the request's zip has {len(members)} files; 1 to {MOST_FILES} are read")
     size, packed = sum(member.file_size for member in members), body.stat().st_size

@@ -1,7 +1,7 @@
-"""``silofl predict``: what an exported model says of new samples, as rows.
+"""``silofl predict``: the predictions of an exported model for new samples, as rows.
 
-The model card says how inputs are scaled, by which temperature outputs are divided, and which conformal threshold makes
-a set of classes or an interval. One function, :func:`answer`, does all of it: for files here, over HTTP, for pictures.
+The model card has the scaling of inputs, the temperature that divides outputs, and the conformal threshold of sets or
+intervals. One function, :func:`answers_of`, applies them all: for local files, over HTTP, and for pictures.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from partitions.schema import Schema, difference, few, moved, order_of, parse_sc
 from partitions.splits import Array, dtype_of, input_shape
 
 BATCH = 512
-MOST_VALUES = 1 << 22  # of pictures and volumes at once; a U-Net's outputs are several times that
+MOST_VALUES = 1 << 22  # of pictures and volumes per batch; a U-Net's outputs are several times that
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model says: names of columns, a row (columns,) of values for each sample, and outlines, each ([d,] h, w).
+    """A model's answers: column names, a row (columns,) of values per sample, and outlines, each ([d,] h, w).
 
     A value is a number, or a text: the name of a class.
     """
@@ -56,15 +56,17 @@ class Answers:
 def predict_file(
     model: Path, data: Path, masks: Path | None = None, recipe: Path | None = None, as_gaps: bool = False, key: str = ""
 ) -> str:
-    """What an exported model says of each sample as CSV; ``masks``: where to write outlines, uint8 (n, [d,] h, w), an
-    .npz file, or for volumes a folder (``outlines.write_outlines``).
+    """Return an exported model's predictions for each sample as CSV.
 
-    Of classes ``index,label,p_0,...`` with softmax probabilities and the likeliest class, by their names where they
-    have some; of other tasks what ``Task.answers`` says. ``set_0,...`` follow where the card has a conformal threshold:
-    1 for a class in the set; of measurements the ends of an interval. ``data``: a data file, whose test part or, where
-    it has none, all of ``x`` counts, or a csv or pictures, which go through the ``recipe``, or else the card's. Labels
-    are not needed. In the place of ``index``, which counts from 0, a csv's rows have their patient, and pictures their
-    ``key``. Raises UserError where model and data cannot be read or do not fit each other.
+    ``masks``: where to write outlines, uint8 (n, [d,] h, w): an .npz file, or a folder for volumes
+    (``outlines.write_outlines``). ``data``: a data file, whose test part or, without one, all of ``x`` is used; or a
+    csv or pictures, which are read by the ``recipe``, or else the card's. Labels are not needed.
+
+    Columns for classes: ``index,label,p_0,...`` with the likeliest class and softmax probabilities, by class names if
+    there are any; for other tasks those of ``Task.answers``. With a conformal threshold in the card, ``set_0,...``
+    follow, 1 for a class in the set; for measurements the ends of an interval. ``index`` counts from 0; rows of a csv
+    have their patient in its place, and pictures their ``key``.
+    Raises UserError if model and data cannot be read or do not fit each other.
     """
     card, net = read_model(model)
     task = task_in(card)
@@ -100,25 +102,25 @@ def predict_file(
 
 
 def answer(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Answers:
-    """What the model says of all samples, without outlines; as :func:`answers_of`."""
+    """Return the model's answers for all samples, without outlines; as :func:`answers_of`."""
     return together([replace(part, outlines=()) for part in answers_of(card, net, asked, data, model)])
 
 
 def together(parts: Sequence[Answers]) -> Answers:
-    """The answers of all batches."""
+    """Return the answers of all batches as one."""
     return Answers(parts[0].columns, tuple(row for part in parts for row in part.rows)) if parts else Answers()
 
 
 def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str, model: str) -> Iterator[Answers]:
-    """What the model says, one batch after the other: memory does not grow with pictures and scans.
+    """Yield the model's answers batch by batch, so that memory does not grow with pictures and scans.
 
-    ``data`` and ``model``: their names in messages. Raises UserError where the samples do not fit the model, and
-    DataError where a picture cannot be read.
+    ``data`` and ``model``: their names in messages. Raises UserError if the samples do not fit the model, and DataError
+    if a picture cannot be read.
     """
     x, own = asked.x, asked.schema
     shape, dtype = read_shape(card["input"]["shape"]), card["input"]["dtype"]
     here, kind = input_shape(x, asked.vocabulary), dtype_of(x)
-    if here != shape or dtype not in (None, kind):  # None: a shared model takes what each silo has
+    if here != shape or dtype not in (None, kind):  # None: a shared model accepts each silo's own type
         raise UserError(
             f"{data} holds {kind} samples of shape {here}; {model} takes {dtype or 'samples'} of shape {shape}"
         )
@@ -129,7 +131,7 @@ def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str,
     mean, std = (torch.tensor(scale["mean"]), torch.tensor(scale["std"])) if scale else (None, None)
     for batch in batches_of(asked, data):
         part = reorder_columns(batch, order)
-        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # the card says how they are scaled
+        part = part.astype(np.float32) if part.dtype == np.uint8 else part  # scaled below, as in the card
         outputs = logits_of(net, Samples(part, np.zeros(len(part), np.int64), "cpu", mean, std))
         names, rows = rows_of(card, outputs)
         drawn = [*outputs.argmax(1).numpy().astype(np.uint8)] if task_in(card).per_pixel else []
@@ -137,7 +139,7 @@ def answers_of(card: Mapping[str, Any], net: FlatModel, asked: Asked, data: str,
 
 
 def batches_of(asked: Asked, data: str) -> Iterator[Array]:
-    """The samples, some at a time; pictures and scans are read as they are wanted. Raises DataError."""
+    """Yield the samples in batches; pictures and scans are read on demand. Raises DataError."""
     x = asked.x
     at_once = BATCH if x.ndim < 4 else max(1, min(BATCH, MOST_VALUES // math.prod(x.shape[1:])))
     if asked.pictures is None:
@@ -150,7 +152,7 @@ def batches_of(asked: Asked, data: str) -> Iterator[Array]:
 
 
 def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], list[list[float | str]]]:
-    """The columns' names, and what a model's outputs (n, C) mean by its card: the only place that says so."""
+    """Return the column names, and a model's outputs (n, C) as answers by its card; used for every kind of answer."""
     labels = parse_schema(card.get("schema", {})).labels
     outputs = outputs / card.get("temperature", {}).get("T", 1.0)
     columns, values = task_in(card).answers(outputs)
@@ -165,7 +167,7 @@ def rows_of(card: Mapping[str, Any], outputs: Tensor) -> tuple[tuple[str, ...], 
 
 
 def uncertainty(card: Mapping[str, Any]) -> list[str]:
-    """How far a model's answers can be trusted by its card, a line each; what is missing is named too."""
+    """Return lines on the reliability of a model's answers by its card, including what the card lacks."""
     task, found = card.get("task", "multiclass"), []
     if task in PROBABILITIES and "temperature" not in card:
         found.append("the model card has no temperature, so the probabilities are not calibrated: export --temperature")
@@ -180,9 +182,9 @@ def uncertainty(card: Mapping[str, Any]) -> list[str]:
 
 
 def check_schema(own: Schema, card: Mapping[str, Any], data: str) -> list[int]:
-    """For each column that a model takes its place in the data file, by name; empty where the order is the same.
+    """Return each model column's place in the data file, by name; empty if the order is the same.
 
-    A line on standard error says what is mapped, or cannot be compared. Raises UserError where the names do not fit.
+    A line on standard error reports a mapping, or that names cannot be compared. Raises UserError if they do not fit.
     """
     agreed = parse_schema(card.get("schema", {}))
     one = card.get("task", "multiclass") in (*ONE_CLASS, "segmentation")

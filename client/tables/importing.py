@@ -27,7 +27,7 @@ from partitions.recipes.recipe import Recipe, load_recipe
 from partitions.recipes.shared import Mapped, schema_of, schema_toml
 from partitions.schema import Schema, few, load_schema, read_schema
 
-# What a recipe says in an option's place, and what that option is where it is not used.
+# Options that a recipe replaces, with their values when they are not used.
 REPLACED: dict[str, Any] = {
     **dict.fromkeys(("label", "time", "event", "labels", "vocabulary", "length", "columns")),
     **dict.fromkeys(("size", "window", "spacing", "volume", "outlines")),
@@ -46,12 +46,12 @@ unit = "mg/dl"   range = [0, 400]   factor = 18.02 (converts: cell * factor + of
 
 
 def recipe_file(out: Path) -> Path:
-    """``ours.recipe.toml`` of ``ours.npz``."""
+    """Return ``ours.recipe.toml`` for ``ours.npz``."""
     return out.with_suffix(".recipe.toml")
 
 
 def options_of(args: argparse.Namespace) -> ImportOptions:
-    """The options of a command line. Raises UserError where they do not go together."""
+    """Return the options of a command line. Raises UserError if they conflict."""
     _check_options(args)
     if args.recipe:
         return _options_with_recipe(args)
@@ -78,7 +78,7 @@ def options_of(args: argparse.Namespace) -> ImportOptions:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise UserError where options do not go together, with or without a recipe."""
+    """Raise UserError if options conflict, with or without a recipe."""
     if args.task not in ("auto", *TASKS):
         raise unknown_name("task", args.task, TASKS)
     if bool(args.time) != bool(args.event) or (args.time and args.label):
@@ -92,7 +92,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
-    """The options that go with --recipe: those that a recipe of this kind does not replace."""
+    """Return the options beside --recipe: those that a recipe of this kind does not replace."""
     if needless := [key for key, default in REPLACED.items() if getattr(args, key) != default]:
         raise UserError(f"--{needless[0].replace('_', '-')} beside --recipe: the recipe says that; change it there")
     recipe = load_any(args.recipe)
@@ -109,14 +109,14 @@ def _options_with_recipe(args: argparse.Namespace) -> ImportOptions:
 
 
 def harmonised_by(args: argparse.Namespace, recipe: Recipe) -> Recipe:
-    """The recipe with what --harmonize says of this hospital, if it is there."""
+    """Return the recipe with this hospital's part of --harmonize, if that is given."""
     if not args.harmonize:
         return recipe
     return with_combat(recipe, load_harmonisation(args.harmonize), args.silo, args.harmonize)
 
 
 def take_of(args: argparse.Namespace) -> Take:
-    """The table options of a command line."""
+    """Return the table options of a command line."""
     return Take(
         text=args.text,
         columns=tuple(name.strip() for name in (args.columns or "").split(",") if name.strip()),
@@ -133,7 +133,7 @@ def take_of(args: argparse.Namespace) -> Take:
 
 
 def mapped_of(args: argparse.Namespace) -> Mapped:
-    """What --map and --codes say. Raises UserError."""
+    """Return the mapping in --map and --codes. Raises UserError."""
     columns: dict[str, str] = {}
     cells: dict[str, dict[str, str]] = {}
     for pair in args.map:
@@ -151,7 +151,7 @@ def mapped_of(args: argparse.Namespace) -> Mapped:
 
 
 def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptions:
-    """The options with the recipe that the federation's schema gives, if --schema names one."""
+    """Return the options with the recipe from the federation's schema, if --schema names one."""
     mapped = mapped_of(args)
     if not args.schema:
         if mapped != Mapped():
@@ -168,7 +168,7 @@ def with_schema(args: argparse.Namespace, options: ImportOptions) -> ImportOptio
 
 
 def propose(args: argparse.Namespace) -> str:
-    """The first draft of a recipe as TOML, with comments. Raises UserError, DataError."""
+    """Return the first draft of a recipe as TOML, with comments. Raises UserError, DataError."""
     options, path = options_of(args), Path(args.source)
     if args.recipe or args.out:
         raise UserError("--propose prints a draft, and takes no --recipe and no --out: send it to a file with >")
@@ -192,7 +192,7 @@ def propose(args: argparse.Namespace) -> str:
 
 
 def describe_mapping(recipe: Recipe) -> Iterator[str]:
-    """How a csv's columns and cells become those of the schema, one line for each that is called otherwise."""
+    """Describe how a csv's columns and cells become those of the schema, one line for each with another name."""
     for column in recipe.used:
         codes = ", ".join(f"{cell} = {level}" for cell, level in column.values.items())
         if column.source or codes:
@@ -204,7 +204,7 @@ def describe_mapping(recipe: Recipe) -> Iterator[str]:
 
 
 def import_from(args: argparse.Namespace) -> Iterator[str]:
-    """Make the data file, and a table's recipe beside it; what to tell the hospital, line by line."""
+    """Make the data file, and a table's recipe beside it; yield the lines to print."""
     out, options = Path(args.out), options_of(args)
     beside, given = recipe_file(out), options.recipe or options.pictures
     if args.recipe is None and beside.exists() and not args.overwrite:
@@ -237,7 +237,7 @@ def is_open(recipe: AnyRecipe) -> bool:
 
 
 def spacing_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What --volume and --spacing say. Raises UserError."""
+    """Return the values of --volume and --spacing. Raises UserError."""
     sides = [part.strip() for part in (args.volume or "").split(",")]
     if args.volume and (len(sides) != 3 or not all(part.isascii() and part.isdigit() for part in sides)):
         raise UserError(f"--volume is {args.volume[:40]!r}; it is depth, height and width, for example 32,128,128")
@@ -251,7 +251,7 @@ def spacing_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_window(text: str) -> tuple[float, float]:
-    """CENTRE,WIDTH as two numbers."""
+    """Parse CENTRE,WIDTH as two numbers."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(map(is_number, parts)):
         raise UserError(f"--window is {text[:40]!r}; it is a centre and a width, for example --window=40,400")
@@ -259,7 +259,7 @@ def parse_window(text: str) -> tuple[float, float]:
 
 
 def schema_at(where: Path) -> Schema:
-    """The schema of a bundle, its folder, or a file. Raises UserError where there is none."""
+    """Return the schema of a bundle, its folder, or a file. Raises UserError if there is none."""
     if where.suffix in (".toml", ".yaml", ".yml", ".json"):
         return load_schema(where)
     text = read_bundle(where).get("schema.json")

@@ -1,4 +1,4 @@
-"""What ``silofl predict`` is asked about: new pictures and scans, by the recipe in a model's card."""
+"""New pictures and scans for ``silofl predict``, read by the recipe in a model's card."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from partitions.importing.source import reading, with_recipe
 from partitions.recipes.pictures import PictureRecipe
 
 FILE = "file"
-KEYS = (FILE, "patient", "study", "accession")  # what a row of the predictions may be called by
+KEYS = (FILE, "patient", "study", "accession")  # possible keys of a prediction's row
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Each picture's key and what that is called, where the pictures come from, and notes."""
+    """Each picture's key, the name of the keys' column, the source of the pictures, and notes."""
 
     column: str
     keys: list[str]
@@ -31,10 +31,10 @@ class Pictures:
 
 
 def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictures:
-    """The pictures of a folder, a csv with a column ``file``, or one picture, by their headers.
+    """Return the pictures of a folder, a csv with a column ``file``, or one picture, from their headers.
 
-    ``key``: one of :data:`KEYS`; "": the csv's column of patients, of DICOM files the PatientID, and else the file.
-    Raises UserError, one line; notes say what was passed over.
+    ``key``: one of :data:`KEYS`; "": the csv's column of patients, for DICOM files the PatientID, otherwise the file.
+    Raises UserError, one line; notes list what was skipped.
     """
     if key and key not in KEYS:
         raise unknown_name("--key", key, KEYS)
@@ -55,7 +55,7 @@ def read_new_pictures(data: Path, recipe: PictureRecipe, key: str = "") -> Pictu
 
 
 def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: str) -> tuple[str, list[str]]:
-    """The name of the column of keys, and each picture's. ``patient``: the csv's column of patients, or ""."""
+    """Return the name of the keys' column, and each picture's key. ``patient``: the csv's column of patients, or ""."""
     if wanted in ("", "patient") and patient:
         return patient, [sample.key for sample in samples]
     scans = all(sample.file is not None and kind_of(sample.file) == "dicom" for sample in samples)
@@ -69,7 +69,7 @@ def keys_of(data: Path, samples: Sequence[SampleSource], patient: str, wanted: s
 
 
 def name_below(data: Path, sample: SampleSource) -> str:
-    """A picture's path below the source, or its own name."""
+    """Return a picture's path below the source, or its own name."""
     assert sample.file is not None
     below = data if data.is_dir() else data.parent
     return sample.file.relative_to(below).as_posix() if sample.file.is_relative_to(below) else sample.file.name

@@ -1,4 +1,4 @@
-"""What ``silofl predict`` is asked about: a data file's samples, or new rows of a csv by a recipe; and its answers."""
+"""New samples for ``silofl predict``: from a data file, or rows of a csv by a recipe; and the output of answers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from partitions.schema import Schema
 from partitions.silo_file import check_ranges, make_schema, read_features, read_names, read_x
 from partitions.splits import Array, dtype_of
 
-TO_PREDICT = ("test", "all")  # the first of these parts that a file has
+TO_PREDICT = ("test", "all")  # the first of these parts in a file is used
 INDEX = "index"
 NUMBERED = re.compile(r"(p|y|pixels|set|low|high)_(\d+)")  # columns of the answers, by class or measurement
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The samples (n, ...), how many tokens there are, what their file states of columns and labels, and keys.
+    """The samples (n, ...), their vocabulary size, their file's schema, and their keys.
 
-    ``key``: the column of the keys (n,) in the output, the csv's column of patients, or ``index``, from 0.
+    ``key``: the name of the column of the keys (n,): the csv's column of patients, or ``index``, from 0.
     """
 
     x: Array
@@ -44,15 +44,15 @@ class Asked:
     schema: Schema
     keys: Sequence[str]
     key: str = INDEX
-    pictures: NewPictures | None = None  # pictures or scans are read from here; ``x`` has shape and type alone
+    pictures: NewPictures | None = None  # the source of pictures or scans; ``x`` has only their shape and type
 
 
 def read_asked(
     data: Path, card: Mapping[str, Any], recipe: Path | None = None, as_gaps: bool = False, key: str = ""
 ) -> Asked:
-    """The samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
+    """Return the samples of a data file, or of a csv, pictures or scans by the ``recipe`` or else the card's.
 
-    ``key``: what pictures are called by (``new_pictures.KEYS``). Raises UserError, one line.
+    ``key``: the key of pictures (``new_pictures.KEYS``). Raises UserError, one line.
     """
     if not needs_recipe(data):
         if recipe or as_gaps or key:
@@ -77,25 +77,25 @@ def read_asked(
 
 
 def asked_pictures(found: Pictures) -> Asked:
-    """Pictures as a model is asked about them."""
+    """Return pictures as samples to predict."""
     x = found.source.like
     schema = make_schema((), (), dtype_of(x))
     return Asked(x, 0, schema, found.keys, found.column, found.source)
 
 
 def needs_recipe(data: Path) -> bool:
-    """Return whether this is a csv, a folder, a picture or a scan; all else is a data file."""
+    """Return whether this is a csv, a folder, a picture or a scan; anything else is a data file."""
     return data.is_dir() or data.name.lower().endswith((".csv", *PICTURES)) or kind_of(data) != "picture"
 
 
 def combat_notes(recipe: AnyRecipe) -> list[str]:
-    """Whose hospital's rows a recipe takes new ones for: at another one its answers are wrong."""
+    """Return a note with the hospital whose rows a recipe harmonises; another hospital's answers would be wrong."""
     combat = recipe.combat if isinstance(recipe, Recipe) else None
     return [f"the recipe harmonises the rows as those of {combat.silo!r} ([combat])"] if combat else []
 
 
 def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
-    """The rows of a csv as a recipe reads them. Raises UserError, one line."""
+    """Return the rows of a csv, read by a recipe. Raises UserError, one line."""
     if data.suffix.lower() != ".csv":
         raise UserError(f"{data} is no csv, and the recipe is of a table")
     for note in combat_notes(used):
@@ -116,7 +116,7 @@ def asked_rows(data: Path, used: Recipe, as_gaps: bool) -> Asked:
 
 
 def recipe_of(card: Mapping[str, Any]) -> AnyRecipe:
-    """The recipe in a model's card. Raises UserError where it has none."""
+    """Return the recipe in a model's card. Raises UserError if it has none."""
     if not card.get("recipe"):
         raise UserError(
             "the model's card has no recipe, so it cannot read a csv or pictures: name one with --recipe "
@@ -126,12 +126,12 @@ def recipe_of(card: Mapping[str, Any]) -> AnyRecipe:
 
 
 def about_recipe(text: str) -> dict[str, Any]:
-    """The recipe as a card has it."""
+    """Return the recipe as a card's entry."""
     return {"recipe": json.loads(text)} if text else {}
 
 
 def disclosed(recipe: AnyRecipe) -> str:
-    """What a recipe in a card tells of the hospital's patients, in one line."""
+    """Return one line on what a recipe in a card reveals of the hospital's patients."""
     if isinstance(recipe, PictureRecipe):
         return (
             "the card holds the recipe of your pictures: how they are read, modalities and a rounded range of pixel "
@@ -147,7 +147,7 @@ def disclosed(recipe: AnyRecipe) -> str:
 
 
 def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
-    """Columns of the answers with the labels' names: ``p_ill`` for ``p_1``."""
+    """Return the answers' column names with label names: ``p_ill`` for ``p_1``."""
     found = [NUMBERED.fullmatch(name) for name in columns]
     if {int(match[2]) for match in found if match} != set(range(len(labels))):
         return list(columns)
@@ -157,7 +157,7 @@ def named_columns(columns: Sequence[str], labels: Sequence[str]) -> list[str]:
 
 
 def answers_csv(asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[float | str]]) -> str:
-    """The answers as csv, a row for each sample."""
+    """Return the answers as csv, a row for each sample."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([asked.key, *columns])
@@ -167,16 +167,14 @@ def answers_csv(asked: Asked, columns: Sequence[str], rows: Sequence[Sequence[fl
 
 
 def read_samples(file: Path) -> tuple[Array, int, Schema]:
-    """The samples to predict, in one array as partitions/inputs.py keeps them, how many tokens there are, and what the
-    file states of its columns and labels.
-    """
+    """Return the samples to predict as one array (partitions/inputs.py), the vocabulary size, the file's schema."""
     try:
         arrays = read_arrays(file)
         vocabulary = read_vocabulary(arrays)
         found: dict[tuple[str, str], Array] = {}
         for key, meaning in known_names(arrays).items():
             if key in arrays and meaning[0] != "y":
-                found.setdefault(meaning, arrays[key])  # of two names the first one counts
+                found.setdefault(meaning, arrays[key])  # the first of two names counts
         part = next((part for part in TO_PREDICT if part in (split for _, split in found)), None)
         if part is None:
             names = ", ".join(key for key in arrays if key not in EXTRA_NAMES) or "nothing"
