@@ -1,8 +1,8 @@
 """The export of a silo's model to a file of its own: ``silofl export``; ``client/prediction`` uses it.
 
-An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file`` and
-``nn.Module.load_state_dict`` of the architecture in its card (if the card has a ``head``, with that method's head in
-place of the last layer). The card ``FILE.json`` contains what is needed to use it: architecture, input, classes,
+An exported model is an ordinary ``state_dict`` in safetensors, for ``safetensors.torch.load_file``. It fits
+``nn.Module.load_state_dict`` of the architecture in its card; if the card has a ``head``, that method's head is in
+place of the last layer. The card ``FILE.json`` contains what is needed to use it: architecture, input, classes,
 normalisation. Both come from the silo's own state, so a hospital exports without the server.
 """
 

@@ -96,7 +96,7 @@ def open_data(settings: RunSettings, context: Context) -> SiloData:
 
 @lru_cache(maxsize=4)
 def _own_file(path: Path, stamp: int, validation: bool, task: str) -> SiloData:
-    """Read the silo's own file, as far as the run's settings may change its use.
+    """Read the silo's own file; the run's settings may change little of its use.
 
     A run may leave the validation part unused. It may neither train on it nor take a share of it: results for n and
     n - 1 samples would reveal one. It may not treat classes as measurements: their sums would reveal the class counts.

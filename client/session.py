@@ -68,7 +68,7 @@ from strategies.base.state import State
 from strategies.base.training.silo import Silo
 from strategies.base.transport.payload import Number, decode
 
-# Defaults of a silo for what Flower's own ``Strategy.start`` does not send; our round loop sends all of it.
+# A silo's defaults for values that the server's round loop sends, and Flower's own ``Strategy.start`` does not.
 DEFAULTS = {"run": "", "run_id": "", "save": True, "min_metric_samples": 10, "state_lost": sys.maxsize}
 Statistics = tuple[tuple[Columns, Columns], tuple[Columns, Columns]]
 
@@ -139,7 +139,7 @@ class ClientSession:
     def first_round(self) -> int:
         """Return the round in which this silo joined the run; 1 for a silo that was there from the start.
 
-        Raises UserError if the run's settings lack this late joiner: the server chooses the model it starts from.
+        Raises UserError if the run's settings lack this late joiner: its own model may start from the server's.
         """
         if (late := self.config.get("late")) is None:
             return 1

@@ -2,7 +2,7 @@
 
 The input ``x`` is the content of a data file, with channels before places: float32 (n, columns), or (n, c, h, w) with
 bytes as 0..255, or int32 tokens (n, t). The output is ``probabilities`` of classes, findings or pixels, or ``values``:
-measurements in their own units, a log risk. If onnxruntime's answers differ from PyTorch's, nothing is written.
+measurements in their own units, a log risk. If onnxruntime's answers deviate from PyTorch's, nothing is written.
 
 PyTorch's exporter by tracing is used: it needs only the package onnx, the newer one also onnxscript. A network that it
 cannot translate is refused with its reason.

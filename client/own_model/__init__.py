@@ -1,1 +1,1 @@
-"""The silo's own model, which a run with ``keep-models = reported`` asks for at its end."""
+"""The silo's own model, sent at the end of a run with ``keep-models = reported``."""

@@ -24,8 +24,8 @@ from partitions.common.errors import UserError
 def answer_own_model(message: Message, session: ClientSession) -> RecordDict:
     """Return the reply with the silo's own model. Raises UserError if there is none to send.
 
-    Raises PolicyRefusedError if the run's settings or the policy do not allow it, if the model was also trained under
-    other ones, or if another model of the run has left.
+    Raises PolicyRefusedError if the run's settings or the policy do not allow it. Also raises it if the model was
+    trained under other ones too, or if another model of the run has left.
     """
     context, sent = session.context, dict(message.content.config_records.get("config", {}))
     # `check_message` has checked this for a hospital's own data; for a simulated or public silo this is the only check.

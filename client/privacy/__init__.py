@@ -1,1 +1,1 @@
-"""What differential privacy needs of a silo beside its training: the key of its noise."""
+"""Differential privacy at a silo, beside the training: checks, the key of the noise, the private round."""

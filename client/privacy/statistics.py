@@ -7,8 +7,8 @@ patient's gradient is then alone in half of the units; another column isolates a
 So the statistics must stay the same for the whole run, and must not move this silo's values far from where honest
 ones do. The server keeps one choice per run.
 
-With an honest pooled mean and variance, a silo with the share p of all samples has a root mean square of at most
-1 / sqrt(p) in each standardised column.
+Honest statistics are the pooled mean and variance. With them, each standardised column of a silo with the share p of
+all samples has a root mean square of at most 1 / sqrt(p).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from client.site.trust.policy import PolicyRefusedError
 from models.privacy.noise import derived
 from models.standardisation import Array, Columns
 
-LARGEST = 10.0  # root mean square of a standardised column; reached at most with 1 % of all samples
+LARGEST = 10.0  # root mean square of a standardised column: the bound for a silo with 1 % of all samples
 
 
 def check_statistics(columns: Array, mean: Columns, std: Columns, study: Study, silo: str) -> None:

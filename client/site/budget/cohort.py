@@ -3,8 +3,8 @@
     STATE_DIR/budget/data/SHA256.json       units, declared cohort, earlier versions that share a sample
     STATE_DIR/budget/data/SHA256.samples    the digests of its samples, one per line
 
-Two versions belong to one cohort if they declare the same ``cohort``, if both declare none (then the cohort is the
-silo's own), or if they share a sample. So editing a file does not give a new budget.
+Two versions belong to one cohort if they share a sample, or if they declare the same ``cohort``. If both declare none,
+the cohort is the silo's own. So editing a file does not give a new budget.
 
 Standard library only, as in trust/policy.py: a separate process reads the file, with the site's own code.
 """

@@ -74,7 +74,7 @@ class Ledger(Chain):
     def charge(self, release: Release, policy: Policy, attended: int = 0) -> Spent:
         """Charge a message, unless it was charged before at the same cost.
 
-        ``attended``: the rounds of this run in which the server has had a reply; a ledger with fewer is an old copy.
+        ``attended``: the rounds of this run in which this silo's reply arrived; a ledger with fewer is an old copy.
         Raises SiteError if the budget does not allow it, OSError if it cannot be written.
         """
         with self.held():

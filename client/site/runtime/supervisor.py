@@ -1,8 +1,8 @@
 """A silo as one supervised process: Flower's SuperNode and the template process beside it.
 
-Used by the container of a silo and by `silofl join`. Flower's SuperNode ends if its key is unknown, if another
-SuperNode uses the same key, or if the certificate does not fit, with an error in Flower's terms, or retries forever.
-`run` retries if waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it).
+Used by the container of a silo and by `silofl join`. If the silo's key is unknown or in use by another SuperNode, or if
+the certificate does not fit, Flower's SuperNode ends with an error in Flower's terms, or retries forever. `run` retries
+if waiting helps. Otherwise one line names the cause (`client.site.runtime.doctor` finds it).
 """
 
 import contextlib

@@ -271,7 +271,10 @@ def words(allowed: Any) -> str:
 
 
 def setting_faults(study: Study, run: Mapping[str, Any]) -> list[str]:
-    """Return which of a run's settings are outside the study; a setting that is unknown here is outside."""
+    """Return which of a run's settings are outside the study.
+
+    A common setting of the study that the run does not send is outside, since its value is unknown here.
+    """
     faults = []
     asked = {key: value for key, value in run.items() if owner(key) not in METHODS or key in of_method(run)}
     for key, value in asked.items():

@@ -5,9 +5,13 @@
 
 A line is on the disk before its message leaves. If it cannot be written, the message does not leave.
 
-Every line has the SHA-256 of its run's settings (`settings`). The first line of a run in each file has the settings
-themselves (`run-config`), the values of the applied rules (`rules`) and the versions of the tools (`versions`). A line
-after a change of one of them has it again; the run's other lines refer to that line (`settings-line`).
+Every line has the SHA-256 of its run's settings (`settings`). The first line of a run in each file also has:
+
+* the settings themselves (`run-config`),
+* the values of the applied rules (`rules`),
+* the versions of the tools (`versions`).
+
+The next line after a change of one of them has them again. The run's other lines refer to that line (`settings-line`).
 
 Limit: a person with write access here can rewrite the whole log. To detect that, keep the last hash elsewhere:
 `silofl audit` prints it, and `--seen HASH` searches for it.

@@ -13,8 +13,8 @@ The template process only accepts and forks. The watchdog waits for the worker:
 
 * it forwards a shim's signals;
 * it ends the worker when the process that handed the task over is gone, or when the message's time to live is over;
-* it answers the message with an error if the worker died without a reply (killed for memory, a crash in native code),
-  so that the silo is free at once instead of after Flower's heartbeat timeout;
+* it answers the message with an error if the worker died without a reply (killed for memory, a crash in native code):
+  otherwise the silo would be free only after Flower's heartbeat timeout;
 * it reports to the shim how the worker ended.
 
 Every message has a process of its own, as in Flower, that pulls it, checks pins and policy, logs what leaves and sends

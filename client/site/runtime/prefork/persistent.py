@@ -9,11 +9,15 @@ message of another run or app it reports that and ends; the message's worker the
 worker also does so whenever no dispatcher answers. Thus no state of one run or app is visible to another, and each
 message is pulled, checked and logged in a process of its own.
 
-The dispatcher ends the persistent worker when the message's worker closes the connection (a signal, the message's time
-to live), after idle minutes, when memory is short, and when the silo's SuperNode or the template process is gone. If
-the persistent worker dies, the dispatcher sends its exit status to the message's worker, which ends the same way. The
-watchdog then answers the message, and the next message forks a new dispatcher. The persistent worker itself ends after
-an error reply.
+The dispatcher ends the persistent worker in these cases:
+
+* the message's worker closes the connection (a signal, the message's time to live);
+* idle minutes have passed, or memory is short;
+* the silo's SuperNode or the template process is gone.
+
+If the persistent worker dies, the dispatcher sends its exit status to the message's worker, which ends the same way.
+The watchdog then answers the message, and the next message forks a new dispatcher. The persistent worker itself ends
+after an error reply.
 
 Message and answer, with their models, are in memory shared by both processes (`memfd`; `records.py` writes them). Over
 the socket go the file descriptors, the worker's standard streams, and status bytes.
