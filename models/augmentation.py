@@ -1,28 +1,28 @@
-"""Training pictures changed a little, anew in every epoch: ``augment = "flip,rotate:10,shift:2"``.
+"""Augmentation of training pictures, drawn anew in every epoch: ``augment = "flip,rotate:10,shift:2"``.
 
-| change | what happens to a picture |
+| change | effect on a picture |
 |---|---|
-| ``flip``, ``flip-vertical`` | it is turned over, left for right or top for bottom, half of the time |
-| ``crop:P`` | shifted by up to P whole pixels down or up and left or right, as cut out of one with a border of P |
-| ``shift:P`` | shifted by up to P pixels each way, and by fractions of one |
-| ``rotate:D`` | turned about its centre by up to D degrees, either way |
-| ``scale:S`` | made larger or smaller about its centre, by a factor between 1 - S and 1 + S |
-| ``perspective:S`` | half of the time seen at a slant: each corner moved inwards by up to S of half a side |
-| ``contrast:S`` | the distances from its mean times a factor between 1 - S and 1 + S |
-| ``brightness:S`` | all of it brighter or darker, by up to S of what lies between its darkest and its brightest value |
+| ``flip``, ``flip-vertical`` | mirrored left to right, or top to bottom, with probability 1/2 |
+| ``crop:P`` | shifted by up to P whole pixels down or up and left or right, like a crop of a picture padded by P |
+| ``shift:P`` | shifted by up to P pixels each way, fractions included |
+| ``rotate:D`` | rotated about its centre by up to D degrees, either way |
+| ``scale:S`` | enlarged or reduced about its centre, by a factor between 1 - S and 1 + S |
+| ``perspective:S`` | with probability 1/2 a perspective view: each corner moved inwards by up to S of half a side |
+| ``contrast:S`` | distances from its mean multiplied by a factor between 1 - S and 1 + S |
+| ``brightness:S`` | a value added to all pixels, of up to S of the difference between its largest and smallest value |
 
-Everything is drawn evenly. A picture is turned over, then turned and scaled, shifted and slanted by one map and one
-interpolation (bilinear), whatever the number of changes. The picture reflected at its edge fills what comes in from
-outside, since the value of black in a hospital's file is unknown. Masks move with their pictures (nearest). All slices
-of a volume change alike, in their plane.
+All draws are uniform. Flip, rotation and scale, shift and perspective (in this order) are one map and one bilinear
+interpolation, whatever the number of changes. Pixels from outside are filled by reflection at the edge, because the
+value of black in a hospital's file is unknown. Masks move with their pictures (nearest neighbour). All slices of a
+volume get the same change, in their plane.
 
-The draws depend on seed, silo, round, purpose and epoch only. They come from a generator of their own on the CPU: the
-order of the samples and dropout stay what they are without, and CPU, GPU and deployed silos draw the same.
+The draws depend on seed, silo, round, purpose and epoch only. They come from a separate generator on the CPU. So the
+order of the samples and dropout do not change, and CPU, GPU and deployed silos draw the same numbers.
 
-Changed are the batches that a method trains a model on (``SiloClient.batches``). Never changed: what is evaluated, and
-what is measured besides: ALA's weights, PLayer-FL's sensitivity, FedFomo's losses, FedPAC's prototypes and statistics,
-full gradients (SCAFFOLD's option I, FedAPM's accuracy). FedProto's prototypes are means of what its training saw, with
-``features = "trained"`` of the samples as they are.
+Augmentation applies to the batches that a method trains a model on (``SiloClient.batches``). It applies neither to
+evaluation nor to other measurements: ALA's weights, PLayer-FL's sensitivity, FedFomo's losses, FedPAC's prototypes and
+statistics, full gradients (SCAFFOLD's option I, FedAPM's accuracy). FedProto's prototypes are means over the augmented
+batches, and with ``features = "trained"`` over the samples without augmentation.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from torch import Tensor
 from models.shapes import Shape, inputs_of, kind_of
 from partitions.common.errors import UserError
 
-COLUMNS = 19  # numbers drawn for a picture, whichever changes there are: each has its own
+COLUMNS = 19  # numbers drawn for each picture, always all: each change uses fixed columns
 CORNERS = ((-1.0, -1.0), (1.0, -1.0), (1.0, 1.0), (-1.0, 1.0))  # of a picture, in half sides, x before y
 PLACE = ("flip", "flip_vertical", "crop", "shift", "rotate", "scale", "perspective")
-# The largest strength of each; those in pixels end with the picture. From about 0.47 on a slant can show its horizon.
+# The largest strengths; those in pixels are limited by the picture. A perspective from about 0.47 can show its horizon.
 MOST = {"rotate": 180.0, "scale": 0.5, "perspective": 0.4, "contrast": 1.0, "brightness": 1.0}
 FORM = "'flip,shift:2,rotate:10,brightness:0.1' for example"
 
@@ -62,7 +62,7 @@ class Augmentation:
     brightness: float = 0.0
 
     def check(self, shape: Shape) -> None:
-        """Raise UserError, in one line, where samples of this shape cannot be changed so."""
+        """Raise UserError, in one line, where samples of this shape cannot be augmented so."""
         pictures = [own for own in inputs_of(shape).values() if kind_of(own) in ("picture", "volume")]
         if not pictures:
             raise UserError("augment changes pictures: for tables, texts and signals leave it empty")
@@ -74,16 +74,16 @@ class Augmentation:
     def changed(
         self, batches: Iterable[tuple[Any, Tensor]], n: int, rng: torch.Generator
     ) -> Iterator[tuple[Any, Tensor]]:
-        """The batches (x, y) of one epoch of n samples, each sample with changes of its own.
+        """Yield the batches (x, y) of one epoch of n samples, each sample with its own changes.
 
-        Of several inputs the pictures are changed, those of one sample alike.
+        Of several inputs only pictures are changed; all pictures of one sample get the same changes.
         """
         drawn, done, light = torch.rand(n, COLUMNS, generator=rng), 0, torch.empty(0)
         maps: dict[str, Tensor] = {}
         for x, y in batches:
             alone = isinstance(x, Tensor)
             pictures = {"": x} if alone else {name: own for name, own in x._asdict().items() if own.dim() > 3}
-            if not done:  # all of the epoch's at once, and one copy of each to the device
+            if not done:  # the maps of the whole epoch, in one copy to the device
                 light = drawn[:, 17:].to(y.device)
                 maps = {name: self._maps(drawn, *p.shape[-2:]).to(y.device) for name, p in pictures.items()}
             part, done = slice(done, done + len(y)), done + len(y)
@@ -94,9 +94,9 @@ class Augmentation:
             yield pictures[""] if alone else x._replace(**pictures), y
 
     def _maps(self, drawn: Tensor, height: int, width: int) -> Tensor:
-        """For each picture (n, 3, 3) where a pixel of the changed one is to be taken from.
+        """Return for each picture the map (n, 3, 3) from a pixel of the changed picture to its source.
 
-        In pixels from the centre, x before y: the inverse of the changes, the last one first.
+        Coordinates are pixels from the centre, x before y. The map is the inverse of the changes, the last one first.
         """
         d = drawn.double()
         either = 2 * d - 1  # -1..1
@@ -118,7 +118,7 @@ class Augmentation:
         return maps.float()
 
     def _lit(self, x: Tensor, light: Tensor) -> Tensor:
-        """Contrast and brightness of pictures (b, ...), by numbers (b, 2) in 0..1."""
+        """Change contrast and brightness of pictures (b, ...) by the draws ``light`` (b, 2) in 0..1."""
         dimensions, shape = tuple(range(1, x.dim())), (len(x), *[1] * (x.dim() - 1))
         either = 2 * light - 1
         if self.contrast:
@@ -131,7 +131,7 @@ class Augmentation:
 
 
 def read_augmentation(text: str) -> Augmentation | None:
-    """The setting ``augment``: changes joined by commas, each with its strength behind a colon; None where it is empty.
+    """Parse the setting ``augment``: changes separated by commas, each as ``name:strength``; None where it is empty.
 
     Raises UserError, in one line, for an unknown change, a missing or repeated one, or a strength out of range.
     """
@@ -161,7 +161,7 @@ def read_augmentation(text: str) -> Augmentation | None:
 
 
 def projections(start: Tensor, end: Tensor) -> Tensor:
-    """The projective maps (n, 3, 3) that take the four points ``start`` (n, 4, 2) to ``end`` (4, 2)."""
+    """Return the projective maps (n, 3, 3) from the four points ``start`` (n, 4, 2) to ``end`` (4, 2)."""
     x, y = start.unbind(-1)
     u, v = end.expand_as(start).unbind(-1)
     zero, one = torch.zeros_like(x), torch.ones_like(x)
@@ -174,9 +174,9 @@ def projections(start: Tensor, end: Tensor) -> Tensor:
 
 
 def moved(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Pictures (b, c, h, w) or volumes (b, c, d, h, w) seen through maps (b, 3, 3), and their masks (b, [d,] h, w).
+    """Apply maps (b, 3, 3) to pictures (b, c, h, w) or volumes (b, c, d, h, w), and to masks (b, [d,] h, w).
 
-    Labels of another form stay as they are.
+    Labels of another form are returned unchanged.
     """
     height, width = x.shape[-2:]
     rows, columns = (torch.arange(n, device=x.device) - (n - 1) / 2 for n in (height, width))
@@ -191,4 +191,4 @@ def moved(x: Tensor, y: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
 
     if y.dim() == x.dim() - 1:
         y = sample(y.float(), "nearest").to(y.dtype)
-    return torch.empty_like(x).copy_(sample(x, "bilinear")), y  # in the memory format that it came in
+    return torch.empty_like(x).copy_(sample(x, "bilinear")), y  # in the memory format of ``x``

@@ -15,7 +15,7 @@ from models.samples import Samples
 
 @contextmanager
 def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
-    """Context in which the features of every forward pass are added to the list that this yields."""
+    """Context that yields a list, to which every forward pass appends its features."""
     found: list[Tensor] = []
     hook = model.last_block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     try:
@@ -26,8 +26,9 @@ def seen_features(model: FlatModel) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
-    """In which the rows that every trained embedding looks up, one for each position of a batch, are added to the list
-    under its weight's name.
+    """Context that yields a list per trained embedding, by its weight's name.
+
+    Every forward pass appends the rows that the embedding looks up, one for each position of a batch.
     """
     found: dict[str, list[Tensor]] = {name: [] for name in model.embeddings}
     hooks = [
@@ -43,7 +44,7 @@ def rows_looked_up(model: FlatModel) -> Iterator[dict[str, list[Tensor]]]:
 
 @torch.no_grad()
 def features_at(model: FlatModel, vector: Tensor, x: Tensor) -> Tensor:
-    """The features (b, K) of a batch, by the network with these parameters; running statistics stay as they are."""
+    """Return the features (b, K) of a batch under the parameters ``vector``; running statistics do not change."""
     named = {name: buffer.clone() for name, buffer in model.module.named_buffers()}
     with seen_features(model) as found:
         functional_call(model.module, {**named, **model.layout.unflatten(vector)}, (x,))
@@ -60,7 +61,7 @@ def features(model: FlatModel, samples: Samples, index: Tensor) -> Tensor:
 
 
 def all_features(model: FlatModel, samples: Samples) -> Tensor:
-    """The features (n, K) of a split, in evaluation mode."""
+    """Return the features (n, K) of a split, in evaluation mode."""
     model.module.eval()
     found = features(model, samples, torch.arange(len(samples), device=samples.y.device))
     model.module.train()

@@ -2,9 +2,9 @@
 
 All trainable parameters of a module live in one contiguous float32 tensor; every ``nn.Parameter`` is a view into
 it and every ``.grad`` a view into one gradient vector. Aggregation, distances, mixing, proximal terms and
-element-wise weights are then one or two vector operations, and a method never sees a dictionary of tensors.
-Floating-point buffers (BatchNorm statistics) are a second vector; integer buffers, and what is frozen
-(models/trainable.py), stay where they are.
+element-wise weights are then one or two vector operations, and methods handle no dictionaries of tensors.
+Floating-point buffers (BatchNorm statistics) are a second vector. Integer buffers and frozen parameters
+(models/trainable.py) stay in the module.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from partitions.common.errors import UserError
 
 
 class BatchedBackend(Protocol):
-    """Computes what a model asks for with what others ask for at the same time (server/simulation/vectorized.py).
+    """Backend that computes the requests of several models together (server/simulation/vectorized.py).
 
-    Each as the function of that name would by itself: ``training.loss_gradient``, an optimiser's ``step``, a task's
-    ``evaluate``.
+    Each method gives the result of the function that it replaces: ``training.loss_gradient``, an optimiser's ``step``,
+    a task's ``evaluate``.
     """
 
     def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
@@ -38,7 +38,7 @@ class BatchedBackend(Protocol):
 
 
 class PrivateGradient(Protocol):
-    """What clips gradients and adds noise (strategies/base/privacy/training.py)."""
+    """Backend that clips gradients and adds noise (strategies/base/privacy/training.py)."""
 
     def gradient(self, x: Any, y: Tensor, loss: Any, network: nn.Module | None) -> Tensor: ...
 
@@ -51,8 +51,8 @@ class FlatModel:
     ``storage``: a contiguous vector and gradient that exist already, such as rows of matrices over silos.
     """
 
-    backend: BatchedBackend | None = None  # who computes for this model, where silos train together
-    private: PrivateGradient | None = None  # who computes its gradients while they have to be private
+    backend: BatchedBackend | None = None  # set where silos are trained together
+    private: PrivateGradient | None = None  # set while gradients must be private
 
     def __init__(
         self, module: nn.Module, device: torch.device | str = "cpu", storage: tuple[Tensor, Tensor] | None = None
@@ -80,13 +80,13 @@ class FlatModel:
             owner, _, leaf = entry.name.rpartition(".")
             module.get_submodule(owner)._buffers[leaf] = self.buffers[entry.start : entry.stop].view(entry.shape)
         self._initial_buffers = self.buffers.clone()
-        # What turns features into logits: the last block, or a method's own head of several blocks.
+        # The head maps features to logits: the last block, or a method's own head of several blocks.
         self.head_name: str = getattr(module, "head_name", self.layout.blocks[-1].name)
         self.last_block = module.get_submodule(self.head_name)
         inside = [b for b in self.layout.blocks if f"{b.name}.".startswith(f"{self.head_name}.")]
         self.head = slice(inside[0].start, inside[-1].stop)
         self._watch_embeddings()
-        # As a module of its own, or inside a network's forward pass, which then says so.
+        # Dropout is a module, or a call in the forward pass of a network, which then sets ``has_dropout``.
         self.has_dropout = getattr(module, "has_dropout", False) or any(
             isinstance(m, nn.modules.dropout._DropoutNd) for m in module.modules()
         )
@@ -94,8 +94,8 @@ class FlatModel:
         self.is_whole = len(parameters) == len(list(module.parameters()))  # nothing is frozen
 
     def _watch_embeddings(self) -> None:
-        """Note which rows of the embeddings get a gradient, so that a step touches these alone."""
-        self.embeddings = {  # of words; a method's own head may embed classes, which do not count here
+        """Record which rows of the embeddings get a gradient, so that a step updates these rows only."""
+        self.embeddings = {  # of words; without the embeddings of classes in a method's own head
             f"{name}.weight": layer
             for name, layer in self.module.named_modules()
             if isinstance(layer, nn.Embedding)
@@ -103,8 +103,8 @@ class FlatModel:
             and not name.startswith(f"{self.head_name}.")
         }
         for name, layer in self.embeddings.items():
-            # Only the rows that a batch looked up are added to the gradient, in place; a dense one would be made as
-            # large as the table first. A GPU does that in no time, and the sum of a row in one order.
+            # A sparse gradient adds only the rows that a batch looked up, in place; a dense one has the table's size.
+            # On a GPU the dense one is cheap, and sums each row in a fixed order.
             layer.sparse = self.vector.device.type == "cpu" and not layer.scale_grad_by_freq
             layer.weight.register_hook(partial(self._note_rows, name))  # type: ignore[no-untyped-call]
         tables = [slice(e.start, e.stop) for e in self.layout.parameters if e.name in self.embeddings]
@@ -134,9 +134,9 @@ class FlatModel:
             self._rows[name].append(gradient._indices()[0])
 
     def rows_with_gradient(self) -> dict[str, Tensor] | None:
-        """The rows of each embedding that the last :meth:`one_gradient` has reached, all others are zeros.
+        """Return the rows of each embedding with a gradient from the last :meth:`one_gradient`; all others are zeros.
 
-        None where there is no embedding, or that is not known: somebody has written to the gradient since.
+        None where there is no embedding, or where the gradient was written to since, so that any row may have one.
         """
         if not self.embeddings or self._rows is None or self.gradient._version != self._known:
             return None
@@ -144,7 +144,7 @@ class FlatModel:
 
     @contextmanager
     def one_gradient(self) -> Iterator[None]:
-        """Context in which ``backward`` fills ``gradient``; before, only what is not zero is reset."""
+        """Context in which ``backward`` fills ``gradient``; on entry, only the nonzero elements are reset."""
         rows = self.rows_with_gradient()
         if rows is None:
             self.gradient.zero_()
@@ -159,9 +159,9 @@ class FlatModel:
 
     @torch.no_grad()
     def step(self, move: Callable[[Tensor, Tensor], object]) -> None:
-        """``move(vector, gradient)`` of all that has a gradient; ``move`` leaves alone what has none, number by number.
+        """Call ``move(vector, gradient)`` on all parts with a gradient; of an embedding, on the rows looked up only.
 
-        Of an embedding only the rows that a batch looked up are touched.
+        ``move`` must work element by element, and leave an element with a zero gradient as it is.
         """
         rows = self.rows_with_gradient()
         if rows is None:
@@ -176,18 +176,18 @@ class FlatModel:
             weight.index_copy_(0, index, moved)
 
     def reset_buffers(self) -> None:
-        """The buffers as the module was built with."""
+        """Set the buffers to their values at construction."""
         self.buffers.copy_(self._initial_buffers)
 
     def freeze(self, *parts: slice) -> None:
-        """Leave the parameters inside these parts out of the backward pass; without any, all are trained again."""
+        """Leave the parameters inside these parts out of the backward pass; without parts, train all again."""
         for entry, parameter in zip(self.layout.parameters, self.parameters, strict=True):
             parameter.requires_grad_(not (parts and any(p.start <= entry.start < p.stop for p in parts)))
 
     def state_dict(self, vector: Tensor | None = None, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """An ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
+        """Return an ordinary ``state_dict`` (contiguous copies on the CPU) of this model, or of the given vectors.
 
-        It is whole: with what is frozen, and what LoRA has learned (models/lora.py) merged.
+        It includes frozen parameters; LoRA's changes (models/lora.py) are merged into the weights.
         """
         named = self.layout.unflatten(
             self.vector if vector is None else vector, self.buffers if buffers is None else buffers
@@ -200,19 +200,19 @@ class FlatModel:
 def is_finite(vector: Tensor) -> bool:
     """Return whether every element is a finite number.
 
-    A sum is not finite where an element is not, and is made in a tenth of the time; only where it is not, which large
-    finite elements can cause too, is each looked at.
+    The sum is checked first, in a tenth of the time: it is not finite where an element is not. Large finite elements
+    can overflow it too, so each element is checked where the sum is not finite.
     """
     return math.isfinite(vector.sum().item()) or bool(torch.isfinite(vector).all())
 
 
 def gather(vector: Tensor, parts: Iterable[slice]) -> Tensor:
-    """The parts of a vector, one behind the other, as a new vector."""
+    """Return the parts of a vector, concatenated, as a new vector."""
     return torch.cat([vector[part] for part in parts] or [vector.new_empty(0)])
 
 
 def write(vector: Tensor, parts: Iterable[slice], values: Tensor) -> None:
-    """Set the parts of ``vector`` to ``values``, as :func:`gather` laid them out."""
+    """Set the parts of ``vector`` to ``values``, in the order of :func:`gather`."""
     start = 0
     for part in parts:
         size = part.stop - part.start
@@ -221,7 +221,7 @@ def write(vector: Tensor, parts: Iterable[slice], values: Tensor) -> None:
 
 
 def scatter(vector: Tensor, parts: Iterable[slice], values: Tensor) -> Tensor:
-    """A copy of ``vector`` whose parts hold ``values``."""
+    """Return a copy of ``vector`` whose parts hold ``values``."""
     result = vector.clone()
     write(result, parts, values)
     return result

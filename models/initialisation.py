@@ -1,4 +1,4 @@
-"""Networks and their initial weights: the same in every process, made from (seed, purpose)."""
+"""Networks and their initial weights: drawn from (seed, purpose), equal in every process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from models.weights import start_from
 
 Head = Callable[[torch.nn.Linear], torch.nn.Module] | None
 
-# The network that a silo works with, given the one that the silos of a process share as long as they take turns.
+# Maps the network that the silos of a process share in turns to the one that a silo uses.
 network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_of", default=lambda shared: shared)
 
 
@@ -29,7 +29,7 @@ network_of: ContextVar[Callable[[FlatModel], FlatModel]] = ContextVar("network_o
 def flat_model(
     name: str, shape: Shape, classes: int, options: Any, device: str, head: Head = None, part: Part = WHOLE
 ) -> FlatModel:
-    """The network all silos of this process work with, one after the other; what is not in ``part`` is the run's."""
+    """Return the network that all silos of this process use in turn; parameters outside ``part`` come from its seed."""
     return FlatModel(_seeded(name, shape, classes, options, part.seed, "", head, part), device)
 
 
@@ -37,7 +37,7 @@ def flat_model(
 def initial_model(
     name: str, shape: Shape, classes: int, options: Any, seed: int, head: Head = None, part: Part = WHOLE
 ) -> Callable[[str], Tensor]:
-    """``initial(purpose)``: the initial vector (Σ,) that every process makes from (seed, purpose)."""
+    """Return ``initial(purpose)``: the initial vector (Σ,) for (seed, purpose), equal in every process."""
 
     @lru_cache(maxsize=2)
     def initial(purpose: str) -> Tensor:

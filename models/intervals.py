@@ -1,8 +1,8 @@
-"""Intervals of one silo's score, which the silo computes itself: only a mean is sent.
+"""Confidence intervals of one silo's score, computed at the silo from its samples.
 
-An accuracy is a share of ``n`` samples, from which anybody has its interval (:func:`models.metrics.wilson_interval`).
-Other scores (an area under a curve, a Dice coefficient, an R2) hang on samples that never leave: the silo sends the two
-ends beside the score. Measured coverage: docs/tasks.md.
+The interval of an accuracy follows from its value and ``n`` (:func:`models.metrics.wilson_interval`). Intervals of
+other scores (an area under a curve, a Dice coefficient, an R2) depend on samples that never leave the silo. So the silo
+sends the two ends beside the score. Measured coverage: docs/tasks.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ UNKNOWN = (math.nan, math.nan)
 
 
 def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
-    """95 % interval of a score in 0..1, symmetric for its logit: logit(a) -+ z sqrt(V) / (a (1 - a)).
+    """Return the 95 % interval of a score in 0..1, symmetric for its logit: logit(a) -+ z sqrt(V) / (a (1 - a)).
 
-    Where there is no variance to go by (all right, all wrong, one sample) Wilson's interval of that share of ``n``.
-    ``nan`` twice where the value is.
+    Without a variance (all right, all wrong, one sample) it is Wilson's interval of that share of ``n``. ``nan`` twice
+    where the value is ``nan``, or n <= 0.
     """
     if math.isnan(value) or n <= 0:
         return UNKNOWN
@@ -35,7 +35,7 @@ def of_share(value: float, variance: float, n: int) -> tuple[float, float]:
 
 
 def of_mean(value: float, variance: float, most: float) -> tuple[float, float]:
-    """95 % interval of a score that has no lower limit: a -+ z sqrt(V), up to ``most``."""
+    """Return the 95 % interval of a score without a lower limit: a -+ z sqrt(V), up to ``most``."""
     half = Z * math.sqrt(variance)
     return value - half, min(value + half, most)
 
@@ -45,10 +45,10 @@ def _expit(x: float) -> float:
 
 
 def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]:
-    """The area under the ROC curve of scores (n,), equal ones counting half, and what each sample adds to its error.
+    """Return the area under the ROC curve of scores (n,), equal ones counting half, and each sample's influence (n,).
 
-    The squares of the latter (n,) sum to DeLong's variance (DeLong et al., Biometrics 1988): of a positive sample
-    (V10 - A) / sqrt(n+ (n+ - 1)), with V10 the share of negatives below it, and alike for negatives. So the variance of
+    The squared influences sum to DeLong's variance (DeLong et al., Biometrics 1988). A positive sample's is
+    (V10 - A) / sqrt(n+ (n+ - 1)), with V10 the share of negatives below it; a negative's likewise. So the variance of
     a mean of several areas over the same samples is the sum of the squared means. ``nan`` and zeros where one of the
     two kinds is missing.
     """
@@ -65,22 +65,22 @@ def areas(scores: Array, positive: npt.NDArray[np.bool_]) -> tuple[float, Array]
 
 
 def _placements(ordered: Array, values: Array) -> Array:
-    """For each value the share of ``ordered`` that is smaller, equal ones counting half."""
+    """Return for each value the share of ``ordered`` that is smaller, equal ones counting half."""
     smaller = np.searchsorted(ordered, values, side="left")
     not_larger = np.searchsorted(ordered, values, side="right")
     return np.asarray((smaller + not_larger) / (2 * len(ordered)))
 
 
 def of_area(area: float, variance: float, positives: int, negatives: int) -> tuple[float, float]:
-    """95 % interval of an area under the ROC curve: DeLong's variance on the logit.
+    """Return the 95 % interval of an area under the ROC curve: DeLong's variance on the logit.
 
-    Where there is no variance (all right), Wilson's of that share of the samples of the rarer kind.
+    Without a variance (all right) it is Wilson's interval of that share of the samples of the rarer kind.
     """
     return of_share(area, variance, min(positives, negatives))
 
 
 def of_pairs(concordant: Array, comparable: Array) -> tuple[float, tuple[float, float]]:
-    """A share of comparable pairs, and its 95 % interval by leaving out one sample after the other.
+    """Return the share of comparable pairs that are concordant, and its 95 % jackknife interval.
 
     ``concordant`` and ``comparable`` (n,) count for each sample the pairs that it is in. With C_-i the share without
     sample i, V = (n - 1) / n sum (C_-i - mean)^2, on the logit.

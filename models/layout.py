@@ -40,7 +40,7 @@ class Layout:
     parameters: tuple[Entry, ...]
     buffers: tuple[Entry, ...]
     blocks: tuple[Block, ...]
-    norms: tuple[str, ...] = ()  # the batch normalisation layers, wherever they stand: also inside of a block
+    norms: tuple[str, ...] = ()  # the batch normalisation layers, those inside blocks included
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class Layout:
         return self.buffers[-1].stop if self.buffers else 0
 
     def parts(self, names: Iterable[str]) -> tuple[slice, ...]:
-        """The parts of the vector that the named blocks take, neighbours joined. ValueError for an unknown block."""
+        """Return the named blocks' parts of the vector, neighbours joined. Raises UserError for an unknown block."""
         wanted = set(names)
         unknown = wanted - {b.name for b in self.blocks}
         if unknown:
@@ -63,15 +63,15 @@ class Layout:
         return _joined(b.slice for b in self.blocks if b.name in wanted)
 
     def outside(self, parts: Iterable[slice]) -> tuple[slice, ...]:
-        """The parameters outside of all these parts, neighbours joined; a part may be some of a block's."""
+        """Return the parameters outside of all these parts, neighbours joined. A part may split a block."""
         inside = tuple(parts)
         free = (e for e in self.parameters if not any(p.start <= e.start < p.stop for p in inside))
         return _joined(slice(e.start, e.stop) for e in free)
 
     def buffer_parts(self, parts: Iterable[slice]) -> tuple[slice, ...]:
-        """The buffers of the blocks that begin inside these parts of the vector, neighbours joined.
+        """Return the buffers of the blocks that begin inside these parts of the vector, neighbours joined.
 
-        A buffer of no block (a BatchNorm layer's without weights) comes with all blocks only.
+        A buffer outside all blocks (of a BatchNorm layer without weights) is included only with all blocks.
         """
         if not self.buffers:
             return ()
@@ -85,19 +85,19 @@ class Layout:
         )
 
     def norm_parts(self, norm: bool = True) -> tuple[slice, ...]:
-        """The parts of the vector that batch normalisation layers take, or (``norm=False``) all the others."""
+        """Return the batch normalisation layers' parts of the vector, or (``norm=False``) all other parts."""
         return _joined(
             slice(e.start, e.stop) for e in self.parameters if (e.name.rpartition(".")[0] in self.norms) == norm
         )
 
     def norm_buffers(self) -> tuple[slice, ...]:
-        """The statistics of the batch normalisation layers."""
+        """Return the parts of the buffers that hold the batch normalisation layers' statistics."""
         return _joined(slice(e.start, e.stop) for e in self.buffers if e.name.rpartition(".")[0] in self.norms)
 
     def linear_head(self) -> tuple[Entry, Entry]:
-        """Weight (C, K) and bias (C,) of the last layer block, where it is one linear layer on K features.
+        """Return weight (C, K) and bias (C,) of the last layer block.
 
-        ValueError where it is not.
+        Raises UserError unless the block is one linear layer with a bias, on K features.
         """
         block = self.blocks[-1]
         inside = [e for e in self.parameters if e.start >= block.start]
@@ -107,16 +107,16 @@ class Layout:
 
     @property
     def classes(self) -> int:
-        """C of :meth:`linear_head`. ValueError where there is none."""
+        """C of :meth:`linear_head`. Raises UserError where there is none."""
         return self.linear_head()[0].shape[0]
 
     @property
     def features(self) -> int:
-        """K of :meth:`linear_head`. ValueError where there is none."""
+        """K of :meth:`linear_head`. Raises UserError where there is none."""
         return self.linear_head()[0].shape[1]
 
     def unflatten(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """Views by name, as a ``state_dict`` without the integer buffers."""
+        """Return views by name, as a ``state_dict`` without the integer buffers."""
         tensors = {e.name: vector[e.start : e.stop].view(e.shape) for e in self.parameters}
         if buffers is not None:
             tensors |= {e.name: buffers[e.start : e.stop].view(e.shape) for e in self.buffers}
@@ -124,7 +124,7 @@ class Layout:
 
 
 def _joined(parts: Iterable[slice]) -> tuple[slice, ...]:
-    """Merge neighbouring parts; they come in ascending order."""
+    """Merge neighbouring parts, given in ascending order."""
     joined: list[slice] = []
     for part in parts:
         if joined and joined[-1].stop == part.start:
@@ -143,9 +143,9 @@ def _entries(tensors: Iterable[tuple[str, Tensor]]) -> tuple[Entry, ...]:
 
 
 def block_names(module: nn.Module) -> list[str]:
-    """Names of the layer blocks, input to output.
+    """Return the names of the layer blocks, from input to output.
 
-    Those of ``module.block_names``; without that attribute, every leaf module with parameters is one.
+    They are ``module.block_names``; without that attribute, every module with trained parameters of its own.
     """
     named = getattr(module, "block_names", None)
     owners = (n.rpartition(".")[0] for n, p in module.named_parameters() if p.requires_grad)
@@ -153,7 +153,10 @@ def block_names(module: nn.Module) -> list[str]:
 
 
 def frozen_modules(module: nn.Module) -> frozenset[str]:
-    """Names of the modules none of whose own parameters is trained; one without any goes with the module around it."""
+    """Return the names of the modules whose own parameters are all frozen.
+
+    A module without parameters counts by those of its parent.
+    """
     if all(parameter.requires_grad for parameter in module.parameters()):
         return frozenset()
     found = set()

@@ -1,8 +1,8 @@
 """LoRA (Hu et al., ICLR 2022, eq. 3): a frozen linear layer learns a change of low rank, W + (α / r) B A.
 
-A (r, inputs) starts Kaiming-uniform, B (outputs, r) at zero, so that the network starts as it is without. The layer's
-``weight`` is the sum, computed where it is read, so that whatever reads it (PyTorch's own attention, too) sees the
-change, and a merged model says what the trained one says.
+A (r, inputs) starts Kaiming-uniform, B (outputs, r) at zero, so that the initial outputs are those without LoRA. The
+layer's ``weight`` is the sum, computed at each access. So every reader of it (PyTorch's own attention, too) gets the
+change, and a merged model has the outputs of the trained one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACE = "parametrizations.weight"  # below a layer: where PyTorch keeps W, as ``
 
 
 class LowRank(nn.Module):
-    """W -> W + (α / r) B A."""
+    """Parametrisation W -> W + (α / r) B A."""
 
     def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class LowRank(nn.Module):
 
 
 def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
-    """The network, whose frozen linear layers now learn a change of this rank. ValueError where there is none."""
+    """Let the network's frozen linear layers learn a change of this rank. Raises UserError where it has none."""
     layers = [
         layer
         for layer in network.modules()
@@ -51,7 +51,7 @@ def adapt(network: nn.Module, rank: int, alpha: float) -> nn.Module:
 
 
 def merged(network: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A ``state_dict`` of an adapted network as one of the network without LoRA, which says the same."""
+    """Turn the ``state_dict`` of an adapted network into that of the network without LoRA, with the same outputs."""
     for name, layer in network.named_modules():
         if parametrize.is_parametrized(layer, "weight"):
             change = layer.get_submodule(PLACE)[0]

@@ -28,7 +28,7 @@ MMD_WIDTHS = (10.0, 15.0, 20.0, 50.0)
 
 
 def mmd(a: Tensor, b: Tensor) -> Tensor:
-    """Squared maximum mean discrepancy of two batches of features (b, K), with the sum of four Gaussian kernels."""
+    """Return the squared maximum mean discrepancy of two batches of features (b, K), for a sum of Gaussian kernels."""
     both = torch.cat([a, b])
     squares = both.square().sum(1)
     distances = squares.unsqueeze(1) + squares - 2 * both @ both.T
@@ -37,18 +37,18 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
     return (kernel[:n, :n] + kernel[n:, n:] - kernel[:n, n:] - kernel[n:, :n]).mean()
 
 
-@cache  # equal losses are one object: silos whose loss is the same can train together
+@cache  # equal losses are one object, so that silos with the same loss can be trained together
 def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], Tensor]:
-    """The training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
+    """Return the training loss as a function of logits (b, C) and labels (b,), averaged over the batch.
 
     * "cross-entropy": mean of -log p_y, with p the softmax of the logits.
     * "focal": mean of -(1 - p_y)^gamma log p_y (Lin et al., ICCV 2017, equation 4); gamma = 0 is the
-      cross-entropy. PLayer-FL's code has another one of that name, with terms for the wrong classes and constant
-      weights of the classes; its paper does not give it.
+      cross-entropy. PLayer-FL's code has a different "focal" loss, with terms for the wrong classes and constant
+      class weights; its paper does not give it.
 
-    Samples labelled -100 (PyTorch's ``ignore_index``) count for nothing: batches can be padded with them.
+    Samples labelled -100 (PyTorch's ``ignore_index``) are ignored, so that batches can be padded with them.
 
-    Raises DataError for another name, or a gamma that is negative.
+    Raises DataError for another name, or a gamma that is negative or not finite.
     """
     if name not in LOSSES:
         raise DataError(f"unknown loss {name!r}; there are: {', '.join(LOSSES)}")
@@ -57,7 +57,7 @@ def loss_function(name: str, gamma: float = 1.0) -> Callable[[Tensor, Tensor], T
 
     def focal(logits: Tensor, y: Tensor) -> Tensor:
         log_p = -F.cross_entropy(logits, y, reduction="none")
-        # Kept off zero: below gamma = 1 the power has an infinite grad there, and the gradient would be nan.
+        # Kept above zero: for gamma < 1 the power has an infinite derivative there, and the gradient would be nan.
         missing = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny)
         return -(missing**gamma * log_p).sum() / (y != IGNORED).sum()
 
@@ -71,7 +71,7 @@ METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "
 
 
 def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
-    """Metrics of logits (n, C) against labels (n,) in 0..C-1; all ``nan`` where n = 0.
+    """Return metrics of logits (n, C) against labels (n,) in 0..C-1; all ``nan`` where n = 0.
 
     * ``loss``: mean cross-entropy.
     * ``accuracy``: share of samples whose largest logit is the label's (the lower class among equal ones).
@@ -111,9 +111,9 @@ def classification_metrics(logits: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def metrics_of_all(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-    """:func:`classification_metrics` of several models, each on its own samples; equal up to the order of sums.
+    """Return :func:`classification_metrics` of several models, each on its own samples, in one pass.
 
-    All models have as many classes. Raises DataError as that does.
+    All models have the same number of classes. Values are equal up to the order of sums. Raises DataError likewise.
     """
     classes, sizes = logits[0].shape[1], np.array([len(y) for y in labels])
     scores = torch.cat([*logits]).detach().double().cpu()
@@ -122,7 +122,7 @@ def metrics_of_all(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> list[d
         return [classification_metrics(one, own) for one, own in zip(logits, labels, strict=True)]
     log_p = F.log_softmax(scores, dim=1)
     predicted = scores.argmax(1)
-    # Counts of each model (rows) and class, as above; every count of labels, guesses and hits has its cell.
+    # Counts by model (rows) and class, as above: each pair of model and class has its own cell.
     first = torch.from_numpy(np.repeat(np.arange(len(sizes)) * classes, sizes))
     cells, hit = first + y, predicted == y
     counts, guesses, found = (
@@ -167,10 +167,10 @@ def _macro_f1(counts: Tensor, guesses: Tensor, found: Tensor) -> float:
 
 
 def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float:
-    """Mean over classes of P(score of a positive > score of a negative), equal scores counting half.
+    """Return the mean over classes of P(score of a positive > score of a negative), equal scores counting half.
 
-    A positive is looked for among all n scores of its class: of the pairs (smaller or not, smaller or equal) that are
-    counted there, those of the k positives among themselves are k², whatever their scores.
+    Each of the k positives is compared with all n scores of its class, twice: smaller, and smaller or equal. Pairs of
+    positives add k² to these counts, whatever their scores, and are subtracted.
     """
     present = np.flatnonzero(counts)
     if len(present) < 2 or not np.isfinite(p).all():
@@ -193,7 +193,7 @@ def _one_vs_rest_auc(p: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> f
 
 
 def fairness_variance(values: Sequence[float]) -> float:
-    """Population variance of the silos' metric; smaller is fairer (PLayer-FL, "fairness").
+    """Return the population variance of the silos' metric; smaller is fairer (PLayer-FL, "fairness").
 
     (1 / C) sum_c (P_c - mean P)^2. Silos whose value is ``nan`` are left out; ``nan`` where none is left.
     """
@@ -202,7 +202,7 @@ def fairness_variance(values: Sequence[float]) -> float:
 
 
 def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg: Sequence[float]) -> float:
-    """Share of silos, in 0..1, that the method serves better than training alone and than FedAvg does.
+    """Return the share of silos, in 0..1, with a better value than by training alone and than by FedAvg.
 
     #{c: P_c > max(S_c, G_c)} / C, strictly (PLayer-FL, "incentivised participation rate"). The three
     sequences list the same silos in the same order. Silos that lack one of the values (``nan``) are left out;
@@ -217,7 +217,7 @@ def incentivised_rate(personal: Sequence[float], local: Sequence[float], fedavg:
 
 
 def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval for a share of ``correct`` out of ``n`` samples (Wilson, JASA 1927).
+    """Return Wilson's score interval for a share of ``correct`` out of ``n`` samples (Wilson, JASA 1927).
 
     (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z the normal quantile of (1 + confidence)/2.
     Stays within 0..1 and is not empty at p = 0 or 1, unlike p +- z sqrt(p(1-p)/n). ``nan`` twice where n = 0.
@@ -234,12 +234,12 @@ def wilson_interval(correct: int, n: int, confidence: float = 0.95) -> tuple[flo
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    # Rounding can step over the ends by one unit in the last place.
+    # Rounding can exceed the ends by one unit in the last place.
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = True) -> dict[str, float]:
-    """Average rank of each method over data sets (or silos); 1 is best, equal values share their mean rank.
+    """Return the average rank of each method over data sets (or silos); 1 is best, ties share their mean rank.
 
     ``table[method]`` lists the method's values, one per data set, the same data sets for all. A data set
     where any method has no value (``nan``) is left out for all, so that ranks stay comparable; ``nan`` where
@@ -254,7 +254,7 @@ def mean_rank(table: Mapping[str, Sequence[float]], higher_is_better: bool = Tru
         return dict.fromkeys(table, math.nan)
     if higher_is_better:
         values = -values
-    # Rank = 1 + those that are better + half of the other equal ones.
+    # Rank = 1 + number of better values + half the number of other equal values.
     better = (values[None] < values[:, None]).sum(axis=1)
     equal = (values[None] == values[:, None]).sum(axis=1) - 1
     ranks = (1 + better + equal / 2).mean(axis=1)

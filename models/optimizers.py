@@ -1,7 +1,7 @@
 """SGD and Adam on flat vectors, with their state as explicit arrays.
 
-They are ours because ``torch.optim`` imports ``torch._dynamo`` on its first step, which costs every freshly started
-silo process about two seconds; tests hold them equal to ``torch.optim``.
+``torch.optim`` is not used because its first step imports ``torch._dynamo``: about two seconds in every new silo
+process. Tests check that these optimisers equal ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from partitions.common.errors import UserError
 
 
 class Optimizer(ABC):
-    """Steps of a model's vector, element by element.
+    """Optimiser of a flat vector, element by element.
 
-    So rows of several models, which have taken as many steps, can be one ``vector``.
+    So the vectors of several models, after equally many steps, can be rows of one ``vector``.
     """
 
-    only_where_gradient = False  # whether a number without a gradient stays as it is
+    only_where_gradient = False  # True where a step leaves an element with a zero gradient as it is
 
     def __init__(self, lr: float) -> None:
         self.lr = lr
         self.state: dict[str, Tensor] = {}
-        self.backend: BatchedBackend | None = None  # of the model whose parts it steps, where silos train together
-        self.joined: tuple[Optimizer, int, int] | None = None  # of whose state this one's is a row: which, of how many
+        self.backend: BatchedBackend | None = None  # the model's, where silos are trained together
+        self.joined: tuple[Optimizer, int, int] | None = None  # the optimiser that holds this state as row i of n; i; n
 
     def step(self, vector: Tensor, gradient: Tensor) -> None:
         if self.backend is None:
@@ -37,15 +37,15 @@ class Optimizer(ABC):
 
     @abstractmethod
     def own_step(self, vector: Tensor, gradient: Tensor) -> None:
-        """One step, in place."""
+        """Take one step, in place."""
 
     @abstractmethod
     def form(self) -> tuple[float, ...]:
-        """Return a key: equal for optimisers that do the same in their next step."""
+        """Return a key that is equal for optimisers whose next steps compute the same."""
 
     @abstractmethod
     def empty_copy(self) -> Optimizer:
-        """Another one of this form, without state."""
+        """Return another optimiser of this form, without state."""
 
 
 class Sgd(Optimizer):
@@ -106,7 +106,7 @@ class Adam(Optimizer):
         if self.weight_decay:
             gradient = gradient.add(vector, alpha=self.weight_decay)
         beta1, beta2 = self.betas
-        # Reading a count that is kept on a GPU would make every step wait for it.
+        # The count stays on the CPU: reading it from a GPU would synchronise at every step.
         self.state["steps"] = self.state["steps"].cpu() + 1
         steps = self.state["steps"].item()
         m = self.state["m"].lerp_(gradient, 1 - beta1)
@@ -120,7 +120,7 @@ class Adam(Optimizer):
 def make_optimizer(
     name: str, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, amsgrad: bool = False
 ) -> Optimizer:
-    """The optimiser of that name (``sgd`` or ``adam``) without state."""
+    """Return the optimiser of that name (``sgd`` or ``adam``), without state. Raises UserError for another name."""
     if name == "sgd":
         return Sgd(lr, momentum, weight_decay)
     if name == "adam":

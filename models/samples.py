@@ -12,23 +12,25 @@ from torch import Tensor
 
 from models.shapes import batch_type
 
-VOLUME_VALUES = 2**21  # of the volumes that are evaluated at once
+VOLUME_VALUES = 2**21  # most values in an evaluation batch of volumes
 
-TIME_STEPS = 2**15  # of the texts and signals that are evaluated at once
+TIME_STEPS = 2**15  # most time steps in an evaluation batch of texts or signals
 
-BYTE_MEAN = BYTE_STD = 127.5  # of pictures of bytes: (x / 255 - 0.5) / 0.5
+BYTE_MEAN = BYTE_STD = 127.5  # of uint8 pictures: (x / 255 - 0.5) / 0.5
 
 
 class Samples:
     """One split of a silo's data on its device, ready for batches.
 
-    ``x`` is uint8 or float32, pictures (n, h, w, c), volumes (n, d, h, w, c), signals (n, t, c) or tables (n, columns),
-    or int32, tokens (n, t); of several inputs an array (n,) with a field for each. ``y`` what the task has
-    (models/tasks/): int64 (n,) of classes, float32 (n, k) of numbers, uint8 (n, [d,] h, w) of masks, which become
-    int64 per batch. Pictures of bytes become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), which keeps them
-    at a quarter of the memory; float values are taken as they are, or standardised with ``mean`` and ``std`` (columns
-    of all tables,), and labels with those in ``labels``. Of several inputs one that is all zeros is missing, and stays
-    all zeros.
+    ``x``: pictures (n, h, w, c), volumes (n, d, h, w, c), signals (n, t, c) or tables (n, columns) of uint8 or float32,
+    or tokens (n, t) of int32. Several inputs are a structured array (n,) with a field for each.
+
+    ``y``, by task (models/tasks/): classes int64 (n,), numbers float32 (n, k), or masks uint8 (n, [d,] h, w), which
+    become int64 per batch.
+
+    uint8 pictures become (x / 255 - 0.5) / 0.5 per batch (APPLE's normalisation), so that they are stored in a quarter
+    of the memory. Float values stay as they are, or are standardised with ``mean`` and ``std`` (columns of all
+    tables,), labels with those in ``labels``. Of several inputs, one that is all zeros is missing, and stays all zeros.
     """
 
     def __init__(
@@ -64,26 +66,26 @@ class Samples:
 
     @property
     def at_once(self) -> int:
-        """Number of samples in an evaluation batch: smaller where their activations are large."""
+        """Number of samples in an evaluation batch; smaller where samples have many values or time steps."""
         inputs = (self.x,) if isinstance(self.x, Tensor) else self.x
         return min(_at_once(part) for part in inputs)
 
     def take(self, index: Tensor | slice) -> tuple[Any, Tensor]:
-        """A batch: x float32 (b, c, [d,] h, w) or (b, c, t) in channels-last memory, (b, columns), or int32 (b, t);
-        of several inputs a named tuple of these; y (b, ...).
+        """Return a batch (x, y) of the samples ``index``, a tensor on the device or a slice.
 
-        ``index`` is on the device.
+        x is float32 (b, c, [d,] h, w) or (b, c, t) in channels-last memory, float32 (b, columns), or int32 (b, t).
+        Several inputs are a named tuple of these. y is (b, ...).
         """
         if isinstance(self.x, Tensor):
             return _as_networks_take(_rows(self.x, index)), self.labels(index)
         parts = [_as_networks_take(_rows(part, index)) for part in self.x]
         for stored, part, missing in zip(self.x, parts, self.missing, strict=True):
-            if missing is not None and stored.dtype == torch.uint8:  # the others are zeros as they are
+            if missing is not None and stored.dtype == torch.uint8:  # other types are zeros already
                 part[missing[index]] = 0.0
         return type(self.x)(*parts), self.labels(index)
 
     def labels(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """Labels as losses take them."""
+        """Return labels in the types that losses take: masks as int64."""
         y = self.y[index]
         return y.long() if y.dtype == torch.uint8 else y
 
@@ -91,12 +93,12 @@ class Samples:
 def _tensor(values: np.ndarray, device: torch.device | str) -> Tensor:
     with warnings.catch_warnings():  # memory-mapped arrays are read-only; nothing here writes to them
         warnings.filterwarnings("ignore", message=".*not writable.*")
-        # Through a flat view: an axis of length 1 may carry any stride, and grey pictures would lose channels-last.
+        # Through a flat view: an axis of length 1 may have any stride, and grey pictures would lose channels-last.
         return torch.from_numpy(np.ascontiguousarray(values)).flatten().view(values.shape).to(device)
 
 
 def _missing(part: Tensor) -> Tensor | None:
-    """Which samples (n,) of an input are all zeros; None where none is."""
+    """Return which samples (n,) of an input are all zeros; None where none is."""
     found = (part == 0).flatten(1).all(1)
     return found if bool(found.any()) else None
 
@@ -109,17 +111,17 @@ def _at_once(part: Tensor) -> int:
 
 
 def _rows(part: Tensor, index: Tensor | slice) -> Tensor:
-    """Samples of one input; index_select takes a tenth of the time of indexing, which looks at every value."""
+    """Return samples of one input; index_select takes a tenth of the time of indexing."""
     return part[index] if isinstance(index, slice) else part.index_select(0, index)
 
 
 def _as_networks_take(x: Tensor) -> Tensor:
-    """A batch of one input: bytes scaled, channels before places."""
+    """Return a batch of one input as networks take it: uint8 scaled, channels before places."""
     if x.dtype == torch.uint8:
         x = x.float().sub_(BYTE_MEAN).div_(BYTE_STD)
     return x.movedim(-1, 1) if x.dim() > 2 else x
 
 
 def _kept_as(y: np.ndarray) -> type:
-    """The number format of labels: numbers, masks, or classes."""
+    """Return the stored type of labels: numbers float32, masks uint8, classes int64."""
     return np.float32 if y.dtype.kind == "f" else np.uint8 if y.ndim > 1 else np.int64

@@ -1,4 +1,4 @@
-"""Shapes of samples, as a network gets them.
+"""Shapes of samples, as networks receive them.
 
 | sample | shape | a batch |
 |---|---|---|
@@ -6,11 +6,11 @@
 | a signal, or features over time | (channels, time) | float32 (b, channels, time) |
 | a picture | (channels, height, width) | float32 (b, channels, height, width) |
 | a volume | (channels, depth, height, width) | float32 (b, channels, depth, height, width) |
-| a text | ("tokens", length, vocabulary) | int32 (b, length), from 0 up to below the vocabulary |
+| a text | ("tokens", length, vocabulary) | int32 (b, length), from 0 to vocabulary - 1 |
 | several of these | (("image", shape), ("notes", shape), ...) | a named tuple of them |
 
-What is shorter than its length ends in zeros: the token 0 stands for no word. Of several inputs one that is missing is
-all zeros. Outside a process (a data summary, a model's card, the federation file) a shape is a list, :func:`written`.
+A shorter text or signal is padded with zeros at its end; token 0 is no word. Of several inputs, a missing one is all
+zeros. Outside a process (a data summary, a model card, the federation file) a shape is a list, see :func:`written`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_VALUES = 2**28  # of one sample
 
 
 def kind_of(shape: Shape) -> str:
-    """``table``, ``signal``, ``picture``, ``volume``, ``text`` or ``several``. ValueError where it is no shape."""
+    """Return ``table``, ``signal``, ``picture``, ``volume``, ``text`` or ``several``. Raises UserError for no shape."""
     if shape and shape[0] == TOKENS:
         if len(shape) == 3 and all(_is_size(size) for size in shape[1:]):
             return "text"
@@ -54,7 +54,7 @@ def kind_of(shape: Shape) -> str:
 
 
 def is_name(name: object) -> bool:
-    """Return whether an input may be called so: a field of a named tuple, in small letters."""
+    """Return whether an input may have this name: a field of a named tuple, in lower case."""
     right = isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
     return bool(right) and not iskeyword(str(name)) and name != TOKENS
 
@@ -64,24 +64,24 @@ def _is_size(size: object) -> bool:
 
 
 def inputs_of(shape: Shape) -> dict[str, Shape]:
-    """The shape of each input by its name; of a single one, which has none, under ``""``."""
+    """Return the shape of each input by its name; a single input has the name ``""``."""
     return dict(shape) if kind_of(shape) == "several" else {"": shape}
 
 
 def columns(shape: Shape) -> int:
-    """Count the columns of all its tables: these are standardised."""
+    """Count the columns of all tables of a shape, which are standardised."""
     return sum(own[0] for own in inputs_of(shape).values() if kind_of(own) == "table")
 
 
 def written(shape: Shape) -> list[int] | list[str]:
-    """A shape as a list of numbers, or of texts: ``["tokens 200 65536"]``, ``["image 3 28 28", "age 1"]``."""
+    """Write a shape as a list of numbers, or of texts: ``["tokens 200 65536"]``, ``["image 3 28 28", "age 1"]``."""
     if kind_of(shape) not in ("several", "text"):
         return list(shape)
     return [" ".join(map(str, ((name,) if name else ()) + own)) for name, own in inputs_of(shape).items()]
 
 
 def read_shape(value: Sequence[Any]) -> Shape:
-    """The shape that is written so. Raises UserError where there is none."""
+    """Return the shape that :func:`written` wrote. Raises UserError for a list that is no shape."""
     if value and all(isinstance(part, str) for part in value):
         parts = [part.split() or [""] for part in value]
         alone = len(parts) == 1 and parts[0][0] == TOKENS
@@ -99,7 +99,7 @@ def batch_type(names: tuple[str, ...]) -> Any:
 
 
 def example(shape: Shape, n: int) -> Any:
-    """A batch of n random samples of this shape, by torch's generator."""
+    """Return a batch of n random samples of this shape, drawn from torch's generator."""
     if kind_of(shape) == "several":
         return batch_type(tuple(name for name, _ in shape))(*(example(own, n) for _, own in shape))
     if shape[0] == TOKENS:
@@ -108,7 +108,7 @@ def example(shape: Shape, n: int) -> Any:
 
 
 def real_steps(x: torch.Tensor) -> torch.Tensor:
-    """Which steps (b, t) of tokens (b, t) or a signal (b, channels, t) are not behind its last one: bool."""
+    """Return bool (b, t): which steps of tokens (b, t) or a signal (b, channels, t) are no padding at the end."""
     found = (x != 0) if x.dim() == 2 else (x != 0).any(1)
     return found.flip(-1).cumsum(-1).flip(-1) > 0
 

@@ -15,18 +15,18 @@ Array = npt.NDArray[Any]
 
 
 def column_sums(x: Array) -> tuple[list[float], list[float]]:
-    """Sum and sum of squares of each column of a table (n, d), from which all silos' statistics are agreed."""
-    columns = np.ascontiguousarray(x.T, "float64")  # numpy adds up rows pairwise, columns one by one
+    """Return sum and sum of squares of each column of a table (n, d), for the statistics over all silos."""
+    columns = np.ascontiguousarray(x.T, "float64")  # numpy sums rows pairwise, which is more exact, but not columns
     return columns.sum(1).tolist(), (columns * columns).sum(1).tolist()
 
 
 def rounded_sums(x: Array, records: int = 1) -> tuple[list[float], list[float]]:
-    """:func:`column_sums`, so rounded that they do not tell of one patient more or less.
+    """Return :func:`column_sums`, rounded so that one patient more or less is not visible in them.
 
-    Mean and variance of each column are put on a grid whose step, a power of two, is at least four times what any one
-    patient can add to them, kR / n and kR² / n, with R the largest distance of a row from the mean and k, ``records``,
-    the most rows of one patient; a variance is one step at least, so that a column in which one patient differs looks
-    like a column in which none does.
+    Mean and variance of each column are rounded to a grid whose step is a power of two. The step is at least four times
+    what one patient can add: kR / n to the mean, kR² / n to the variance. R is the largest distance of a row from the
+    mean; k, ``records``, the most rows of one patient. A variance is at least one step, so that a column in which one
+    patient differs equals a column in which none does.
     """
     columns = np.ascontiguousarray(x.T, "float64")
     n = columns.shape[1]
@@ -42,10 +42,10 @@ def rounded_sums(x: Array, records: int = 1) -> tuple[list[float], list[float]]:
 def agreed_statistics(
     summaries: Sequence[Mapping[str, Any]], samples: Mapping[str, int] | None = None
 ) -> dict[str, list[float]]:
-    """Mean and standard deviation of each column over silos' training parts, from the sums of those that give any.
+    """Return mean and standard deviation of each column over the training parts of the silos that sent sums.
 
-    A silo that gives none is standardised by its own statistics (:func:`standardisation`). ``samples``: how many a
-    silo, by its name, counts as, where that is not what its summary says.
+    A silo that sent none is standardised by its own statistics (:func:`standardisation`). ``samples``: sample counts by
+    silo name that replace those of the summaries.
     """
     summaries = [s for s in summaries if "sum" in s]
     if not summaries:
@@ -62,9 +62,9 @@ def agreed_statistics(
 
 
 def standardisation(x: Array, normalization: str, agreed: Mapping[str, Any]) -> tuple[Columns, Columns]:
-    """Mean and standard deviation by which a silo's inputs ``x`` (n, ...) are standardised; empty: they are not.
+    """Return mean and standard deviation that standardise a silo's inputs ``x`` (n, ...); empty: not standardised.
 
-    ``agreed`` holds the ``mean`` and ``std`` of all silos, if there are any; ``normalization = "silo"`` takes the
+    ``agreed`` holds the ``mean`` and ``std`` of all silos, if there are any; ``normalization = "silo"`` uses the
     silo's own instead.
     """
     if x.ndim == 2 and normalization == "silo":
@@ -74,6 +74,6 @@ def standardisation(x: Array, normalization: str, agreed: Mapping[str, Any]) -> 
 
 
 def _spread(variance: Tensor, square: Tensor) -> Tensor:
-    """Standard deviation; 1 for a column that never changes, whose variance is rounding of its mean ``square``."""
+    """Return the standard deviation; 1 for a constant column, whose variance is a rounding error of ``square``."""
     changes = variance > 1e-13 * square
     return torch.where(changes, variance, torch.ones_like(variance)).sqrt()

@@ -1,7 +1,7 @@
-"""Which part of a network is trained: the model that methods see, send, mix and keep.
+"""The trained part of a network: the model that methods train, send, mix and store.
 
-The rest is frozen as every process makes it from the run's seed, and never sent. Batch normalisation that is frozen
-normalises by the statistics that it has, in training too, and keeps them.
+The rest is frozen as initialised from the run's seed in every process, and never sent. Frozen batch normalisation
+uses its running statistics in training too, and does not update them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from partitions.common.errors import UserError
 
 @dataclass(frozen=True)
 class Part:
-    """``trainable`` as in the settings: ``all``, or ``head`` and patterns of parameters' names with commas.
+    """The trained part of a network, and the initial values of the frozen part.
 
-    ``seed`` is that of the run, which makes what is frozen; where nothing is, it does not matter. ``weights``: the file
-    that the whole network starts from. ``lora_rank``: linear layers that are frozen learn a change of this rank
-    (models/lora.py), 0: none.
+    * ``trainable`` as in the settings: ``all``, or ``head`` and patterns of parameters' names, separated by commas.
+    * ``seed``: the run's, from which frozen parameters are initialised; unused where nothing is frozen.
+    * ``weights``: the file that the whole network starts from.
+    * ``lora_rank``: frozen linear layers learn a change of this rank (models/lora.py); 0: none.
     """
 
     trainable: str = "all"
@@ -41,9 +42,9 @@ WHOLE = Part()
 
 
 def freeze(network: nn.Module, part: Part) -> nn.Module:
-    """The network with all frozen that is not in ``part``.
+    """Freeze all parameters of the network that are not in ``part``.
 
-    ValueError, one line, where a pattern matches nothing, or the last layer block is not trained.
+    Raises UserError, one line, where a pattern matches nothing, or the last layer block is not trained.
     """
     if part.whole:
         return network

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class MeanLoss:
-    """Mean loss of the steps of a training; nothing is read from the device before the end."""
+    """Running mean of the losses of a training; nothing is read from the device before the end."""
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
@@ -30,16 +30,16 @@ class MeanLoss:
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A random generator of its own for every (seed, silo, round, purpose), the same in every process."""
+    """Return a separate random generator for every (seed, silo, round, purpose), the same in every process."""
     text = "/".join(str(part) for part in (seed, *purpose))
     digest = hashlib.sha256(text.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def seed_torch(rng: torch.Generator) -> None:
-    """Set torch's global generators, which initial weights and dropout draw from, to where ``rng`` started.
+    """Set torch's global generators, which initial weights and dropout draw from, to the initial seed of ``rng``.
 
-    As ``torch.manual_seed``, which keeps a stack trace each time where there is no GPU, and takes a millisecond.
+    Replaces ``torch.manual_seed``, which without a GPU stores a stack trace at each call and takes a millisecond.
     """
     torch.default_generator.manual_seed(rng.initial_seed())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -49,9 +49,9 @@ def seed_torch(rng: torch.Generator) -> None:
 def batches(
     n: int, size: int, epochs: int, rng: torch.Generator, *, least: int = 1, device: torch.device | str = "cpu"
 ) -> Iterator[Tensor]:
-    """Index tensors of shuffled mini-batches, every sample once per epoch, the last batch of an epoch smaller.
+    """Yield index tensors of shuffled mini-batches: every sample once per epoch, the last batch may be smaller.
 
-    They go to ``device`` once per epoch. A last batch of fewer than ``least`` samples joins the batch before it.
+    They are copied to ``device`` once per epoch. A last batch of fewer than ``least`` samples joins the one before it.
     """
     for _ in range(epochs):
         parts = list(torch.split(torch.randperm(n, generator=rng).to(device), size))
@@ -63,9 +63,9 @@ def batches(
 def loss_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
-    """Fill ``model.gradient`` with the gradient of the mean loss of one batch; returns the loss (scalar tensor).
+    """Fill ``model.gradient`` with the gradient of the mean loss of one batch; return the loss (scalar tensor).
 
-    ``network`` is the part of the model that is left to run, where ``x`` are features of the layers below it.
+    ``network``: the upper part of the model to run, where ``x`` holds features of the layers below it.
     """
     if model.private is not None:
         return model.private.gradient(x, y, loss, network)
@@ -77,7 +77,7 @@ def loss_gradient(
 def own_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None = None
 ) -> Tensor:
-    """:func:`loss_gradient` of this model by itself."""
+    """Compute :func:`loss_gradient` of this model alone, without backend or privacy."""
     with model.one_gradient():
         if isinstance(loss, OnFeatures):
             with seen_features(model) as found:
@@ -91,7 +91,7 @@ def own_gradient(
 
 @dataclass(frozen=True)
 class OnFeatures:
-    """A loss ``of(logits, features, labels)``; features (b, K) are what the last layer block gets."""
+    """A loss ``of(logits, features, labels)``; features (b, K) are the inputs of the last layer block."""
 
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -99,16 +99,16 @@ class OnFeatures:
 def feature_gradient(
     model: FlatModel, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor, Tensor], Tensor], *, alone: bool = False
 ) -> Tensor:
-    """:func:`loss_gradient` of a loss of logits, features and labels, which may be another one in every silo.
+    """Compute :func:`loss_gradient` of a loss of logits, features and labels, which may differ between silos.
 
-    ``alone``: also where silos train together; for a loss that uses the model's parameters by itself.
+    ``alone``: never batched with other silos; for a loss that uses the model's parameters directly.
     """
-    # Of a network of its own, as it were: it cannot be joined with other silos'.
+    # A wrapper makes the network another object, which the backend cannot join with other silos'.
     return loss_gradient(model, x, y, OnFeatures(loss), nn.Sequential(model.module) if alone else None)
 
 
 class Network(Protocol):
-    """What has outputs: a model, or several whose outputs are mixed."""
+    """A source of outputs: a model, or several models whose outputs are mixed."""
 
     @property
     def module(self) -> nn.Module: ...
@@ -128,11 +128,11 @@ def by_batch(model: Network, samples: Samples, batch_size: int, of: Callable[[Te
 
 
 def predict(model: Network, samples: Samples, batch_size: int = 512) -> Tensor:
-    """Logits (n, classes) of a split, in evaluation mode."""
+    """Return the logits (n, classes) of a split, in evaluation mode."""
     parts = by_batch(model, samples, batch_size, lambda outputs, _: outputs)
     return torch.cat(parts) if parts else model.vector.new_empty(0, 1)
 
 
 def clip_norm(gradient: Tensor, largest: float) -> None:
-    """Shorten a gradient to this norm where it is longer; nothing is read from its device."""
+    """Clip a gradient to the norm ``largest``, in place; nothing is read from its device."""
     gradient.mul_((largest / gradient.norm().clamp(min=1e-12)).clamp(max=1.0))

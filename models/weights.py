@@ -1,7 +1,7 @@
-"""Weights to start from: a safetensors file whose names and shapes are those of the network, checked one by one.
+"""Initial weights from a safetensors file, whose names and shapes are checked against the network one by one.
 
 Names are ours, or those under which the architecture's weights are published (``ModelSpec.published``). A file without
-the last layer's tensors leaves that layer as the seed makes it. Which file is meant, its SHA-256 says.
+the last layer's tensors leaves that layer as initialised from the seed. A file is identified by its SHA-256.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from models.layout import block_names
 from partitions.common.errors import DataError
 
-SHOWN = 3  # names that a message shows
+SHOWN = 3  # most faults in a message
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A file, and the SHA-256 that says which one is meant: where it has another, it is not read."""
+    """A file and its expected SHA-256; a file with another one is refused."""
 
     file: str
     sha256: str
 
 
 def weights_of(file: Path) -> Weights:
-    """The file as it is now. ValueError where it cannot be read."""
+    """Return the file with its present SHA-256. Raises DataError where it cannot be read."""
     try:
         found = file.stat()
         return _hashed(file, found.st_mtime_ns, found.st_size)
@@ -49,7 +49,7 @@ def _hashed(file: Path, stamp: int, size: int) -> Weights:
 
 @lru_cache(maxsize=1)
 def _tensors(weights: Weights) -> dict[str, Tensor]:
-    """Return a file's tensors of numbers. Integers, such as counts of batches, are not taken."""
+    """Return a file's floating-point tensors; integers, such as counts of batches, are ignored."""
     try:
         content = Path(weights.file).read_bytes()
     except OSError as error:
@@ -77,7 +77,7 @@ def renamed(name: str, published: tuple[tuple[str, str], ...]) -> str:
 
 @torch.no_grad()
 def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str, str], ...]) -> nn.Module:
-    """The network with the file's weights and running statistics. ValueError, one line, where they do not fit."""
+    """Load the file's weights and running statistics. Raises DataError, one line, where they do not fit."""
     wanted = {name: tensor for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     given: dict[str, Tensor] = {}
     faults = []
@@ -109,5 +109,5 @@ def start_from(network: nn.Module, weights: Weights, published: tuple[tuple[str,
 
 @cache
 def _tell(weights: Weights, missing: str) -> None:
-    """Once in a process, which makes many initial models."""
+    """Log that the last layer is missing, once per process, which makes many initial models."""
     logging.getLogger("flwr").info("%s has no %s: the last layer starts from the seed", weights.file, missing)

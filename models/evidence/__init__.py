@@ -1,1 +1,1 @@
-"""What a hospital learns of its model beyond the score: calibration, net benefit, subgroups, conformal sets."""
+"""Evidence on a hospital's model beyond the score: calibration, net benefit, subgroups, conformal sets."""

@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
-Units = npt.NDArray[np.int64]  # the patient of each prediction (n,); where none is named, the sample
+Units = npt.NDArray[np.int64]  # the patient of each prediction (n,); without patients, the sample
 
 BINS = 10
-FEWEST = 5  # samples in a bin, however few are asked for: a bin of one says nothing
-NEAREST = 1e-12  # to 0 and 1: a probability is not nearer, for its logit would be infinite
+FEWEST = 5  # least samples per bin on average, because the share of events in a bin of one is 0 or 1
+NEAREST = 1e-12  # least distance of a probability from 0 and 1, where its logit would be infinite
 STEPS = 50  # of Newton's method
-LARGEST = 1e3  # a coefficient beyond has no finite estimate: the events are separated
+LARGEST = 1e3  # a larger coefficient has no finite estimate: the events are separated
 
 
 @dataclass(frozen=True)
 class Bins:
-    """A reliability diagram: of each bin its samples, their mean probability and their share of events."""
+    """A reliability diagram: for each bin its samples, their mean probability and their share of events."""
 
     counts: Array
     predicted: Array
@@ -87,10 +87,10 @@ def expected_calibration_error(bins: Bins) -> float:
 
 
 def joined(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
-    """Return for each bin the number of the bin that it becomes a part of; none of these is empty or too small.
+    """Return for each bin the number of the joined bin that it belongs to; no joined bin is too small.
 
-    ``bins``: of each bin, by kind of samples, their units: a bin wants ``least`` different ones of each kind. Where all
-    bins together have too few of one, they are one bin.
+    ``bins``: for each bin, by kind of samples, their units. A bin needs ``least`` different units of each kind. Where
+    all bins together have too few of one kind, they are one bin.
     """
     groups, current, first = np.zeros(len(bins), np.intp), 0, 0
     for i in range(1, len(bins)):
@@ -101,7 +101,7 @@ def joined(bins: Sequence[Sequence[Units]], least: int) -> npt.NDArray[np.intp]:
 
 
 def fewest_units(bins: Sequence[Sequence[Units]]) -> int:
-    """Return how many different units these bins have together, of the kind that has the fewest."""
+    """Return the number of different units in these bins together, for the kind with the fewest."""
     return min(len(np.unique(np.concatenate(kind))) for kind in zip(*bins, strict=True))
 
 
@@ -117,7 +117,7 @@ def _newton(x: Array, offset: Array, event: Array) -> Array | None:
             step = np.linalg.solve(information, x.T @ (event - share))
         except np.linalg.LinAlgError:
             return None
-        # A step that leads far away is halved: Newton's method alone may go back and forth.
+        # A long step is shortened: Newton's method alone may oscillate.
         beta = beta + step * min(1.0, 5.0 / max(float(np.abs(step).max()), 1e-300))
         if not np.isfinite(beta).all() or np.abs(beta).max() > LARGEST:
             return None

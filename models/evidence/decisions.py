@@ -1,4 +1,4 @@
-"""Net benefit of a model's probabilities: would a decision change (Vickers and Elkin, Med. Decis. Making 2006)?"""
+"""Net benefit of decisions by a model's probabilities (Vickers and Elkin, Med. Decis. Making 2006)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # probabilities from which one would treat
+THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # probabilities from which a patient is treated
 
 
 def net_benefit(p: Array, event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array:
@@ -23,5 +23,5 @@ def treat_all(event: Array, thresholds: tuple[float, ...] = THRESHOLDS) -> Array
 
 
 def _worth(event: Array, t: Array) -> Array:
-    """Return what treating each sample adds (thresholds, n): 1 for an event, -t / (1 - t) without one."""
+    """Return the benefit of treating each sample (thresholds, n): 1 for an event, -t / (1 - t) without one."""
     return np.asarray(np.where(event[None, :] > 0, 1.0, -(t / (1 - t))[:, None]))

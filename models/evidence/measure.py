@@ -4,20 +4,20 @@
 |---|---|
 | ``brier``, ``calibration_slope``, ``calibration_in_the_large``, ``ece`` | one number each |
 | ``reliability`` | samples, mean probability, share of events of each bin, one bin after the other |
-| ``net_benefit`` | of the model at each of ``THRESHOLDS``, then of treating everybody; of two classes only |
-| ``conformal`` | calibration samples, and the threshold that they make; of classes only |
+| ``net_benefit`` | of the model at each of ``THRESHOLDS``, then of treating everybody; for two classes only |
+| ``conformal`` | calibration samples, and their threshold; for classes only |
 | ``conformal_sets`` | test samples, then coverage and mean size of sets: own, common and shrunk threshold |
-| ``calibration_intercept`` | a of observed = a + b predicted; of a measurement, as the next six; b is the slope |
+| ``calibration_intercept`` | a of observed = a + b predicted, with b the slope; this and the next six: measurements |
 | ``calibration_in_the_large`` | mean of observed - predicted |
 | ``agreement`` | test samples, mean difference, its limits of agreement |
 | ``value_bins`` | samples, mean prediction, mean measurement, mean absolute error of each bin |
-| ``conformal_width`` | calibration samples, and the half width that they make |
+| ``conformal_width`` | calibration samples, and their half width |
 | ``conformal_intervals`` | test samples, then coverage and width of intervals: own, common and shrunk half width |
-| ``measurement.NAME.VALUE`` | of several measurements each one's slope, and the six values above, by its name |
+| ``measurement.NAME.VALUE`` | for several measurements: the slope and the six values above of each, by its name |
 | ``dice_worst_decile`` | mean Dice of the tenth of the cases with the lowest |
 | ``subgroup.NAME`` | samples, score and its 95 % interval's ends (``subgroups.py``) |
 
-What needs more patients than there are, or has no finite value, is left out.
+A value that needs more patients than there are, or is not finite, is left out.
 """
 
 from __future__ import annotations
@@ -58,20 +58,23 @@ from models.tasks import Regression, Segmentation, Survival, Task, probabilities
 from models.training import Network, predict
 
 CALIBRATION = ("brier", "calibration_slope", "calibration_in_the_large", "ece")
-# The words by which a hospital's policy allows each (client/site/trust/policy.py has the same).
+# The names by which a hospital's policy allows each kind of evidence (equal in client/site/trust/policy.py).
 EVIDENCE = (
     *(*CALIBRATION, "calibration_intercept", "agreement", "reliability", "net_benefit", "conformal"),
     *("dice_worst_decile", "subgroups"),
 )
-PREFIX = "subgroup."  # begins the name of a subgroup's value, which `subgroups` allows
-MEASUREMENT = "measurement."  # begins the name of a value of one of several measurements
+PREFIX = "subgroup."  # of the name of a subgroup's value, which `subgroups` allows
+MEASUREMENT = "measurement."  # of the name of a value of one of several measurements
 Evidence = dict[str, float | list[float]]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What bounds the evidence: the fewest patients behind a number; the time of survival's, 0 for none; the labels'
-    names as the schema has them.
+    """Options of the evidence.
+
+    * ``least``: the fewest patients behind a number.
+    * ``horizon``: the time of survival's evidence; 0: none.
+    * ``labels``: the labels' names in the schema.
     """
 
     least: int = 1
@@ -80,7 +83,10 @@ class Ask:
 
 
 def evidence_of(task: Task, model: Network, test: Samples, train: Samples, units: Units, ask: Ask) -> Evidence:
-    """Return the evidence of the model as it stands. ``units`` (n,): the patient of each test sample, or the sample."""
+    """Return the evidence of the model in its present state.
+
+    ``units`` (n,): the patient of each test sample; without patients, the sample.
+    """
     if not len(test):
         return {}
     found: Mapping[str, float | list[float]]
@@ -111,7 +117,7 @@ def conformal_sets(model: Network, test: Samples, units: Units, common: float) -
 
 
 def measurements(labels: Sequence[str], outputs: int) -> list[str]:
-    """Return the names of several measurements, as the schema or else ``predict`` has them; of a single one nothing."""
+    """Return the names of several measurements, from the schema or else ``predict``; for a single one, no name."""
     return list(labels or (f"y_{k}" for k in range(outputs))) if outputs > 1 else []
 
 
@@ -132,9 +138,7 @@ def conformal_intervals(
 def _measured(
     task: Regression, model: Network, test: Samples, labels: Sequence[str]
 ) -> Iterator[tuple[str, Array, Array]]:
-    """Yield what begins the names of each measurement's values, its predictions (n,) and what was measured (n,), in its
-    own unit.
-    """
+    """Yield for each measurement the prefix of its values' names, and predictions and true values (n,) in its unit."""
     pair = (predict(model, test), test.labels())
     scale, shift = np.array(task.std or 1.0), np.array(task.mean or 0.0)
     output, truth = (values.detach().double().cpu().numpy() * scale + shift for values in pair)
@@ -214,7 +218,7 @@ def _of_cases(dice: Tensor, units: Units, ask: Ask) -> Evidence:
 
 
 def flat(bins: Bins) -> list[float]:
-    """Return bins as one list: samples, mean probability, share of events of the first, of the second, and so on."""
+    """Return bins as one list, bin after bin: samples, mean probability, share of events."""
     return [float(v) for row in zip(bins.counts, bins.predicted, bins.observed, strict=True) for v in row]
 
 

@@ -1,8 +1,8 @@
 """A model's score in each subgroup of a hospital's test samples, with small subgroups suppressed.
 
-A subgroup of fewer than ``least`` patients stays in the hospital (primary suppression). The score of all samples, less
-those of all subgroups but one, gives that one by subtraction. So what is suppressed must itself be of at least
-``least`` patients together: otherwise the smallest subgroups left are suppressed too (secondary suppression; Willenborg
+The score of a subgroup of fewer than ``least`` patients stays in the hospital (primary suppression). The score of all
+samples and those of all subgroups but one give that one by subtraction. So the suppressed subgroups must have at least
+``least`` patients together; otherwise the smallest subgroups left are suppressed too (secondary suppression; Willenborg
 and de Waal, Elements of Statistical Disclosure Control, 2001). A patient in several of them counts once. Samples of an
 unknown subgroup count as suppressed.
 """
@@ -27,7 +27,7 @@ Texts = npt.NDArray[np.str_]
 
 
 def released(groups: Texts, patients: npt.NDArray[np.int64] | None, least: int) -> list[str]:
-    """Return the subgroups whose numbers may leave, by name. ``groups``, ``patients``: of each sample (n,)."""
+    """Return the names of the subgroups whose numbers may leave. ``groups``, ``patients``: of each sample (n,)."""
     units = np.arange(len(groups)) if patients is None else patients
     counts = {str(name): len(np.unique(units[groups == name])) for name in np.unique(groups)}
     kept = {name: n for name, n in counts.items() if name and n >= least}
@@ -52,11 +52,11 @@ def subgroup_scores(
 ) -> Evidence:
     """Return ``subgroup.NAME``: samples, score and its 95 % interval's ends, of each subgroup that may leave.
 
-    Of measurements it is the mean absolute error with its interval's ends, and the root of the mean squared error.
+    For measurements: samples, mean absolute error, its interval's ends, and the root of the mean squared error.
     """
     if isinstance(task, Segmentation):
         dice = task.dice_by_case(model, test)
-        known = (~dice.isnan()).numpy()  # a case without foreground is behind no number, so its patient does not count
+        known = (~dice.isnan()).numpy()  # a case without foreground is in no number, so its patient does not count
         names = released(groups[known], None if patients is None else patients[known], least)
         each = {name: _of_cases(dice[torch.from_numpy(groups == name)]) for name in names}
     else:
@@ -64,7 +64,7 @@ def subgroup_scores(
         outputs, labels = predict(model, test), test.labels()
         each = {name: _of_rows(task, outputs, labels, torch.from_numpy(groups == name)) for name in names}
     if not all(math.isfinite(v) for values in each.values() for v in values):
-        return {}  # one that is missing would be the difference to the whole
+        return {}  # a missing one would follow as the difference to the whole
     return {f"{PREFIX}{name}": values for name, values in each.items()}
 
 
@@ -72,7 +72,7 @@ def _of_rows(task: Task, outputs: Tensor, labels: Tensor, rows: Tensor) -> list[
     rows = rows.to(labels.device)
     found, n = task.measure(outputs[rows], labels[rows]), int(rows.sum())
     score = found[task.score]
-    if isinstance(task, Regression):  # R2 would be of the subgroup's own spread
+    if isinstance(task, Regression):  # R2 would be relative to the spread within the subgroup
         return [float(n), *_of_errors(task, outputs[rows], labels[rows]), found["rmse"]]
     if ENDS[0] in found:
         return [float(n), score, found[ENDS[0]], found[ENDS[1]]]

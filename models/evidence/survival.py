@@ -69,15 +69,16 @@ def brier_of_survival(risk: Array, time: Array, event: Array, at: float) -> floa
 
 
 def kinds_until(time: Array, event: Array, at: float, units: Units) -> tuple[Units, Units]:
-    """Return the units of samples that have had the event until ``at``, and of those followed beyond it without one."""
+    """Return the units of samples with the event until ``at``, and of those still followed after it."""
     return units[(time <= at) & (event > 0)], units[time > at]
 
 
 def risk_bins(risk: Array, time: Array, event: Array, at: float, least: int, units: Units) -> Bins:
     """Return groups of about equally many samples by predicted risk, with the observed risk of each until ``at``.
 
-    A group has events of ``least`` ``units`` (n,), and samples followed beyond ``at`` of as many, or it joins its
-    neighbour: one event among n shows how many were still at risk as it happened, and so the time of one patient's.
+    A group needs events of ``least`` different ``units`` (n,), and samples followed beyond ``at`` of as many; otherwise
+    it joins its neighbour. With one event among n, the observed risk shows how many were at risk at that time, and so
+    the time of one patient's event.
     """
     groups = max(1, min(BINS, len(risk) // max(least, 20)))
     parts = np.array_split(np.argsort(risk, kind="stable"), groups) if len(risk) else []

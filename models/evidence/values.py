@@ -1,7 +1,7 @@
 """Calibration of predicted measurements: least squares of observed on predicted, agreement, bins, intervals.
 
-``said`` (n,) are predictions and ``truth`` (n,) what was measured, both in the measurement's own unit. Differences are
-observed minus predicted: above 0 the prediction is too low.
+``predicted`` (n,) and ``truth`` (n,), the measured values, are in the measurement's own unit. Differences are observed
+minus predicted: above 0 the prediction is too low.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ SPREAD = 1.96  # standard deviations on either side, for limits of agreement
 
 
 def recalibration(predicted: Array, truth: Array) -> tuple[float, float]:
-    """Return intercept a and slope b of truth = a + b said by least squares, ideal 0 and 1; ``nan`` where all said are
-    alike (Stevens and Poppe, J. Clin. Epidemiol. 2020).
+    """Return intercept a and slope b of truth = a + b predicted by least squares, ideal 0 and 1.
+
+    ``nan`` where all predictions are equal. Source: Stevens and Poppe, J. Clin. Epidemiol. 2020.
     """
     if len(predicted) < 2 or np.ptp(predicted) <= 1e-9 * max(1.0, float(np.abs(predicted).max())):
         return math.nan, math.nan
@@ -49,21 +50,22 @@ def value_bins(predicted: Array, truth: Array, least: int, units: Units | None =
 
 
 def half_width(errors: Array, alpha: float = ALPHA) -> float:
-    """Return the ceil((n + 1)(1 - alpha))-th smallest absolute error (n,), by which a split conformal interval reaches
-    to either side (Lei et al., JASA 2018, algorithm 2); ``nan`` where n is too small for one.
+    """Return the half width of a split conformal interval: the ceil((n + 1)(1 - alpha))-th smallest absolute error.
+
+    ``errors`` (n,); ``nan`` where n is too small. Source: Lei et al., JASA 2018, algorithm 2.
     """
     rank = math.ceil((len(errors) + 1) * (1 - alpha) - 1e-12)
     return float(np.sort(errors)[rank - 1]) if 0 < rank <= len(errors) else math.nan
 
 
 def own_width(errors: Array, units: Units, least: int) -> tuple[int, float]:
-    """Return how many test samples calibrate, and the half width that they make; ``nan`` where either half is small."""
+    """Return the number of calibration samples, and their half width; ``nan`` where either half is too small."""
     fits, _ = halves(units)
     return int(fits.sum()), half_width(errors[fits]) if enough(units, least) else math.nan
 
 
 def interval_shares(errors: Array, units: Units, common: float) -> list[float]:
-    """Return the samples that count, then coverage and width of intervals: own, common and shrunk half width."""
+    """Return the number of samples for coverage, then coverage and width with own, common and shrunk half width."""
     fits, held = halves(units)
     own, rest = half_width(errors[fits]), errors[held]
     values = [float(len(rest))]

@@ -23,23 +23,23 @@ def batch_norm(volume: bool) -> type[nn.BatchNorm2d] | type[nn.BatchNorm3d]:
 
 
 def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
-    """Max-pooling of a batch (b, c, [d,] h, w)."""
-    # Not of torch.nn.functional, which asks first whether indices are wanted, too.
+    """Max-pool a batch (b, c, [d,] h, w)."""
+    # torch.nn.functional's are slower: they check first whether indices are requested.
     return (torch.max_pool2d if x.dim() == 4 else torch.max_pool3d)(x, kernel, stride or kernel, padding)
 
 
 def mean_over_places(x: Tensor) -> Tensor:
-    """(b, c, [d,] h, w) -> (b, c)."""
+    """Return the mean over places: (b, c, [d,] h, w) -> (b, c)."""
     return x.mean(tuple(range(2, x.dim())))
 
 
 def enlarged(x: Tensor, size: Sequence[int]) -> Tensor:
-    """A batch (b, c, [d,] h, w) brought to ``size``, with values in between."""
+    """Interpolate a batch (b, c, [d,] h, w) linearly to ``size``."""
     return F.interpolate(x, list(size), mode="bilinear" if x.dim() == 4 else "trilinear", align_corners=False)
 
 
 def initialise_kaiming(module: nn.Module) -> None:
-    """PLayer-FL's start: Kaiming-normal weights (fan-in, gain of ReLU), zero biases."""
+    """Initialise as PLayer-FL: Kaiming-normal weights (fan-in, gain of ReLU), zero biases."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight)

@@ -48,7 +48,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for name in self.convolutions:
-            # Equal to pooling behind the ReLU (both are monotone), at a quarter of the ReLU's work.
+            # Equal to pooling after the ReLU (both are monotone), at a quarter of the ReLU's cost.
             x = max_pool(self.get_submodule(name)(x), 2).relu()
         x = x.flatten(1)
         for name in self.layers[:-1]:
@@ -59,7 +59,7 @@ class ConvNet(nn.Module):
 
 @dataclass(frozen=True)
 class PlayerLayout:
-    """One of PLayer-FL's picture networks: per convolution (channels, pooled or not, dropout behind it)."""
+    """One of PLayer-FL's picture networks: per convolution (channels, pooled or not, dropout after it)."""
 
     kernel: int
     padding: int
@@ -113,7 +113,7 @@ class PlayerNet(nn.Module):
 
 @dataclass(frozen=True)
 class PlayerCnnSettings:
-    """Which of PLayer-FL's picture networks: by the shape, or the one of a given data set."""
+    """Selection of one of PLayer-FL's picture networks: by the shape, or by the name of a data set."""
 
     layout: str = field(
         default="auto",

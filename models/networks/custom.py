@@ -1,9 +1,9 @@
-"""A network of one's own: ``model = "package.module:factory"``.
+"""A user's own network: ``model = "package.module:factory"``.
 
-``factory(input_shape, outputs)`` gives an ``nn.Module`` that maps float32 (batch, *input_shape) to (batch, outputs), or
-to (batch, outputs, h, w) where every pixel has an answer; what it gets of texts and of several inputs says
-models/shapes.py. Its weights come from torch's global generator. What methods rely on is checked before it is used,
-once per process. Layer blocks are its ``block_names``, or else its children.
+``factory(input_shape, outputs)`` returns an ``nn.Module`` that maps float32 (batch, *input_shape) to (batch, outputs),
+or to (batch, outputs, h, w) for outputs per pixel. models/shapes.py describes batches of texts and of several inputs.
+Its weights must come from torch's global generator. The properties that methods rely on are checked before the first
+use, once per process. Layer blocks are its ``block_names``, or else its children.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class CustomSettings:
 
 
 def is_custom(name: str) -> bool:
-    """Return whether this names a network of one's own. ValueError where it is meant so, and is no such name."""
+    """Return whether this names a user's own network. Raises UserError for a name with a colon in another form."""
     if ":" in name and not NAME.fullmatch(name):
         raise UserError(f"model = {name[:80]!r}: package.module:factory is wanted here, or the name of a network")
     return ":" in name
 
 
 def custom_network(name: str, shape: Shape, outputs: int, settings: CustomSettings) -> nn.Module:
-    """The network, freshly initialised. ValueError, one line, where it cannot be had or is not fit for use."""
+    """Return the network, freshly initialised. Raises UserError, one line, where it cannot be made or used."""
     drops = _check(name, shape, outputs, settings.per_pixel)
     network = _made(name, shape, outputs)
     if drops:
@@ -50,7 +50,7 @@ def custom_network(name: str, shape: Shape, outputs: int, settings: CustomSettin
 
 
 def factory_of(name: str) -> Factory:
-    """The function that a name means; one that its module only imports is not the module's."""
+    """Return the function of this name. The module must define it: one that it only imports is refused."""
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function, None)
@@ -81,9 +81,9 @@ def _made(name: str, shape: Shape, outputs: int) -> nn.Module:
 
 @lru_cache(maxsize=8)
 def _check(name: str, shape: Shape, outputs: int, per_pixel: bool) -> bool:
-    """Raise UserError where the network is not fit for use; returns whether it draws random numbers in training."""
+    """Raise UserError where methods cannot use the network; return whether it draws random numbers in training."""
     with torch.random.fork_rng(devices=[]):
-        factory_of(name)  # first of all: what is imported may draw numbers, too
+        factory_of(name)  # first, because the import may draw numbers, too
         torch.manual_seed(0)
         network = _made(name, shape, outputs)
         torch.manual_seed(0)
@@ -145,6 +145,6 @@ def _fault(name: str, shape: Shape, what: str) -> UserError:
 
 
 def _line(error: Exception) -> str:
-    """Return an error's text, in one line."""
+    """Return an error's type and text in one line."""
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

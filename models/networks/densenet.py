@@ -1,4 +1,4 @@
-"""DenseNet-121 (Huang et al., CVPR 2017) by torchvision's definition: the same tensors, starts and outputs."""
+"""DenseNet-121 (Huang et al., CVPR 2017) as in torchvision: the same tensors, initialisation and outputs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from models.networks.input_stem import Stem
 
-GROWTH, BOTTLENECK = 32, 4  # k channels a layer; its 1x1 convolution has 4 k
+GROWTH, BOTTLENECK = 32, 4  # k channels per layer; its 1x1 convolution has 4 k
 DEPTHS = (6, 12, 24, 16)
 
 
 class DenseLayer(nn.Module):
-    """Dense layer: its inputs, and ``GROWTH`` channels more."""
+    """Dense layer: outputs its inputs and ``GROWTH`` more channels."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -29,9 +29,9 @@ class DenseLayer(nn.Module):
 
 
 class Stage(nn.Module):
-    """A dense block and what is behind it: a transition, that halves channels and picture, or the last normalisation.
+    """A dense block, then a transition that halves channels and picture, or the last normalisation.
 
-    A picture of one pixel a side is not halved any more, so that small ones pass, too.
+    A picture with a side of one pixel is not halved, so that small pictures are possible.
     """
 
     def __init__(self, inputs: int, depth: int, *, last: bool) -> None:
@@ -55,7 +55,10 @@ class Stage(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """Blocks: stem, stage1, ..., stage4, classifier. Convolutions start Kaiming-normal (fan-in), the last bias zero."""
+    """DenseNet-121. Blocks: stem, stage1, ..., stage4, classifier.
+
+    Convolutions start Kaiming-normal (fan-in), the last bias at zero.
+    """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, stem: str) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class DenseNet(nn.Module):
         return logits
 
 
-# torchvision's names (its first versions wrote norm.1 for norm1), and ours.
+# torchvision's names (norm.1 for norm1 in its first versions), and ours.
 PUBLISHED = (
     (r"^features\.conv0\.", "stem.conv1."),
     (r"^features\.norm0\.", "stem.bn1."),

@@ -8,17 +8,17 @@
 | row of a table, or one vector of features | fully connected, ReLU, dropout |
 | picture, volume | the two convolutions of ``fedapm-cnn``, then as a row of a table |
 
-The states of all encoders, (b, steps, width) each, stand behind one another in time; ``heads`` times they are weighed
-by softmax(W2 tanh(W1 h)) over time and summed, and two fully connected layers follow. What stands behind an input's
-last step, and all of an input that is missing, gets no attention.
+The states of all encoders, (b, steps, width) each, are concatenated in time. For each of ``heads`` they are weighted by
+softmax(W2 tanh(W1 h)) over time and summed; two fully connected layers follow. Padding after an input's last step, and
+all steps of a missing input, get no attention.
 
 FedAPM (KDD 2025), appendix B.2, after FedMultimodal. Its paper and its code differ:
 
 * CrisisMMD: the paper has width 64, 4 heads and one layer for the picture, the code 128, 6 and two
   (``fedapm-image-text.width=128 .heads=6 .projection=2``).
-* The code lets the convolutions see what earlier ones have made of the padding; here it is zeros for each of them, so
-  that padding changes nothing. A signal of fewer than 8 steps gets no attention there, here its first step does.
-* GRUs have one layer, so that the code's dropout between layers does nothing; here there is none.
+* In the code, convolutions read values that earlier ones computed in the padding. Here the padding is zeros for each of
+  them, and so has no effect. A signal of fewer than 8 steps gets no attention there; here its first step does.
+* GRUs have one layer, so that the code's dropout between layers has no effect; here there is none.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from models.networks.blocks import convolution, is_volume, max_pool
 from models.shapes import Shape, inputs_of, kind_of, real_steps
 from partitions.common.errors import UserError
 
-MOST_CHANNELS = 128  # of a signal: with more they are features over time
-FEWEST_STEPS = 8  # that three poolings leave something of
+MOST_CHANNELS = 128  # of a signal; more are features over time
+FEWEST_STEPS = 8  # of a signal: three poolings leave one
 SMALLEST_SIDE = 4
 HIDDEN, LAST = 512, 64  # of the attention; of the layer before the last
 NO_ATTENTION = -1e5
-WIDEST = 1024  # a silo builds what a server's settings say
+WIDEST = 1024  # a limit, because a silo builds the network from a server's settings
 
 
 @dataclass(frozen=True)
 class SignalsSettings:
-    """Widths of the network for signals; KU-HAR's and Crema-D's as they are."""
+    """Widths of the network for signals; the defaults are those of KU-HAR and Crema-D."""
 
     width: int = field(
         default=128,
@@ -67,14 +67,14 @@ class SignalsSettings:
 
 @dataclass(frozen=True)
 class ImageTextSettings(SignalsSettings):
-    """Widths of the network for pictures and texts; CrisisMMD's in the paper as they are."""
+    """Widths of the network for pictures and texts; the defaults are those of CrisisMMD in the paper."""
 
     width: int = field(default=64, metadata=SignalsSettings.__dataclass_fields__["width"].metadata)
     heads: int = field(default=4, metadata=SignalsSettings.__dataclass_fields__["heads"].metadata)
 
 
 def is_signal(shape: Shape) -> bool:
-    """Return whether an input of this shape is a signal, and no features over time."""
+    """Return whether an input of this shape is a signal, not features over time."""
     return kind_of(shape) == "signal" and shape[0] <= MOST_CHANNELS
 
 
@@ -92,12 +92,12 @@ class SignalConvolutions(nn.Module):
         for layer in (self.conv1, self.conv2, self.conv3):
             real = halved(real)
             x = F.dropout(F.max_pool1d(layer(x), 2).relu(), self.dropout, self.training)
-            x = x * real.unsqueeze(1)  # what comes behind the signal stays zeros
+            x = x * real.unsqueeze(1)  # the padding stays zeros
         return x, real
 
 
 def halved(real: Tensor) -> Tensor:
-    """Which steps (b, t // 2) are left of these (b, t): half of them, and one where there was one."""
+    """Return which steps are real after pooling by 2, (b, t) -> (b, t // 2); a first real step stays one."""
     left = real[:, 1::2].clone()
     left[:, 0] |= real[:, 0]
     return left
@@ -106,7 +106,8 @@ def halved(real: Tensor) -> Tensor:
 class Gru(nn.Module):
     """A gated recurrent unit (Cho et al., 2014) of one layer: (b, t, inputs) -> (b, t, width), as ``nn.GRU``.
 
-    ``nn.GRU`` keeps references to its parameters, and on a GPU copies them together: a model could not be one vector.
+    ``nn.GRU`` stores references to its parameters, and on a GPU copies them into one tensor, which a model as one flat
+    vector does not allow.
     """
 
     def __init__(self, inputs: int, width: int) -> None:
@@ -122,17 +123,18 @@ class Gru(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weights: list[Tensor] = [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
         start = x.new_zeros(1, len(x), self.width)
-        # As in training always: without dropout that changes no number, and on a GPU there is no gradient otherwise.
+        # Always train=True: without dropout the numbers are the same, and on a GPU a gradient needs it.
         states: Tensor = torch.gru(x, start, weights, True, 1, 0.0, True, False, True)[0]
         return states
 
     @torch.no_grad()
     def linear_maps(self, x: Tensor, d: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield the two linear maps, of the inputs and of the states before (models/privacy/layers.py).
+        """Yield the two linear maps, of the inputs and of the previous states (models/privacy/layers.py).
 
-        Of each weight, bias, inputs (b, t, ...) and the gradient (b, t, 3 width) of its outputs, for that of the states
-        (b, t, width), through time. With h the state before, i and s the outputs of the maps, gates r, z and n as in
-        ``nn.GRU``: r = sigmoid(i_r + s_r), z = sigmoid(i_z + s_z), n = tanh(i_n + r s_n), h' = n + z (h - n).
+        Each is weight, bias, inputs (b, t, ...) and the gradient of its outputs (b, t, 3 width). The latter follows,
+        back through time, from ``d`` (b, t, width), the gradient of the states. With h the previous state, i and s the
+        maps' outputs, and gates as in ``nn.GRU``: r = sigmoid(i_r + s_r), z = sigmoid(i_z + s_z),
+        n = tanh(i_n + r s_n), h' = n + z (h - n).
         """
         states = self(x)
         before = torch.cat([states.new_zeros(len(x), 1, self.width), states[:, :-1]], 1)
@@ -171,7 +173,7 @@ class PictureConvolutions(nn.Module):
 
 
 class Projection(nn.Sequential):
-    """(b, features) -> (b, width): one layer, ReLU and dropout; of several, the last stands alone, as in the code."""
+    """(b, features) -> (b, width): layers with ReLU and dropout; the last of several without them, as in the code."""
 
     def __init__(self, features: int, width: int, layers: int, dropout: float) -> None:
         parts: list[nn.Module] = []
@@ -193,20 +195,22 @@ class FusedAttention(nn.Module):
         behind = ~real.unsqueeze(1)
         scores = self.fc2(self.fc1(x).tanh()).mT
         weights = scores.masked_fill(behind, NO_ATTENTION).softmax(-1)
-        # Where nothing is there at all softmax is 1 / t everywhere: then nothing is summed either.
+        # Without any real step the softmax is 1 / t everywhere; masked again, the sum is zero.
         fused: Tensor = weights.masked_fill(behind, 0.0) @ x
         return fused.flatten(1)
 
 
 class Fusion(nn.Module):
-    """Blocks: for each input ``NAME_conv``, ``NAME_embedding`` or ``NAME_fc``; then ``NAME_gru``, and a picture's
-    ``NAME_fc``, of each; then attention, fc1, fc2. Of a single input they are called conv, gru, ... (C-APM's order).
+    """FedAPM's network of encoders, attention and two fully connected layers.
+
+    Blocks (C-APM's order): ``NAME_conv``, ``NAME_embedding`` or ``NAME_fc`` of each input; then its ``NAME_gru``, or a
+    picture's ``NAME_fc``; then attention, fc1, fc2. A single input has no NAME: conv, gru, ...
     """
 
     def __init__(self, input_shape: Shape, classes: int, settings: SignalsSettings) -> None:
         super().__init__()
         s, width = settings, settings.width
-        self.kinds: list[tuple[str, str]] = []  # of each input: the beginning of its blocks' names, and what it is
+        self.kinds: list[tuple[str, str]] = []  # of each input: the prefix of its blocks' names, and its kind
         second: dict[str, nn.Module] = {}
         for name, shape in inputs_of(input_shape).items():
             start, kind = f"{name}_" if name else "", kind_of(shape)
@@ -245,7 +249,7 @@ class Fusion(nn.Module):
         return logits
 
     def encoded(self, start: str, kind: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The states (b, t, width) of an input, and which of them are real (b, t)."""
+        """Return the states (b, t, width) of an input, and which of them are real, not padding (b, t)."""
         if kind in ("text", "signal"):
             real = real_steps(x)
             if kind == "text":

@@ -1,4 +1,4 @@
-"""Output heads that a method puts on a network in place of its last layer."""
+"""Output heads with which a method replaces a network's last layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partitions.common.errors import UserError
 
 
 class Values(nn.Module):
-    """Numbers that a head holds as a layer block of their own: set by its method, not trained."""
+    """Numbers of a head as a separate layer block, set by its method and not trained."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -24,11 +24,11 @@ class Values(nn.Module):
 
 
 def with_head(network: nn.Module, make: Callable[[nn.Linear], nn.Module] | None) -> nn.Module:
-    """The network with another head: ``make(last layer)`` is what turns its features (b, K) into logits (b, C).
+    """Replace the network's last layer by the head ``make(last layer)``, from features (b, K) to logits (b, C).
 
-    Without ``make``, as it is. The head names its layer blocks in ``block_names``; they stand behind the body's, as
-    ``fc2.policy``. ``has_dropout`` says that it draws random numbers in training. The network's own weights are those
-    it has without the head. ValueError where its last layer is not linear.
+    Without ``make`` the network is unchanged. The head lists its layer blocks in ``block_names``; they follow the
+    body's, as ``fc2.policy``. It sets ``has_dropout`` where it draws random numbers in training. The network's own
+    weights are those without the head. Raises UserError where its last layer is not linear with a bias.
     """
     if make is None:
         return network

@@ -13,7 +13,7 @@ STEMS = ("7x7", "3x3")
 
 @dataclass(frozen=True)
 class StemSettings:
-    """Which of the two."""
+    """Selection of the stem: 7x7 or 3x3."""
 
     stem: str = field(
         default="7x7",

@@ -41,12 +41,12 @@ class Mlp(nn.Module):
         return x
 
 
-MOST_LAYERS, MOST_UNITS = 8, 10_000  # of an mlp: a silo builds what a server's settings say
+MOST_LAYERS, MOST_UNITS = 8, 10_000  # limits, because a silo builds the network from a server's settings
 
 
 @dataclass(frozen=True)
 class MlpSettings:
-    """Widths of the hidden layers, input to output, and the dropout behind each of them."""
+    """Widths of the hidden layers, input to output, and the dropout after each of them."""
 
     hidden: str = field(default="64", metadata={"help": "widths of the hidden layers, e.g. '128,64'; '' for none"})
     dropout: float = field(
@@ -57,7 +57,7 @@ class MlpSettings:
         self.widths()
 
     def widths(self) -> tuple[int, ...]:
-        """``hidden`` as integers; ValueError where one is not a positive whole number, or there are too many."""
+        """Return ``hidden`` as integers. Raises UserError for too many, or for one that is not in the allowed range."""
         parts = [part.strip() for part in self.hidden.split(",") if part.strip()]
         widths = [part.isdecimal() and len(part) <= 5 and 0 < int(part) <= MOST_UNITS for part in parts]
         if not all(widths) or len(parts) > MOST_LAYERS:

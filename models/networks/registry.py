@@ -1,23 +1,23 @@
 """The networks the papers use, built by name from an input shape and a number of classes.
 
-``build("fedala-cnn", (1, 28, 28), 10)`` gives an ``nn.Module`` that maps a batch of inputs, float32 (batch, channels,
-height, width) here, to logits (batch, classes). What a batch of other inputs is, tables, signals, volumes, texts and
-several of these, says models/shapes.py. Weights come from torch's global generator.
+``build("fedala-cnn", (1, 28, 28), 10)`` returns an ``nn.Module`` that maps a batch of inputs, here float32 (batch,
+channels, height, width), to logits (batch, classes). models/shapes.py describes batches of other inputs: tables,
+signals, volumes, texts and several of these. Weights come from torch's global generator.
 
-Every network has ``block_names``, its layer blocks from input to output. Each names a child module; every
-parameter and buffer belongs to exactly one block and ``parameters()`` runs in block order. Layer-wise methods
-(FedPer, FedALA's p, PLayer-FL's cut) count in these blocks, as the papers count layers: a weight and its bias
-are one, a residual stage is one (FedALA, Table 5).
+Every network has ``block_names``, its layer blocks from input to output. Each names a child module. Every parameter
+and buffer belongs to exactly one block, and ``parameters()`` is in block order. Layer-wise methods (FedPer, FedALA's p,
+PLayer-FL's cut) count these blocks, as the papers count layers: a weight and its bias are one block, and so is a
+residual stage (FedALA, Table 5).
 
-Where the papers leave something open:
+Choices where the papers are not complete:
 
-* APPLE, FedALA, DiversiFed and FedAPM state their CNN for one picture size. Here the first fully connected
-  layer follows from the input shape, so that each takes any picture that is large enough.
-* FedAPM's paper puts a ReLU behind the last layer too; its code does not, and logits must be able to be
-  negative, so neither does this.
+* APPLE, FedALA, DiversiFed and FedAPM state their CNN for one picture size. Here the size of the first fully connected
+  layer follows from the input shape, so that any picture that is large enough can be used.
+* FedAPM's paper has a ReLU after the last layer too. Its code has none, and neither has this network, because logits
+  must be able to be negative.
 * DiversiFed lists "three fully connected layers with 400, 120 and 84 units": LeNet-5's 400-120-84-classes,
   where 400 is the flattened feature map.
-* DiversiFed gives no details of its ResNet-8. This is the one of Fling, the same group's library.
+* DiversiFed gives no details of its ResNet-8. This one is that of Fling, the same group's library.
 """
 
 from __future__ import annotations
@@ -49,16 +49,15 @@ from partitions.common.plugins import NETWORKS, plugins
 Make = Callable[[Shape, int, Any], nn.Module]
 FLATTENED = ("table", "signal", "picture", "volume")
 EVERY = (*FLATTENED, "text", "several")
-AUTO = {"table": "mlp", "text": "fasttext", "signal": "fedapm-signals"}  # what "auto" means for these inputs
+AUTO = {"table": "mlp", "text": "fasttext", "signal": "fedapm-signals"}  # "auto" for these kinds of inputs
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One architecture: what it is, where it comes from, what it takes and how it is made.
+    """One architecture: title, source, inputs in words, and the function that makes it.
 
-    ``kinds`` are those of the inputs it takes (models/shapes.py); ``smallest`` the least side of a picture.
-    ``settings`` is the dataclass of its own settings, if it has any, which ``make(input_shape, classes, settings)``
-    receives.
+    * ``kinds``: the kinds of inputs that it takes (models/shapes.py); ``smallest``: the smallest side of a picture.
+    * ``settings``: the dataclass of its own settings, if any, for ``make(input_shape, classes, settings)``.
     """
 
     title: str
@@ -258,12 +257,15 @@ MODELS: dict[str, ModelSpec] = {
     ),
 }
 
-BUILT_IN = ("auto", *MODELS)  # names that a policy takes for silofl's own
+BUILT_IN = ("auto", *MODELS)  # names that a policy treats as silofl's own
 
 
 @cache
 def add_plugins() -> None:
-    """Add other packages' networks: entry points of the group ``silofl.networks``, each a ModelSpec. UserError."""
+    """Add other packages' networks: entry points of the group ``silofl.networks``, each a ModelSpec.
+
+    Raises UserError for another object, or a name that exists already.
+    """
     for name, package, found in plugins(NETWORKS):
         if name in MODELS or name == "auto" or not isinstance(found, ModelSpec):
             what = "is no ModelSpec" if not isinstance(found, ModelSpec) else "has the name of a network of silofl"
@@ -272,13 +274,13 @@ def add_plugins() -> None:
 
 
 def model_settings() -> dict[str, type]:
-    """The settings dataclass of each architecture that has settings of its own."""
+    """Return the settings dataclass of each architecture that has its own settings."""
     add_plugins()
     return {name: spec.settings for name, spec in MODELS.items() if spec.settings is not None}
 
 
 def spec_of(name: str) -> ModelSpec:
-    """The architecture of that name, which may be a network of one's own (models/networks/custom.py)."""
+    """Return the architecture of that name, which may be a user's own network (models/networks/custom.py)."""
     add_plugins()
     if not is_custom(name):
         return MODELS[name]
@@ -290,14 +292,17 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
-    """The architecture that ``name`` means for this input shape; only "auto" depends on the shape.
+    """Return the architecture for ``name`` and this input shape; only "auto" depends on the shape.
 
-    "auto" is ``unet`` where every pixel has an answer; else what AUTO says. Of several inputs, ``fedapm-signals`` where
-    one is a signal (of at most 128 channels), otherwise ``fedapm-image-text``. For pictures and volumes ``mlp`` under 4
-    pixels, ``small-cnn`` up to 16 (the shortest side counts), ``fedala-cnn`` for 28x28 and 32x32, ``resnet18`` from 64
-    on, otherwise ``player-cnn``.
+    "auto" is:
 
-    Raises UserError where no architecture has that name, or for "auto" where the shape is none of an input.
+    * ``unet`` for outputs per pixel;
+    * for a table, a text or a signal the entry of ``AUTO``;
+    * for several inputs ``fedapm-signals`` where one is a signal (of at most 128 channels), else ``fedapm-image-text``;
+    * for pictures and volumes, by the shortest side: ``mlp`` under 4 pixels, ``small-cnn`` up to 16, ``fedala-cnn`` for
+      28x28 and 32x32, ``resnet18`` from 64, otherwise ``player-cnn``.
+
+    Raises UserError for an unknown name, or for "auto" where the shape is not that of an input.
     """
     add_plugins()
     names = ("auto", *MODELS)
@@ -324,14 +329,14 @@ def resolve(name: str, input_shape: Shape, *, per_pixel: bool = False) -> str:
 
 
 def build(name: str, input_shape: Shape, classes: int, settings: Any = None) -> nn.Module:
-    """A freshly initialised network.
+    """Build a freshly initialised network.
 
-    ``input_shape`` is as models/shapes.py has it, (channels, height, width) or (columns,) for example, without the
-    batch; ``settings`` is an instance of the architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``;
-    None: its defaults.
+    * ``input_shape``: as in models/shapes.py, without the batch, for example (channels, height, width) or (columns,).
+    * ``classes``: the number of outputs.
+    * ``settings``: an instance of the architecture's own dataclass, e.g. ``MlpSettings("128,64")`` for ``mlp``; None:
+      its defaults.
 
-    ``classes`` is the number of outputs. Raises UserError, in one line, for an unknown name, or a shape that the
-    architecture cannot take.
+    Raises UserError, in one line, for an unknown name, or a shape that the architecture cannot take.
     """
     name = resolve(name, input_shape)
     spec, kind = spec_of(name), kind_of(input_shape)

@@ -33,9 +33,9 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2016, Figure 5); the 3x3 one has the stride.
+    """1x1, 3x3 and 1x1 convolutions beside a shortcut (He et al. 2016, Figure 5); the last widens fourfold.
 
-    So torchvision has it (ResNet v1.5; in the paper the first one has it). The last widens fourfold.
+    The 3x3 convolution has the stride, as in torchvision (ResNet v1.5); in the paper the first one has it.
     """
 
     expansion = 4

@@ -1,7 +1,7 @@
 """Networks for texts: FedALA's fastText and PLayer-FL's transformer.
 
-Both take tokens int32 (b, T), from 0 up to below the vocabulary; 0 is no word and stands behind the last one
-(models/shapes.py). The size of the vocabulary is the shape's.
+Both take tokens int32 (b, T), from 0 to vocabulary - 1; 0 is no word and pads the end (models/shapes.py). The input
+shape states the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.shapes import Shape, real_steps
 from partitions.common.errors import UserError
 
-WIDEST = 4096  # a silo builds what a server's settings say
+WIDEST = 4096  # a limit, because a silo builds the network from a server's settings
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FastTextSettings:
 class FastText(nn.Module):
     """The mean of the words' embeddings, a linear layer without activation, a linear layer (Joulin et al., EACL 2017).
 
-    As FedALA's code has it: the mean is over all T positions, where those without a word count as zeros.
+    As in FedALA's code, the mean is over all T positions; those without a word are zeros (``mean = "all"``).
     Blocks: embedding, fc1, fc2 (FedALA, Table 5: embedding, hidden, output).
     """
 
@@ -90,12 +90,15 @@ class Embeddings(nn.Module):
         return found
 
     def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
-        """Each sample's gradients (b, ...) of what is no layer's, of that of the outputs (models/privacy/layers.py)."""
+        """Return each sample's gradients (b, ...) of ``positions``, from ``d``, those of the outputs.
+
+        Used by models/privacy/layers.py.
+        """
         return {"positions": d}
 
 
 class FirstAttention(nn.Module):
-    """What the first position (b, width) sees of all (b, T, width), projected. Queries, keys, values have no bias."""
+    """Attention of the first position to all (b, T, width) -> (b, width), projected; q, k and v have no bias."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -128,15 +131,15 @@ class FeedForward(nn.Module):
 class PlayerTransformer(nn.Module):
     """PLayer-FL's transformer (Sent-140, MIMIC-III): one block of attention without normalisation.
 
-    x = tokens + positions; x + proj(attention(x)); x + resid1(relu(fc1(x))); the first position, which a tokeniser
-    gives to [CLS], goes into the last layer. Only that position is read, so it alone is computed behind the keys and
-    values: the numbers are those of the whole sequence. No attention goes to what stands behind the last word.
+    x = tokens + positions; x + proj(attention(x)); x + resid1(relu(fc1(x))). The last layer takes the first position,
+    which a tokeniser gives to [CLS]. Only that position is used, so after the keys and values it alone is computed; the
+    numbers are those of the whole sequence. Padding after the last word gets no attention.
 
-    Blocks: embedding, attention, feedforward, fc2, as its sensitivity groups them. What the slides save on Sent-140 and
-    MIMIC-III (16.3 and 13.6 %) is fc2 with one of the two layers of ``feedforward``, which no cut between these is.
-    Its size is not published: 14.49 million (Sent-140) and 17.33 (MIMIC-III) are implied by the megabytes of a round,
-    and so vocabularies of about 9,520 and 12,835. Linear layers start Kaiming-normal, biases at zero; its code starts
-    the tokens from BERT's embeddings, brought to length 1, here they are random.
+    Blocks: embedding, attention, feedforward, fc2, as its sensitivity groups them. The saving on Sent-140 and MIMIC-III
+    in the slides (16.3 and 13.6 %) is fc2 with one of the two layers of ``feedforward``; no cut between blocks gives
+    that. Its size is not published. The megabytes of a round imply 14.49 million parameters (Sent-140) and 17.33
+    million (MIMIC-III), and so vocabularies of about 9,520 and 12,835. Linear layers start Kaiming-normal, biases at
+    zero. Its code starts the tokens from BERT's embeddings, normalised to length 1; here they are random.
     """
 
     block_names = ("embedding", "attention", "feedforward", "fc2")
@@ -154,7 +157,7 @@ class PlayerTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         real = real_steps(x)
-        real[..., 0] = True  # of an empty text, too: there must be something to look at
+        real[..., 0] = True  # of an empty text, too: attention needs at least one position
         found = self.embedding(x)
         first = found[..., 0, :] + self.attention(found, real)
         first = first + self.feedforward(first)

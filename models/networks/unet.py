@@ -1,7 +1,7 @@
 """U-Net (Ronneberger et al., MICCAI 2015) for outlines, with group normalisation: no running statistics to average.
 
-Padded convolutions keep the picture's size, so that every pixel has an answer; pictures of any size are taken, and
-volumes, with convolutions in three dimensions.
+Padded convolutions keep the picture's size, so that there are outputs for every pixel. It takes pictures of any size,
+and volumes, with convolutions in three dimensions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnetSettings:
 
 
 class TwoConvolutions(nn.Module):
-    """Twice a 3x3 convolution (of volumes 3x3x3), group normalisation and ReLU."""
+    """Twice a 3x3 convolution (for volumes 3x3x3), group normalisation and ReLU."""
 
     def __init__(self, inputs: int, outputs: int, volume: bool) -> None:
         super().__init__()
@@ -50,8 +50,8 @@ class TwoConvolutions(nn.Module):
 class Unet(nn.Module):
     """Maps pictures (b, c, h, w) to logits (b, classes, h, w), volumes (b, c, d, h, w) to (b, classes, d, h, w).
 
-    Blocks: down0, ..., downL, then up(L-1), ..., up0, and out. A way up enlarges what comes from below to the size of
-    what the way down had at its level, and takes both.
+    Blocks: down0, ..., downL, then up(L-1), ..., up0, and out. An up block enlarges the output of the level below to
+    the size of the down block's output at its level, and takes both.
     """
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, settings: UnetSettings) -> None:

@@ -1,7 +1,7 @@
 """ViT-S, the small vision transformer (Dosovitskiy et al., ICLR 2021; its size: Touvron et al., ICML 2021, DeiT-S).
 
-Width 384, 12 blocks, 6 heads. It computes what torchvision's ``VisionTransformer`` of that size computes, and starts
-about as DeiT does (normal of 0.02, biases zero), for torchvision's head of zeros would give the body no gradient.
+Width 384, 12 blocks, 6 heads. It computes the same function as torchvision's ``VisionTransformer`` of that size. It
+starts about as DeiT (normal of 0.02, biases zero), because torchvision's head of zeros would give the body no gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from partitions.common.errors import UserError
 
 WIDTH, DEPTH, HEADS, HIDDEN = 384, 12, 6, 1536
-MOST_PATCHES = 4096  # of a picture: a silo builds what a server's settings say, and attention goes with their square
+MOST_PATCHES = 4096  # of a picture: a silo builds the network from a server's settings; attention costs their square
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class VitSettings:
 
 
 class Embed(nn.Module):
-    """A picture (b, c, h, w) as tokens (b, 1 + patches, WIDTH): one that is learned, and one for each patch."""
+    """Embedding of a picture (b, c, h, w) as tokens (b, 1 + patches, WIDTH): a learned one, and one per patch."""
 
     def __init__(self, channels: int, patch: int, patches: int) -> None:
         super().__init__()
@@ -46,12 +46,15 @@ class Embed(nn.Module):
         return torch.cat([self.cls_token.expand(len(x), -1, -1), patches], 1) + self.pos_embed
 
     def own_gradients(self, d: Tensor) -> dict[str, Tensor]:
-        """Each sample's gradients (b, ...) of what is no layer's, of that of the tokens (models/privacy/layers.py)."""
+        """Return each sample's gradients (b, ...) of ``cls_token`` and ``pos_embed``, from ``d``, those of the tokens.
+
+        Used by models/privacy/layers.py.
+        """
         return {"cls_token": d[:, :1], "pos_embed": d}
 
 
 class Attention(nn.Module):
-    """Every token looks at all of them, in ``HEADS`` ways."""
+    """Self-attention of all tokens, with ``HEADS`` heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ class Mlp(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then the fully connected layers, each behind a normalisation and beside a shortcut."""
+    """Attention, then the fully connected layers, each after a normalisation and beside a shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Blocks: embed, block0, ..., block11, norm, head."""
+    """ViT-S. Blocks: embed, block0, ..., block11, norm, head."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, settings: VitSettings) -> None:
         super().__init__()

@@ -1,20 +1,21 @@
-"""What Poisson-subsampled Gaussian noise promises: (ε, δ) by way of Rényi differential privacy (RDP).
+"""(ε, δ) of the Poisson-subsampled Gaussian mechanism, from Rényi differential privacy (RDP).
 
-The mechanism takes each unit with probability q, adds up the chosen units' vectors of norm at most C, and adds noise of
+The mechanism takes each unit with probability q, sums the sampled units' vectors of norm at most C, and adds noise of
 standard deviation σ C. Neighbouring data sets differ by one unit that is added or removed. With ν the density of
 N(0, σ²), its RDP of order α is log A(α) / (α - 1), where
 
     A(α) = ∫ ν(z) (1 - q + q exp((2 z - 1) / (2 σ²)))^α dz
 
 (Mironov, Talwar and Zhang, arXiv 1908.10530, theorems 4 and 5), for whole and for fractional α. RDP of the same order
-adds up over releases. At the order that gives the least,
+adds up over releases. With the order α that gives the smallest value,
 
     ε = RDP(α) + log((α - 1) / α) - (log δ + log α) / (α - 1)
 
 (Canonne, Kamath and Steinke, arXiv 2004.00010, proposition 12). The integral is a trapezoid sum. The integrand is
 analytic in a strip of half-width π σ² around the real line, so the sum's error is below exp(-2 π² σ² / h) for steps h.
 
-Imports nothing of ours: the site's own process loads this file alone (client/site/budget/accounting.py).
+This module imports nothing else of silofl: the site's own process loads this file alone
+(client/site/budget/accounting.py).
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ ORDERS: tuple[float, ...] = (
     *(float(k) for k in range(11, 65)),
     *(72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 320.0, 384.0, 512.0),
 )
-LEAST_NOISE, MOST_NOISE = 0.1, 1e5  # between these multipliers lie all that are computed
+LEAST_NOISE, MOST_NOISE = 0.1, 1e5  # the range of noise multipliers
 
 
 class OutOfRangeError(ValueError):
-    """A value that no epsilon is computed for: the text says which, and the range."""
+    """A value outside the range for which epsilon is computed; the text names value and range."""
 
 
 @dataclass(frozen=True)
 class Releases:
-    """Releases of one kind: the noise multiplier σ, the sample rate q, and how many of them."""
+    """Releases of one kind: noise multiplier σ, sample rate q, and their number."""
 
     noise_multiplier: float
     sample_rate: float
@@ -50,7 +51,7 @@ class Releases:
 
 @lru_cache(maxsize=256)
 def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
-    """RDP of one release at each of :data:`ORDERS`."""
+    """Return the RDP of one release at each of :data:`ORDERS`."""
     if not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
         raise OutOfRangeError(
             f"noise multiplier {noise_multiplier:g}: {LEAST_NOISE:g} to {MOST_NOISE:g} is wanted here"
@@ -74,7 +75,7 @@ def _rdp(noise_multiplier: float, sample_rate: float) -> tuple[float, ...]:
 
 
 def composed_epsilon(releases: Iterable[Releases], delta: float) -> float:
-    """ε of several kinds of releases from the same units together, at this δ."""
+    """Return ε of several kinds of releases from the same units together, at this δ."""
     if not 0 < delta < 1:
         raise OutOfRangeError(f"delta = {delta:g}: more than 0 and less than 1 is wanted here")
     total = [0.0] * len(ORDERS)
@@ -92,12 +93,12 @@ def _converted(order: float, rdp: float, delta: float) -> float:
 
 
 def epsilon(noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> float:
-    """ε after so many releases, at this δ. Raises OutOfRangeError for a value out of its range."""
+    """Return ε after ``steps`` releases, at this δ. Raises OutOfRangeError for a value out of its range."""
     return composed_epsilon([Releases(noise_multiplier, sample_rate, steps)], delta)
 
 
 def noise_multiplier_for(target_epsilon: float, sample_rate: float, steps: int, delta: float) -> float:
-    """The least noise multiplier, up to one part in ten thousand, whose ε is at most ``target_epsilon``.
+    """Return the smallest noise multiplier, within one part in ten thousand, with ε at most ``target_epsilon``.
 
     Raises OutOfRangeError where no noise reaches it.
     """

@@ -1,14 +1,14 @@
-"""The sum of clipped gradients: each unit's gradient is shortened to at most C before it is added up.
+"""Sums of clipped gradients: each unit's gradient is clipped to norm C before it is added.
 
-A unit is a record, or a patient, whose gradient is the mean of their records' gradients. Units of a network of known
-layers go together, a chunk at a time, patients with those who have as many records: one backward pass to the layers'
-outputs gives all norms, and with these the weighted sum (``layers.py``). Everything else, and patients with more
-records than a chunk has, go one unit at a time, a backward pass each.
+A unit is a record, or a patient, whose gradient is the mean of their records' gradients. For a network of supported
+layers, units are processed in chunks; patients in a chunk have equally many records. One backward pass to the layers'
+outputs gives all norms, and from them the weighted sum (``layers.py``). For all other networks, and for patients with
+more records than a chunk, units are processed one by one, with a backward pass each.
 
-A chunk holds as many records as keep what the layers saw and what comes back to them about as large as the activations
-of a plain step. Whether a network may go together is tried out: the norms and the sum of its first few records must
-be those of single backward passes. A layer that is called twice, a weight that two layers share, a parameter that the
-loss uses, and records that are mixed, fail that, and go one by one, where a gradient is a record's own by itself.
+The chunk size keeps the layers' inputs and the gradients of their outputs about as large as the activations of a plain
+step. A trial decides whether a network can be processed in chunks: norms and sum of its first few records must equal
+those of single backward passes. A layer that is called twice, a weight that two layers share, a parameter that the loss
+uses, and mixed records fail the trial. These are processed one by one, where each gradient is of one record alone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from partitions.common.errors import UserError
 
 MIXING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 TRIED, TOLERANCE = 3, 1e-3  # records of the trial, and the relative error that rounding explains
-CHUNK = 2**17  # numbers of the inputs of records that go together,
-FEWEST, MOST = 16, 256  # and how many these are
-MEANS = (F.cross_entropy, square_loss, segmentation_loss)  # losses that are means of each record's own
+CHUNK = 2**17  # input values in a chunk,
+FEWEST, MOST = 16, 256  # within these limits of its records
+MEANS = (F.cross_entropy, square_loss, segmentation_loss)  # losses that are means of the records' losses
 
 
 class Clipping:
@@ -44,15 +44,15 @@ class Clipping:
     def __init__(self, model: FlatModel, clip_norm: float, together: bool = True) -> None:
         check_network(model.module)
         self.model, self.clip_norm = model, clip_norm
-        self.together = together  # False: one by one, whatever the network
-        self.tried: dict[tuple[Any, ...], bool] = {}  # whether records may go together, by what is trained, and how
-        self.clipped: Tensor | int = 0  # how many units' gradients were shortened,
-        self.units = 0  # of how many
+        self.together = together  # False: one by one, for every network
+        self.tried: dict[tuple[Any, ...], bool] = {}  # results of the trial, by trained parameters and kind of loss
+        self.clipped: Tensor | int = 0  # number of units whose gradients were clipped,
+        self.units = 0  # of this number
 
     def total(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, groups: Sequence[Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """The sum (Σ,) over units of their clipped gradients, and the sum of their losses.
+        """Return the sum (Σ,) over units of their clipped gradients, and the sum of their losses.
 
         ``groups``: the rows of each patient; None: a unit is a record.
         """
@@ -73,26 +73,26 @@ class Clipping:
 
     def _factors(self, norms: Tensor) -> Tensor:
         factors = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
-        factors = torch.where(norms.isfinite(), factors, 0.0)  # one record's overflow ends no round
+        factors = torch.where(norms.isfinite(), factors, 0.0)  # one record's overflow must not end a round
         self.clipped, self.units = self.clipped + (factors < 1).sum(), self.units + norms.numel()
         return factors
 
     def _single(self, x: Any, y: Tensor, index: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> Tensor:
-        """Fill the model's gradient with that of the mean over these records of each one's loss; returns that loss."""
+        """Fill the model's gradient with that of the mean of these records' losses; return that mean."""
         return own_gradient(self.model, rows(x, index), y[index], averaged(loss), network)
 
     def _add(self, total: Tensor) -> Tensor:
-        """Add the model's gradient, clipped, to ``total``; returns its norm before."""
+        """Add the model's gradient, clipped, to ``total``; return its norm before clipping."""
         gradient = self.model.gradient
         norm = length(gradient)
-        factor = self._factors(norm)  # 0 where a number is not finite, which 0 does not make finite
+        factor = self._factors(norm)  # 0 where a number is not finite; 0 times that is nan, so it is replaced first
         total.addcmul_(gradient.nan_to_num_(0.0, 0.0, 0.0), factor)
         return norm
 
     def _chunk(
         self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None, total: Tensor, k: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Add the clipped gradients of a chunk's units to ``total``, which have k records each, one after the other.
+        """Add the clipped gradients of a chunk's units, of k consecutive records each, to ``total``.
 
         Returns the sum of the units' losses, and their norms (b,) before clipping.
         """
@@ -136,7 +136,10 @@ class Clipping:
         return self.tried[key]
 
     def _trial(self, x: Any, y: Tensor, loss: Loss | OnFeatures, network: nn.Module | None) -> bool:
-        """Whether the first records' clipped sum and norms are those of single backward passes, without dropout."""
+        """Return whether the first records' clipped sum and norms equal those of single backward passes.
+
+        The comparison is without dropout.
+        """
         module, count = network or self.model.module, (self.clipped, self.units)
         index = torch.arange(min(TRIED, len(y)), device=y.device)
         training = [m for m in module.modules() if m.training]
@@ -164,7 +167,7 @@ def code_of(loss: Loss | OnFeatures) -> object:
 
 
 def by_size(units: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
-    """The units with one record, then those with two, ..., each with its number."""
+    """Yield (k, the units with k records), in ascending order of k."""
     sizes: dict[int, list[Tensor]] = {}
     for index in units:
         sizes.setdefault(len(index), []).append(index)
@@ -172,14 +175,15 @@ def by_size(units: Sequence[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
 
 
 def length(vector: Tensor) -> Tensor:
-    """The Euclidean norm, to float32's accuracy. ``Tensor.norm`` on a CPU is 0.1 % short with 20 million numbers, and
-    what is taken for too short is clipped too little.
+    """Return the Euclidean norm, to float32's accuracy.
+
+    On a CPU, ``Tensor.norm`` is 0.1 % too small with 20 million numbers, and the gradient would be clipped too little.
     """
     return vector.square().sum().sqrt()
 
 
 def chunk_size(x: Any) -> int:
-    """How many records of this batch go together."""
+    """Return the number of records of this batch in a chunk."""
     inputs = (x,) if isinstance(x, Tensor) else x
     return min(max(CHUNK // max(sum(part[0].numel() for part in inputs), 1), FEWEST), MOST)
 
@@ -196,7 +200,7 @@ def check_network(module: nn.Module) -> None:
 
 @contextmanager
 def seen_layers(module: nn.Module) -> Iterator[list[tuple[Layer, nn.Module, Tensor, Tensor]]]:
-    """Context in which each call of a layer with trained parameters is noted, with its inputs and its outputs."""
+    """Context that records each call of a layer with trained parameters, with its inputs and its outputs."""
     seen: list[tuple[Layer, nn.Module, Tensor, Tensor]] = []
 
     def note(layer: Layer) -> Callable[[nn.Module, Any, Any], None]:
@@ -215,14 +219,14 @@ def seen_layers(module: nn.Module) -> Iterator[list[tuple[Layer, nn.Module, Tens
 
 
 def parameters_of(module: Any) -> Iterator[Tensor]:
-    """A layer's own parameters, with those that its weight is made of."""
+    """Yield a layer's own parameters, and those of its parametrisations (LoRA)."""
     yield from module.parameters(recurse=False)
     if hasattr(module, "parametrizations"):
         yield from module.parametrizations.parameters()
 
 
 def each_loss(loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, y: Tensor) -> Tensor:
-    """The loss (b,) of each record by itself."""
+    """Return the loss (b,) of each record by itself."""
     if len(y) == 1 and not isinstance(loss, OnFeatures):
         return loss(logits, y).reshape(1)
     of = loss.of if isinstance(loss, OnFeatures) else None
@@ -234,13 +238,13 @@ def each_loss(loss: Loss | OnFeatures, logits: Tensor, features: Tensor | None, 
 
     try:
         found: Tensor = torch.vmap(alone)(*given)
-    except RuntimeError:  # a loss that looks at values, which vmap has not
+    except RuntimeError:  # a loss whose control flow depends on values, which vmap cannot do
         found = torch.stack([alone(*(part[i] for part in given)) for i in range(len(y))])
     return found
 
 
 def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
-    """The mean over records of each one's loss by itself."""
+    """Return the loss that is the mean over records of each one's loss by itself."""
     if loss in MEANS:
         return loss
     if isinstance(loss, OnFeatures):
@@ -249,7 +253,7 @@ def averaged(loss: Loss | OnFeatures) -> Loss | OnFeatures:
 
 
 def rows(x: Any, index: Tensor) -> Any:
-    """These records of a batch, which may have several inputs."""
+    """Return these records of a batch, which may have several inputs."""
     return x[index] if isinstance(x, Tensor) else type(x)(*(part[index] for part in x))
 
 

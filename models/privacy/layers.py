@@ -1,14 +1,14 @@
-"""What each kind of layer adds to a sample's gradient: its squared norm, and the weighted sum over samples.
+"""Per-sample gradients of each kind of layer: their squared norms, and their weighted sum over samples.
 
-Of a layer called once with inputs a (b, ...), ∂ l_i / ∂ outputs = d_i gives sample i's gradient, so its norm needs no
-gradient of its own. A linear map of T positions has G_i = d_iᵀ a_i, and
+For a layer called once with inputs a (b, ...), sample i's gradient follows from d_i = ∂ l_i / ∂ outputs. So its norm
+can be computed without the gradient. A linear map of T positions has G_i = d_iᵀ a_i, and
 
     |G_i|² = Σ_{s,t} (a_s · a_t) (d_s · d_t)
 
 (ghost norm: Goodfellow, arXiv 1510.01799, for T = 1; Li et al., arXiv 2110.05679, section 4; for convolutions, whose
-positions are those of their outputs, Bu, Mao and Xu, arXiv 2205.10683). It is computed so or by way of G_i, whichever
-takes less. The weighted sum Σ_i f_i G_i comes of a and f d without another backward pass ("book-keeping": Bu et al.,
-arXiv 2210.00038).
+positions are those of their outputs, Bu, Mao and Xu, arXiv 2205.10683). It is computed by this formula or from G_i,
+whichever is cheaper. The weighted sum Σ_i f_i G_i follows from a and f d without another backward pass
+("book-keeping": Bu et al., arXiv 2210.00038).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from models.lora import LowRank
 
 
 class Rows(NamedTuple):
-    """The gradient of a table: what is added to which of its rows; all others are zeros."""
+    """The gradient of an embedding table: ``values`` are added to the rows ``which``; all other rows are zeros."""
 
     which: Tensor
     values: Tensor
@@ -37,17 +37,17 @@ Gradients = Iterator[tuple[nn.Parameter, Tensor | Rows]]
 CONVOLUTIONS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 UNFOLDED = 2**18  # numbers of unfolded inputs at once
 DOUBLES = 2**16  # numbers of float64 at once
-SHORT = 1e-18  # squares of shorter vectors are not known to float32: terms count as having it
-CANCELLED = 1000  # times the norm of a sample's gradient: the norms of its terms together
+SHORT = 1e-18  # least norm of a term: squares of shorter vectors underflow in float32
+CANCELLED = 1000  # largest ratio of the sum of the terms' norms to the norm of their sum; see at_least
 
 
 @dataclass(frozen=True)
 class Layer:
-    """How a kind of layer is handled.
+    """The functions for a kind of layer.
 
-    ``square(layer, a, d, k)``: squared norms (b,) of the units' gradients, each the sum of k samples' that follow one
-    another in a and d (b k, ...); ``weighted(layer, a, d)``: the sum over samples of each trained parameter's gradient,
-    where d is weighted already.
+    * ``square(layer, a, d, k)``: squared norms (b,) of the units' gradients; each is the sum over k consecutive samples
+      in a and d (b k, ...).
+    * ``weighted(layer, a, d)``: the sum over samples of each trained parameter's gradient, with d already weighted.
     """
 
     square: Callable[[Any, Tensor, Tensor, int], Tensor]
@@ -55,7 +55,7 @@ class Layer:
 
 
 def layer_of(module: Any) -> Layer | None:
-    """How a module's own parameters are handled; None where they are not."""
+    """Return the :class:`Layer` for a module's own parameters; None where it is not supported."""
     if type(module) is nn.Linear:
         return LINEAR
     if type(module) in CONVOLUTIONS and _is_plain(module):
@@ -79,10 +79,10 @@ def is_trained(parameter: object) -> bool:
 
 
 def linear_square(a: Tensor, d: Tensor) -> Tensor:
-    """|d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
+    """Return |d_iᵀ a_i|² (b,) for a (b, [T,] I) and d (b, [T,] O); see :func:`at_least`."""
     a, d = (v.flatten(1, -2) if v.dim() > 2 else v.unsqueeze(1) for v in (a, d))
     positions = a.shape[1]
-    if positions == 1:  # float64 has the squares of all float32: of 1e-23 times 1e19 one would be 0
+    if positions == 1:  # float64 holds the squares of all float32; for 1e-23 times 1e19 one would underflow to 0
         return torch.mul(*(torch.linalg.vector_norm(v, dim=2, dtype=torch.float64) for v in (a, d))).square().sum(1)
     terms = torch.mul(*(_lengths(v).clamp(min=SHORT) for v in (a, d))).sum(1)
     if 2 * positions**2 < a.shape[2] * d.shape[2]:
@@ -98,15 +98,15 @@ def _by_positions(a: Tensor, d: Tensor) -> Tensor:
 
 
 def _lengths(v: Tensor) -> Tensor:
-    """The norms (b, T) of v (b, T, C), the faster way."""
+    """Return the norms (b, T) of v (b, T, C), by the faster of two ways."""
     return torch.linalg.vector_norm(v, dim=2) if v.is_contiguous() else v.square().sum(2).sqrt()
 
 
 def at_least(squares: Tensor, terms: Tensor) -> Tensor:
-    """Squared norms (b,) of sums whose terms have the norms ``terms`` (b,) together, as sums are clipped by them.
+    """Return squared norms (b,) for clipping: at least (terms / 1000)², with ``terms`` (b,) the sum of terms' norms.
 
-    A sum counts for at least a thousandth of its terms. What is left of terms that cancel further is not known to
-    float32, neither here nor in the sum over samples. Weights that a server has made can have that of any sample.
+    If terms cancel to less than a thousandth, float32 cannot represent the rest, neither here nor in the sum over
+    samples. A server can choose weights for which this happens with any sample.
     """
     return torch.maximum(squares, (terms / CANCELLED).square())
 
@@ -120,7 +120,7 @@ def _bias_square(d: Tensor) -> Tensor:
 
 
 def by_unit(v: Tensor, k: int) -> Tensor:
-    """(b k, ...) as (b, k, ...): to a linear map, a unit's samples are further positions."""
+    """Reshape (b k, ...) to (b, k, ...): for a linear map, a unit's samples are further positions."""
     return v if k == 1 else v.view(-1, k, *v.shape[1:])
 
 
@@ -153,7 +153,7 @@ def _low_rank(module: Any) -> LowRank | None:
 
 
 def _parts(module: Any, a: Tensor, d: Tensor) -> tuple[LowRank, Tensor, Tensor]:
-    """The change, the inputs that B sees, and what A's outputs get."""
+    """Return the change, the inputs of B, and the gradient of A's outputs, both scaled."""
     change = _low_rank(module)
     assert change is not None
     return change, change.scale * (a @ change.lora_a.mT), change.scale * (d @ change.lora_b)
@@ -199,7 +199,7 @@ def _is_plain(conv: Any) -> bool:
 
 
 def unfolded(conv: Any, a: Tensor) -> Tensor:
-    """The inputs of each position of the outputs (b, positions, C x kernel)."""
+    """Return the inputs of each position of the outputs (b, positions, C x kernel)."""
     dims = CONVOLUTIONS[type(conv)]
     padding = [p for side in reversed(conv.padding) for p in (side, side)]
     a = F.pad(a, padding) if any(padding) else a
@@ -245,7 +245,7 @@ def _convolution_weighted(conv: Any, a: Tensor, d: Tensor) -> Gradients:
 
 
 def _embedding(layer: Any, a: Tensor, d: Tensor, k: int) -> Tensor:
-    """Rows that a unit looks up several times add up before they are squared."""
+    """Return the squared norms (b,); rows that a unit looks up several times are summed before they are squared."""
     tokens, rows = by_unit(a, k).flatten(1), by_unit(d, k).flatten(1, -2)
     if layer.padding_idx is not None:
         rows = rows * torch.ne(tokens, layer.padding_idx).unsqueeze(-1)
@@ -268,7 +268,7 @@ def _embedding_weighted(layer: Any, a: Tensor, d: Tensor) -> Gradients:
 
 
 def _norm_each(layer: Any, a: Tensor, d: Tensor) -> Each:
-    """The terms of each sample's gradients (b, ...), and over which dimensions they add up."""
+    """Yield for each parameter the terms of the samples' gradients (b, ...), and the dimensions to sum over."""
     if isinstance(layer, nn.GroupNorm):
         scaled, dims = F.group_norm(a, layer.num_groups, eps=layer.eps), tuple(range(2, d.dim()))
     else:
@@ -289,7 +289,7 @@ def _own_each(module: Any, _: Tensor, d: Tensor) -> Each:
 
 
 def _of_each(each: Callable[[Any, Tensor, Tensor], Each]) -> Layer:
-    """Return the layer of a few parameters, whose gradients are small enough to have one for each sample."""
+    """Return the :class:`Layer` for few parameters, whose gradients are small enough to hold one per sample."""
 
     def summed(terms: Tensor, dims: tuple[int, ...]) -> Tensor:
         return (terms.sum(dims) if dims else terms).flatten(1)

@@ -1,13 +1,13 @@
-"""Secret random numbers, made of a key: Gaussian noise on a grid, Poisson samples, seeds.
+"""Secret random numbers from a key: Gaussian noise on a grid, Poisson samples, seeds.
 
-All come from ChaCha20 key streams (RFC 8439), each with a key of its own: HMAC-SHA256 of the silo's key and of what the
-numbers are for. So they are the same whenever they are for the same thing, and nothing tells them to who lacks the key.
+All come from ChaCha20 key streams (RFC 8439). Each purpose has its own key: HMAC-SHA256 of the silo's key and of the
+purpose. So numbers for the same purpose are the same, and cannot be computed without the key.
 
-**On a grid.** A floating-point Gaussian added to a floating-point number has gaps that depend on the number, and shows
-it (Mironov, CCS 2012). So the sum of gradients and the noise are rounded to whole multiples of a step of the grid, and
-added as whole numbers. What is sent lies on the same grid whatever the sum was, and what is done with it afterwards is
-post-processing. The noise has 53 random bits; a step is 2^-36 of its standard deviation. Rounding moves a sum of d
-numbers by at most half a step each: by 2^-37 sqrt(d) of the standard deviation, 1e-8 for a million parameters.
+**On a grid.** A floating-point Gaussian added to a floating-point number has gaps that depend on the number, and
+disclose it (Mironov, CCS 2012). So the sum of gradients and the noise are rounded to multiples of a grid step, and
+added as whole numbers. The result lies on the same grid for every sum; later operations on it are post-processing. The
+noise has 53 random bits; a step is 2^-36 of its standard deviation. Rounding changes each of d numbers by at most half
+a step: in norm 2^-37 sqrt(d) of the standard deviation, about 1e-8 for a million parameters.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import Tensor
 
 GRID = 2.0**-36  # in standard deviations of the noise
 BITS = 53  # of a uniform number
-BLOCK = 2**15  # numbers that are made together: what stays in a core's cache
+BLOCK = 2**15  # numbers computed at once: they fit a core's cache
 
 
 def derived(key: bytes, *purpose: str | int | bytes) -> bytes:
-    """The key (32 bytes) for a purpose; others for other purposes, and no way back."""
+    """Return the key (32 bytes) for a purpose; the silo's key cannot be computed from it."""
     message = b"".join(len(part).to_bytes(8, "big") + part for part in map(_bytes, purpose))
     return hmac.new(key, message, hashlib.sha256).digest()
 
@@ -39,7 +39,7 @@ def _bytes(part: str | int | bytes) -> bytes:
 
 
 def digest_of(tensors: Iterable[Tensor]) -> bytes:
-    """32 bytes that are others for other numbers."""
+    """Return the SHA-256 (32 bytes) of tensors, with their types and shapes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
@@ -48,28 +48,28 @@ def digest_of(tensors: Iterable[Tensor]) -> bytes:
 
 
 def uniforms(key: bytes, count: int) -> np.ndarray:
-    """So many whole numbers, even from 0 up to below 2^53; the same key has the same ones."""
+    """Return ``count`` whole numbers, uniform in 0..2^53 - 1; equal keys give equal numbers."""
     return _drawn(key_stream(key), count)
 
 
 def key_stream(key: bytes) -> CipherContext:
-    """The key stream: what zeros are encrypted to."""
+    """Return the key stream: the encryption of zeros."""
     return Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
 
 def _drawn(stream: CipherContext, count: int) -> np.ndarray:
-    """The next numbers of a key stream."""
+    """Return the next numbers of a key stream."""
     numbers: np.ndarray = np.frombuffer(stream.update(bytes(8 * count)), dtype="<u8") >> np.uint64(64 - BITS)
     return numbers
 
 
 def poisson_sample(key: bytes, units: int, rate: float) -> np.ndarray:
-    """Which of the units 0, 1, ... are drawn, each with this probability, whatever becomes of the others."""
+    """Return the indices of the sampled units, each drawn independently with probability ``rate``."""
     return np.flatnonzero(uniforms(key, units) < np.uint64(round(rate * 2**BITS)))
 
 
 def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
-    """Numbers of the normal distribution (Box and Muller 1958), float64, in blocks of at most :data:`BLOCK`."""
+    """Yield standard normal numbers (Box and Muller 1958), float64, in blocks of at most :data:`BLOCK`."""
     stream = key_stream(key)
     for start in range(0, count, BLOCK):
         own = min(BLOCK, count - start)
@@ -81,7 +81,7 @@ def gaussians(key: bytes, count: int) -> Iterator[Tensor]:
 
 
 def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
-    """``total`` (d,) plus noise of this standard deviation, on the grid; then rounded to the type of ``total``."""
+    """Return ``total`` (d,) plus noise of this standard deviation, on the grid, rounded to the type of ``total``."""
     step = deviation * GRID
     found = torch.empty(total.numel(), dtype=total.dtype)
     parts = (torch.split(vector, BLOCK) for vector in (total.cpu(), found))
@@ -93,5 +93,5 @@ def noised(total: Tensor, deviation: float, key: bytes) -> Tensor:
 
 
 def seed(key: bytes) -> int:
-    """A seed for one of PyTorch's generators."""
+    """Return a seed for a PyTorch generator."""
     return int.from_bytes(key[:8], "big") >> 1

@@ -1,12 +1,15 @@
-"""The statistics of one hospital's columns and labels, as its policy lets them leave: counts, missing values, sums.
+"""Statistics of one hospital's columns and labels, released under its policy: counts, missing values, moments.
 
-Each column is a table of cells that cover all samples: ten equal parts of the range that the hospital's own schema
-states, or the categories of its recipe, and the missing values. So nothing that a server sends chooses a border. Cells
-of few patients are suppressed, and with them others from which they would follow (``evidence/subgroups.py``); an empty
-cell looks like a small one. All is per patient: a count is of the patients with a sample in the cell, in multiples of
-:data:`STEP`. Means and deviations are of each patient's own mean of values clipped to the range, rounded as the sums of
-a training are (``standardisation.rounded_sums``), to :data:`DIGITS` digits. So a patient with a thousand records moves
-an answer as one with a single record does. The answer is a function of the data alone: asked again, it is the same.
+Each column is a table of cells that cover all samples: ten equal parts of the range in the hospital's own schema, or
+the categories of its recipe, and the missing values. So a server cannot choose a border. Cells of few patients are
+suppressed, and with them others from which they would follow (``evidence/subgroups.py``). An empty cell is reported
+like a suppressed one.
+
+All statistics are per patient, so that a patient with a thousand records has no more influence than one with a single
+record. A count is of the patients with a sample in the cell, in multiples of :data:`STEP`. Means and deviations are of
+the patients' means of values clipped to the range. They are rounded like the sums of a training
+(``standardisation.rounded_sums``), to :data:`DIGITS` digits. The answer depends on the data alone, and a repeated
+query gives the same one.
 
 Source: Willenborg and de Waal, Elements of Statistical Disclosure Control (2001), on suppression and rounding.
 """
@@ -31,14 +34,17 @@ BINS = 10  # cells of a range
 STEP = 5  # counts are multiples of it
 DIGITS = 4  # of a mean, a deviation
 MISSING = "missing"  # the name of a cell
-Item = dict[str, Any]  # what leaves of a column, as JSON has it
+Item = dict[str, Any]  # the released statistics of a column, as JSON
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a policy lets leave. ``cell``: fewest patients of a count; ``sums``: of a mean, 0: none may leave.
+    """Limits that a policy sets on a release.
 
-    ``classes``: whether counts of the labels may leave; ``exact``: of public data, where nothing is held back.
+    * ``cell``: fewest patients of a count.
+    * ``sums``: fewest patients of a mean; 0: no mean may leave.
+    * ``classes``: whether counts of the labels may leave.
+    * ``exact``: for public data: nothing is rounded or withheld for want of a range, and an empty cell is 0.
     """
 
     cell: int = 10
@@ -50,7 +56,7 @@ class Limits:
 def survey(
     split: Split, gaps: Array | None, schema: Schema, recipe: Recipe | None, classes: int, task: str, limits: Limits
 ) -> Item:
-    """Return n patients, and an :data:`Item` for each column and each label, by name.
+    """Return the number of patients, and an :data:`Item` for each column and each label, by name.
 
     ``split``: all samples of the hospital; ``gaps`` (n, columns): which values were missing; None: none was.
     """
@@ -63,18 +69,18 @@ def survey(
 
 
 def is_table(x: Array) -> bool:
-    """Return whether an input (n, ...) is columns."""
+    """Return whether an input (n, ...) is a table of columns."""
     return x.ndim == 2 and x.dtype == np.float32
 
 
 def table_of(split: Split) -> Array:
-    """The columns (n, columns) of all inputs that are tables."""
+    """Return the columns (n, columns) of all inputs that are tables."""
     tables = [x for x in inputs_of(split.x).values() if is_table(x)]
     return np.hstack(tables) if tables else np.empty((len(split), 0), np.float32)
 
 
 def of_column(column: TableColumn, values: Array, gone: Array, units: Array, limits: Limits) -> Item:
-    """Return what leaves of a column. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
+    """Return a column's :data:`Item`. ``values`` (n, places), ``gone`` (n,): missing, ``units`` (n,): patients."""
     item: Item = {"kind": column.kind}
     item |= {"unit": column.unit} if column.unit else {}
     if column.kind == "category":
@@ -101,7 +107,7 @@ def cells(place: Array, count: int, gone: Array, units: Array, limits: Limits) -
 
 
 def moments(values: Array, units: Array, limits: Limits) -> Item:
-    """Return mean and standard deviation of the patients' means; nothing where too few patients are behind them."""
+    """Return mean and standard deviation of the patients' means; an empty item where the patients are too few."""
     _, patient, records = np.unique(units, return_inverse=True, return_counts=True)
     if not limits.sums or len(records) < max(limits.sums, 1):
         return {}
@@ -118,7 +124,7 @@ def moments(values: Array, units: Array, limits: Limits) -> Item:
 def of_labels(
     y: Array, names: Sequence[str], classes: int, task: str, units: Array, limits: Limits
 ) -> Iterator[tuple[str, Item]]:
-    """What leaves of the labels: classes, findings, events. Measurements have no range, so only of public data."""
+    """Yield the labels' items: classes, findings, events; measurements of public data only, as they have no range."""
     none = np.zeros(len(y), bool)
     if task == "regression" and limits.exact:
         for i, name in enumerate(names or [f"label {i + 1}" for i in range(classes)]):

@@ -1,13 +1,16 @@
-"""ComBat from sums: what a hospital's columns have of differences in mean and spread, without a row of any.
+"""ComBat from sums: the hospitals' differences in mean and spread of columns, without any hospital's rows.
 
     y_ijg = alpha_g + x_ij beta_g + gamma_ig + delta_ig e_ijg        (hospital i, row j, column g)
 
-The estimates are functions of each hospital's number of rows, means and sums of squares and products about these means
-(:class:`Sums`). So they are those of the pooled rows, and centred sums lose no digits where a mean is large. With beta
-from the rows' distances to their hospital's means (least squares on covariates and an indicator per hospital), alpha_g
-is the mean of the hospitals' intercepts, weighted by rows. sigma_g^2 is the mean square of the residuals (1 / N). The
-shrinkage is the parametric one: a normal prior of gamma and an inverse gamma prior of delta for each hospital, whose
-moments over its columns give their parameters. The two are iterated to :data:`CONVERGED`, not to the reference code's
+The estimates are functions of each hospital's number of rows, means, and sums of squares and products about these means
+(:class:`Sums`). So they equal those from the pooled rows. Centred sums lose no digits where a mean is large.
+
+* beta: least squares on covariates and an indicator per hospital, from the rows' distances to their hospital's means.
+* alpha_g: the mean of the hospitals' intercepts, weighted by rows.
+* sigma_g^2: the mean square of the residuals (1 / N).
+
+The shrinkage is the parametric one: for each hospital a normal prior of gamma and an inverse gamma prior of delta, with
+parameters from the moments over its columns. The two are iterated to :data:`CONVERGED`, not to the reference code's
 1e-4, so that the result is the fixed point. N and n are the rows where a column has a value.
 
 Source: Johnson, Li and Rabinovic, Adjusting batch effects in microarray expression data using empirical Bayes methods,
@@ -35,8 +38,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sums:
-    """Of one column in one hospital: rows, mean, sum of squares about it; of p covariates their means (p,), sums of
-    products about them (p, p), and those with the column (p,).
+    """Sums of one column in one hospital.
+
+    * ``n``, ``mean``, ``square``: rows, mean, sum of squares about it.
+    * ``x``, ``xx``, ``xy``: means (p,) of p covariates, sums of products about them (p, p), and with the column (p,).
     """
 
     n: int
@@ -49,7 +54,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Place:
-    """What one hospital's ``gamma`` and ``delta`` are of a column: estimated or, after shrinkage, used."""
+    """One hospital's ``gamma`` and ``delta`` of a column: the estimates or, after shrinkage, the values used."""
 
     gamma: float
     delta: float
@@ -57,7 +62,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Fit:
-    """What all hospitals have of a column: alpha, beta (p,), sigma; and each hospital's estimates."""
+    """The fit of a column: alpha, beta (p,) and sigma of all hospitals, and each hospital's estimates."""
 
     alpha: float
     beta: Array
@@ -67,9 +72,9 @@ class Fit:
 
 @dataclass(frozen=True)
 class Combat:
-    """The fits by column, gamma and delta of each hospital by column, and in words what was left out, and why.
+    """The fits by column, and the gamma and delta used for each hospital by column.
 
-    ``columns``: by column; ``silos``: by hospital; ``cells``: hospital and column.
+    ``columns``, ``silos`` and ``cells`` give the reason for each column, hospital, and pair of both that is left out.
     """
 
     fits: Mapping[str, Fit]
@@ -80,7 +85,7 @@ class Combat:
 
 
 def sums_of(y: npt.NDArray[Any], x: npt.NDArray[Any]) -> Sums:
-    """Sums of a column ``y`` (n,) and of covariates ``x`` (n, p), in float64."""
+    """Compute the sums of a column ``y`` (n,) and of covariates ``x`` (n, p), in float64."""
     y, x = y.astype(np.float64), x.astype(np.float64)
     mean, centre = y.mean(), x.mean(0)
     y, x = y - mean, x - centre
@@ -90,9 +95,9 @@ def sums_of(y: npt.NDArray[Any], x: npt.NDArray[Any]) -> Sums:
 def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Combat:
     """Estimate ComBat from the hospitals' sums, by column and hospital.
 
-    ``shrink``: whether each hospital's gamma and delta are drawn to their mean over its columns (empirical Bayes), for
-    which it needs two columns. Columns, hospitals and single ones of these that cannot be used are named in the result.
-    Raises DataError, one line, where none is left.
+    ``shrink``: whether each hospital's gamma and delta are shrunk to their mean over its columns (empirical Bayes), for
+    which it needs two columns. The result names columns, hospitals and pairs of both that cannot be used. Raises
+    DataError, one line, where none is left.
     """
     left: dict[str, dict[str, Sums]] = {name: dict(silos) for name, silos in sums.items()}
     cells = {
@@ -114,7 +119,7 @@ def combat(sums: Mapping[str, Mapping[str, Sums]], shrink: bool = True) -> Comba
 
 
 def _fit_columns(left: dict[str, dict[str, Sums]], columns: dict[str, str]) -> dict[str, Fit]:
-    """The fit of each column; one that has none is taken out of ``left``, and ``columns`` gets the reason."""
+    """Return the fit of each column. Remove a column without a fit from ``left``, with the reason in ``columns``."""
     fits: dict[str, Fit] = {}
     for name, own in list(left.items()):
         if len(own) < 2:
@@ -130,7 +135,7 @@ def _fit_columns(left: dict[str, dict[str, Sums]], columns: dict[str, str]) -> d
 
 
 def _with_one_column(left: Mapping[str, Mapping[str, Sums]]) -> list[str]:
-    """The hospitals that have one column left."""
+    """Return the hospitals that have only one column left."""
     counts = Counter(silo for own in left.values() for silo in own)
     return sorted(silo for silo, count in counts.items() if count < 2)
 
@@ -138,7 +143,7 @@ def _with_one_column(left: Mapping[str, Mapping[str, Sums]]) -> list[str]:
 def _places(
     left: Mapping[str, Mapping[str, Sums]], fits: Mapping[str, Fit], cells: dict[tuple[str, str], str], shrink: bool
 ) -> dict[str, dict[str, Place]]:
-    """Gamma and delta of each hospital by column; ``cells`` gets the reason where they cannot be used."""
+    """Return gamma and delta of each hospital by column; add to ``cells`` the reason where they cannot be used."""
     used: dict[str, dict[str, Place]] = {}
     for silo in sorted({silo for own in left.values() for silo in own}):
         names = [name for name, own in left.items() if silo in own]
@@ -153,8 +158,9 @@ def _places(
 
 
 def fitted(silos: Mapping[str, Sums]) -> Fit:
-    """The fit of one column, by least squares. Raises DataError where it is constant, or a covariate is a hospital's
-    own.
+    """Fit one column by least squares.
+
+    Raises DataError where it is constant, or covariates are constant within hospitals or follow from one another.
     """
     every = [*silos.values()]
     n = np.array([own.n for own in every], np.float64)
@@ -170,7 +176,7 @@ def fitted(silos: Mapping[str, Sums]) -> Fit:
 
 
 def coefficients(xx: Array, xy: Array) -> Array:
-    """beta (p,) from the sums within hospitals. Raises DataError where covariates follow from one another there."""
+    """Return beta (p,) from the sums within hospitals. Raises DataError where covariates follow from one another."""
     if not len(xy):
         return np.zeros(0)
     size = np.sqrt(np.diag(xx))
@@ -181,9 +187,9 @@ def coefficients(xx: Array, xy: Array) -> Array:
 
 
 def shrunk(found: list[Place], rows: list[int]) -> list[Place]:
-    """A hospital's gamma and delta, drawn to their means over its columns, of which there are two or more.
+    """Shrink a hospital's gamma and delta to their means over its columns, of which there are two or more.
 
-    Where all its deltas are equal the prior of delta is that point.
+    Where all its deltas are equal, the prior of delta is that point.
     """
     n, gamma = np.array(rows, np.float64), np.array([own.gamma for own in found])
     delta = np.array([own.delta for own in found])

@@ -1,10 +1,14 @@
-"""What exact sums of a hospital's rows would tell of few patients, and which rows and columns that leaves.
+"""Disclosure checks of exact sums of a hospital's rows: which rows and columns may be in them.
 
-A sum that is not rounded tells a patient's value where all others have the same, where one outweighs them, and where
-two sums differ by one patient. So a column's sums leave only where at least ``least`` patients differ from its most
-frequent value and none has most of its sum of squares, in all rows and in each category of the covariates, and where
-it has many values. The same holds of products with a covariate that has no categories, over all rows. Where few
-patients lack a value others are left out with them: their number is a count.
+An exact sum discloses a patient's value where all others have the same value, where one patient dominates it, and where
+two sums differ by one patient. So a column's sums leave only under these conditions:
+
+* It has more than :data:`FEW_VALUES` different values.
+* At least ``least`` patients differ from its most frequent value, in all rows and in each category of the covariates.
+* No patient has most of its sum of squares, in the same rows.
+
+The last two also apply to products with a covariate without categories, over all rows. Where few patients lack a value,
+others are left out with them, because the number of rows is itself a count.
 
 Source: Hundepool et al., Statistical Disclosure Control (2012), sections 4.2 and 5.3: dominance, threshold rules and
 differencing.
@@ -18,16 +22,17 @@ import numpy as np
 
 from partitions.splits import Array
 
-FEW_VALUES = 10  # a number with so many different values or fewer is one of categories
-LARGEST_SHARE = 0.5  # of a column's sum of squares about its mean, that one patient may have
-ALIKE = 0.9999  # correlation with a measurement from which on a covariate is that measurement
+FEW_VALUES = 10  # a number with at most so many different values is treated as categories
+LARGEST_SHARE = 0.5  # of a column's sum of squares about its mean, for one patient
+ALIKE = 0.9999  # a covariate with this correlation to a measurement, or more, is that measurement
 
 
 def kept_rows(gone: Array, units: Array, order: Array, least: int) -> Array:
-    """Which rows count, bool (n,): those with a value, without some patients where 1 to ``least`` - 1 lack one.
+    """Return which rows are used, bool (n,): those with a value.
 
-    ``gone`` (n,): missing; ``units`` (n,): patients; ``order`` (n,): a number of each patient that depends on the
-    patient's data alone; the lowest are left out first.
+    Where 1 to ``least`` - 1 patients lack one, further patients are left out, up to ``least``. ``gone`` (n,): missing;
+    ``units`` (n,): patients; ``order`` (n,): a number that depends on the patient's data alone; the lowest are left out
+    first.
     """
     patients, first = np.unique(units, return_index=True)
     lacking = np.isin(patients, units[gone])
@@ -42,10 +47,10 @@ def is_discrete(values: Array) -> bool:
 
 
 def tells_of_few(values: Array, units: Array, cells: Sequence[Array], least: int, others: Sequence[Array] = ()) -> str:
-    """Return why exact sums of ``values`` (n,) would tell of fewer than ``least`` patients; empty: they would not.
+    """Return why exact sums of ``values`` (n,) would disclose fewer than ``least`` patients; empty: they would not.
 
-    ``cells``: of each category of the covariates its rows, bool (n,). ``others``: covariates without categories (n,),
-    with which there are sums of products.
+    ``cells``: the rows of each category of the covariates, bool (n,). ``others``: covariates without categories (n,),
+    for sums of products.
     """
     found = len(np.unique(values))
     if found <= FEW_VALUES:
@@ -60,20 +65,20 @@ def tells_of_few(values: Array, units: Array, cells: Sequence[Array], least: int
 
 
 def unusual(values: Array) -> Array:
-    """Which differ from the most frequent one, bool (n,)."""
+    """Return which values differ from the most frequent one, bool (n,)."""
     found, counts = np.unique(values, return_counts=True)
     different: Array = values != found[counts.argmax()]
     return different
 
 
 def distance(values: Array) -> Array:
-    """From their mean, float64 (n,)."""
+    """Return the differences of values from their mean, float64 (n,)."""
     far: Array = values.astype(np.float64) - values.mean(dtype=np.float64)
     return far
 
 
 def outweighed(parts: Array, units: Array) -> bool:
-    """Return whether one patient has most of the sum of ``parts`` (n,), which are 0 or more."""
+    """Return whether one patient has more than :data:`LARGEST_SHARE` of the sum of ``parts`` (n,), all at least 0."""
     shares = np.bincount(np.unique(units, return_inverse=True)[1], parts)
     return bool(shares.max() > LARGEST_SHARE * shares.sum())
 
@@ -81,7 +86,7 @@ def outweighed(parts: Array, units: Array) -> bool:
 def has_small_cells(covariates: Sequence[Sequence[Array]], units: Array, least: int) -> bool:
     """Return whether a category of a covariate, or of two at once, has fewer than ``least`` patients.
 
-    ``covariates``: of each its categories' rows, bool (n,). An empty category counts as small.
+    ``covariates``: for each, the rows of its categories, bool (n,). An empty category counts as small.
     """
     alone = [cell for cells in covariates for cell in cells]
     pairs = [a & b for i, cells in enumerate(covariates) for a in cells for other in covariates[:i] for b in other]
@@ -93,8 +98,10 @@ def patients(units: Array) -> int:
 
 
 def tells_label(values: Array, y: Array) -> bool:
-    """Return whether a covariate (n,) gives a label (n, ...) away, in these rows: each category has one class, or its
-    values lie apart for the classes, or it is a measurement in another unit.
+    """Return whether a covariate (n,) discloses a label (n, ...) in these rows.
+
+    It does where each category has one class, where its values separate the classes, or where it is a measurement in
+    another unit.
     """
     if y.ndim > 2:  # outlines
         return False

@@ -4,14 +4,14 @@
 |---|---|---|---|---|
 | multiclass | a class 0..C-1 | C | cross-entropy, focal | accuracy |
 | ordinal | a grade 0..C-1 | C | as multiclass | accuracy |
-| multilabel | 0 or 1 for each of L findings, -1: not known | L | binary cross-entropy | AUC, mean over findings |
+| multilabel | 0 or 1 for each of L findings, -1: unknown | L | binary cross-entropy | AUC, mean over findings |
 | regression | k numbers | k | squared error | R2, mean over outputs |
 | survival | time, and event (1) or censored (0) | 1 | Cox | concordance index |
-| segmentation | a class 0..C-1 for each pixel, 255: does not count | C maps | cross-entropy + soft Dice | Dice |
+| segmentation | a class 0..C-1 for each pixel, 255: ignored | C maps | cross-entropy + soft Dice | Dice |
 
-The score, higher is better, chooses rounds; gains and the report use it. ``score_low`` and ``score_high``
-are the ends of its 95 % interval, where the number of samples alone does not give it. Which labels a data file holds:
-``partitions/labels.py``. A method asks for none of this: it calls ``self.gradient(x, y)``.
+The score (higher is better) selects rounds; gains and the report use it. ``score_low`` and ``score_high`` are the ends
+of its 95 % interval, where the number of samples alone does not give it. ``partitions/labels.py`` reads the labels of a
+data file. A method uses none of this: it calls ``self.gradient(x, y)``.
 """
 
 from models.tasks.base import ENDS, Task, probabilities

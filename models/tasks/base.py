@@ -1,4 +1,4 @@
-"""The base of all tasks: classes, and what a task with one loss of its own adds."""
+"""The base of all tasks, which is multiclass, and the base of tasks with a single loss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partitions.common.errors import DataError
 
 ENDS = ("score_low", "score_high")
 Array = npt.NDArray[np.float64]
-Chances = tuple[Array, Array, npt.NDArray[np.intp]]  # probabilities, whether each event happened, the sample of each
+Chances = tuple[Array, Array, npt.NDArray[np.intp]]  # probabilities; 1 where the event happened, else 0; sample indices
 
 
 def probabilities(outputs: Tensor) -> Array:
@@ -29,55 +29,58 @@ def probabilities(outputs: Tensor) -> Array:
 
 @dataclass(frozen=True)
 class Task:
-    """A task; this one is ``multiclass``."""
+    """Base class of tasks, and the task ``multiclass``."""
 
     name: ClassVar[str] = "multiclass"
     metrics: ClassVar[tuple[str, ...]] = METRICS
     score: ClassVar[str] = "accuracy"
-    score_label: ClassVar[str] = "accuracy"  # what the score is called
+    score_label: ClassVar[str] = "accuracy"  # the score's name in texts
     secondary_metrics: ClassVar[dict[str, str]] = {
         "macro_f1": "Macro F1",
         "auc": "AUC",
-    }  # metrics that the report shows, too
-    secondary_text: ClassVar[str] = (  # what the report says of them
+    }  # further metrics in the report
+    secondary_text: ClassVar[str] = (  # the report's text on them
         "Accuracy's companions that do not let common classes hide rare ones; mean over silos."
     )
-    minimum_outputs: ClassVar[int] = 2  # outputs
+    minimum_outputs: ClassVar[int] = 2
     single_label: ClassVar[bool] = True  # whether a sample has one class
-    per_pixel: ClassVar[bool] = False  # whether every pixel has an answer
+    per_pixel: ClassVar[bool] = False  # whether there are outputs for every pixel
 
     def check_outputs(self, outputs: int) -> None:
-        """Raise DataError where a network cannot have so many."""
+        """Raise DataError where a network for this task cannot have this number of outputs."""
         if outputs < self.minimum_outputs:
             raise DataError(f"a classifier needs at least {self.minimum_outputs} classes, not {outputs}")
 
     def loss(self, name: str, gamma: float) -> Loss:
-        """The training loss of outputs and labels, averaged over the batch. ValueError for one that is not for it."""
+        """Return the training loss of outputs and labels, averaged over the batch.
+
+        Raises DataError for a loss that does not fit the task.
+        """
         return loss_function(name, gamma)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Every metric of ``metrics``, of the network's outputs and labels (n, ...)."""
+        """Return every metric of ``metrics`` for a network's outputs (n, ...) and labels (n, ...)."""
         return classification_metrics(outputs, y)
 
     def measure_all(self, outputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[dict[str, float]]:
-        """:meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
+        """Return :meth:`measure` of several models, each on its own samples; equal up to the order of sums."""
         return metrics_of_all(outputs, labels)
 
     def evaluate(self, model: FlatModel, samples: Samples) -> dict[str, float]:
-        """Every metric of the model as it stands, on one split."""
+        """Return every metric of the model in its present state, on one split."""
         if model.backend is not None:
             return model.backend.evaluate(self, samples)
         return self.own_evaluate(model, samples)
 
     def own_evaluate(self, model: Network, samples: Samples) -> dict[str, float]:
-        """:meth:`evaluate` of this model by itself."""
+        """Return :meth:`evaluate` of this model alone, without a backend."""
         return self.measure(predict(model, samples), samples.labels())
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
         """Return probabilities, events and their samples (events,), for calibration; None where there are none.
 
-        Of two classes the event is class 1. Of more it is that the predicted class is right, so that the calibration is
-        that of the model's confidence (Guo et al., ICML 2017).
+        With two classes the event is class 1. With more it is a correct prediction, so that the calibration is that of
+        the model's confidence (Guo et al., ICML 2017).
         """
         p, labels = probabilities(outputs), y.detach().long().cpu().numpy()
         if p.shape[1] == 2:
@@ -85,11 +88,11 @@ class Task:
         return p.max(1), (p.argmax(1) == labels).astype(np.float64), np.arange(len(p))
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """Return what a network's outputs (n, C, ...) stand for: probabilities of classes."""
+        """Return predictions from a network's outputs (n, C, ...): here probabilities of classes."""
         return torch.softmax(outputs, dim=1)
 
     def answers(self, outputs: Tensor) -> tuple[list[str], list[list[float]]]:
-        """Return what ``predict`` writes: the columns' names, and a row for each sample."""
+        """Return the table that ``predict`` writes: the columns' names, and a row for each sample."""
         p = self.predictions(outputs)
         rows = [[label, *row] for label, row in zip(p.argmax(1).tolist(), p.tolist(), strict=True)]
         return ["label", *(f"p_{c}" for c in range(p.shape[1]))], rows
@@ -97,7 +100,7 @@ class Task:
 
 @dataclass(frozen=True)
 class SingleLossTask(Task):
-    """A task with one loss."""
+    """Base class of tasks with a single loss."""
 
     single_label: ClassVar[bool] = False
     minimum_outputs: ClassVar[int] = 1
@@ -122,5 +125,5 @@ class SingleLossTask(Task):
 
     @staticmethod
     def own_loss(outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         raise NotImplementedError

@@ -16,7 +16,7 @@ from models.tasks.base import ENDS, Chances, SingleLossTask
 
 
 def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean over all known labels of -log p of what is right, p = sigmoid(outputs) (b, L), y (b, L)."""
+    """Return the binary cross-entropy of outputs (b, L) as logits and y (b, L), averaged over all known labels."""
     known = (y >= 0).float()
     each = F.binary_cross_entropy_with_logits(outputs, y.clamp(min=0), reduction="none")
     return (each * known).sum() / known.sum().clamp(min=1)
@@ -24,7 +24,7 @@ def binary_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Multilabel(SingleLossTask):
-    """Several findings at once. Accuracy is no metric of it: of fourteen rare ones "always no" gets 95 %."""
+    """Several findings per sample. The score is not accuracy: with fourteen rare findings, "always no" gets 95 %."""
 
     name: ClassVar[str] = "multilabel"
     metrics: ClassVar[tuple[str, ...]] = ("loss", "auc", "accuracy", "macro_f1", *ENDS)
@@ -38,8 +38,12 @@ class Multilabel(SingleLossTask):
     own_loss = staticmethod(binary_loss)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """``auc``: mean over the findings that some samples have and some have not (where all do, MedMNIST's official
-        one); ``accuracy``: mean over findings, at 0.5, as there; ``macro_f1``: mean over findings that occur.
+        """Return the metrics of ``metrics``.
+
+        * ``auc``: mean over the findings that some samples have and some have not. Where all findings are such, it is
+          MedMNIST's official one.
+        * ``accuracy``: mean over findings, at probability 0.5, as in MedMNIST.
+        * ``macro_f1``: mean over the findings that occur among labels or predictions.
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
@@ -72,7 +76,7 @@ class Multilabel(SingleLossTask):
         }
 
     def chances(self, outputs: Tensor, y: Tensor) -> Chances | None:
-        """Every known label of every sample is one event."""
+        """Return :meth:`Task.chances`, with one event for every known label of every sample."""
         p, labels = torch.sigmoid(outputs.detach().double()).cpu().numpy(), y.detach().cpu().numpy()
         known = labels >= 0
         return p[known], (labels[known] > 0).astype(np.float64), np.nonzero(known)[0]

@@ -1,4 +1,4 @@
-"""Ordinal grades: trained and predicted as classes, and measured by their distance, too."""
+"""Ordinal grades: trained and predicted as classes, with metrics of their distance in addition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.tasks.base import Task
 
 @dataclass(frozen=True)
 class Ordinal(Task):
-    """Grades: trained and predicted as classes; how far off a prediction is counts in two metrics more."""
+    """Grades, trained and predicted as classes; two more metrics measure how far off a prediction is."""
 
     name: ClassVar[str] = "ordinal"
     metrics: ClassVar[tuple[str, ...]] = (*METRICS, "mae", "kappa")
@@ -25,8 +25,10 @@ class Ordinal(Task):
     )
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """Metrics of classes; ``mae``: mean distance in grades; ``kappa``: Cohen's, with squared distances as weights
-        (nan where labels and predictions are all of one grade).
+        """Return the metrics of classes, ``mae`` and ``kappa``.
+
+        ``mae`` is the mean distance in grades. ``kappa`` is Cohen's, with squared distances as weights (nan where
+        labels and predictions are all of one grade).
         """
         return super().measure(outputs, y) | self._distances(outputs, y)
 
@@ -45,5 +47,5 @@ class Ordinal(Task):
 
 
 def _mean_square(a: Tensor, b: Tensor) -> Tensor:
-    """Mean of (a_i - b_j)^2 over all pairs."""
+    """Return the mean of (a_i - b_j)^2 over all pairs."""
     return a.square().mean() + b.square().mean() - 2 * a.mean() * b.mean()

@@ -20,7 +20,7 @@ TASKS: dict[str, type[Task]] = {
 
 MULTICLASS = Task()
 
-# What a metric can be; those that are not named lie in 0..1.
+# Ranges of metrics; all others lie in 0..1.
 RANGES = {
     "loss": (-math.inf, math.inf),
     "mae": (0.0, math.inf),
@@ -34,12 +34,12 @@ RANGES = {
 
 @cache
 def all_metrics() -> tuple[str, ...]:
-    """The metrics of all tasks."""
+    """Return the names of the metrics of all tasks."""
     return tuple(dict.fromkeys(metric for task in TASKS.values() for metric in task.metrics))
 
 
 def task_of(name: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Task:
-    """The task of this name; ``mean`` and ``std`` are those of a regression's labels.
+    """Return the task of this name; ``mean`` and ``std`` are those of a regression's labels.
 
     Raises DataError for an unknown name.
     """

@@ -15,7 +15,7 @@ from partitions.common.errors import DataError
 
 
 def square_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean over samples and outputs (b, k) of the squared difference; labels are standardised."""
+    """Return the squared difference, averaged over samples and outputs (b, k); labels are standardised."""
     if outputs.shape != y.shape:
         raise DataError(f"outputs {tuple(outputs.shape)} for labels {tuple(y.shape)}")
     return (outputs - y).square().mean()
@@ -23,7 +23,7 @@ def square_loss(outputs: Tensor, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Regression(SingleLossTask):
-    """Measurements. Trained on (y - mean) / std, with the statistics by which tables are standardised."""
+    """Measurements, trained as (y - mean) / std, with statistics agreed like those of tables' columns."""
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -39,8 +39,11 @@ class Regression(SingleLossTask):
     own_loss = staticmethod(square_loss)
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """``r2``: 1 - sum e^2 / sum (y - mean y)^2, mean over the outputs whose labels vary; ``mae`` and ``rmse`` in
-        the labels' own units, mean over outputs. The interval of R2 is the normal one of its influence function.
+        """Return the metrics of ``metrics``.
+
+        * ``r2``: 1 - sum e^2 / sum (y - mean y)^2, mean over the outputs whose labels vary. Its interval is the normal
+          one from its influence function.
+        * ``mae`` and ``rmse``: in the labels' own units, mean over outputs.
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)

@@ -16,14 +16,14 @@ from models.samples import Samples
 from models.tasks.base import ENDS, SingleLossTask
 from models.training import Network, by_batch
 
-VOID = 255  # a pixel that does not count
+VOID = 255  # the label of an ignored pixel
 
 
 def pixel_losses(outputs: Tensor, y: Tensor) -> Tensor:
-    """Loss of each sample (b,): its pixels' mean cross-entropy + 1 - the mean soft Dice of the foreground classes.
+    """Return the loss of each sample (b,): mean cross-entropy of its pixels + 1 - mean soft Dice of the foreground.
 
-    outputs (b, C, ...), y (b, ...) with classes 0..C-1, 0 the background; pixels of 255 do not count. Soft Dice is
-    (2 sum p g + 1) / (sum p + sum g + 1), p the softmax and g whether a pixel is of the class.
+    outputs (b, C, ...), y (b, ...) with classes 0..C-1, 0 the background; pixels of 255 are ignored. Soft Dice of a
+    class is (2 sum p g + 1) / (sum p + sum g + 1), with p the softmax, and g 1 for pixels of the class, else 0.
     """
     counts = y != VOID
     spatial = tuple(range(1, y.dim()))
@@ -37,13 +37,13 @@ def pixel_losses(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def segmentation_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean of :func:`pixel_losses` over a batch."""
+    """Return the mean of :func:`pixel_losses` over a batch."""
     return pixel_losses(outputs, y).mean()
 
 
 @dataclass(frozen=True)
 class Segmentation(SingleLossTask):
-    """Outlines: a class for every pixel. Scored per picture and without the background, which flatters."""
+    """Outlines: a class for every pixel. The score is per picture, without the background, which would raise it."""
 
     name: ClassVar[str] = "segmentation"
     metrics: ClassVar[tuple[str, ...]] = ("loss", "dice", *ENDS)
@@ -57,8 +57,10 @@ class Segmentation(SingleLossTask):
     BATCH: ClassVar[int] = 16
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """``dice``: mean over pictures of the mean over foreground classes of 2 |A and B| / (|A| + |B|); a class that
-        neither picture nor prediction has does not count (nan where none does), one that only one has counts 0.
+        """Return ``loss``, ``dice`` and the ends of its interval.
+
+        ``dice`` is the mean over pictures of the mean over foreground classes of 2 |A and B| / (|A| + |B|). A class in
+        neither picture nor prediction is left out (nan where none is left); a class in only one of them has 0.
         """
         return self._summary([self._each(outputs, y)])
 
@@ -66,11 +68,11 @@ class Segmentation(SingleLossTask):
         return self._summary(by_batch(model, samples, self.BATCH, self._each))
 
     def dice_by_case(self, model: Network, samples: Samples) -> Tensor:
-        """Dice (n,) of each picture; ``nan`` where neither picture nor prediction has any foreground."""
+        """Return the Dice (n,) of each picture; ``nan`` where neither picture nor prediction has any foreground."""
         return torch.cat([dice for _, dice in by_batch(model, samples, self.BATCH, self._each)] or [torch.empty(0)])
 
     def _each(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss (n,) and Dice (n,) of each picture."""
+        """Return loss (n,) and Dice (n,) of each picture."""
         predicted = outputs.detach().argmax(1).masked_fill(y == VOID, VOID)
         dice = []
         for c in range(1, outputs.shape[1]):

@@ -16,10 +16,10 @@ from partitions.common.errors import DataError
 
 
 def cox_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cox's negative log partial likelihood per event, with Breslow's handling of ties (Cox 1972; Breslow 1974).
+    """Return Cox's negative log partial likelihood per event, with Breslow's handling of ties (Cox 1972; Breslow 1974).
 
     -(1 / D) sum_{i: event} (s_i - log sum_{j: T_j >= T_i} exp s_j), with s = outputs (b, 1) and y (b, 2) = time, event.
-    The risk sets are the batch's: best trained with batches of all samples. 0, and no gradient, without an event.
+    The risk sets are within the batch, so batches of all samples are best. Without an event it is 0, with no gradient.
     """
     if y.dim() != 2 or y.shape[1] != 2 or outputs.shape != (len(y), 1):
         raise DataError(f"outputs {tuple(outputs.shape)} for times and events {tuple(y.shape)}")
@@ -47,9 +47,11 @@ class Survival(SingleLossTask):
             raise DataError(f"survival has one output, not {outputs}")
 
     def measure(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
-        """``c_index``: Harrell's concordance: the share of comparable pairs (one has the event before the other's time,
-        or at the same time as the other is censored) in which the earlier one has the higher risk; equal risks count
-        half. nan without such a pair.
+        """Return ``loss``, ``c_index`` (Harrell's concordance) and the ends of its interval.
+
+        ``c_index`` is the share of comparable pairs in which the sample with the earlier event has the higher risk;
+        equal risks count half. A pair is comparable where one has the event before the other's time, or at the time
+        when the other is censored. nan without such a pair.
         """
         if not len(y):
             return dict.fromkeys(self.metrics, math.nan)
@@ -66,7 +68,7 @@ class Survival(SingleLossTask):
 
 
 def concordance(risk: np.ndarray, time: np.ndarray, event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each sample (n,) the pairs that it is in: concordant ones, and comparable ones."""
+    """Return for each sample (n,) the numbers of concordant and of comparable pairs that it is in."""
     concordant, comparable = np.zeros(len(risk)), np.zeros(len(risk))
     for i in np.flatnonzero(event):
         later = (time > time[i]) | ((time == time[i]) & ~event)
