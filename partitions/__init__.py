@@ -1,1 +1,1 @@
-"""Data sets, and how they are split over silos; a silo's own data file."""
+"""Data sets, their partitions over silos, and a silo's own data file."""

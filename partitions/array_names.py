@@ -1,4 +1,4 @@
-"""Names of the arrays in a silo data file, and what each of them holds."""
+"""Names and meaning of the arrays in a silo data file."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ EXTRA_NAMES = (
 
 
 def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
-    """Tell which array is what: (``x`` or ``y``, split) -> array. Unknown, mixed and missing names are
-    refused.
-    """
+    """Return the arrays by (``x`` or ``y``, split). Raises Fault for unknown, mixed and missing names."""
     known = known_names(arrays)
     wanted = "x_train, y_train, x_test, y_test (and x_val, y_val), or x, y"
     for key in arrays:
@@ -60,7 +58,10 @@ def sort_names(arrays: Mapping[str, Array]) -> dict[tuple[str, str], Array]:
 
 
 def layouts(arrays: Collection[str]) -> list[dict[str, tuple[str, str]]]:
-    """The sets of names that a file may use: what each name means, ``x``, ``y`` or of several inputs ``x:image``."""
+    """Return the sets of names that a file may use, each as name -> (kind, split).
+
+    The kind is ``x``, ``y`` or, for several inputs, ``x:image``.
+    """
     found = [OWN_NAMES, MEDMNIST_NAMES, UNSPLIT_NAMES]
     plain = {**OWN_NAMES, **MEDMNIST_NAMES, **UNSPLIT_NAMES}
     parts = [match["input"] for key in arrays if key not in plain and (match := NAMED.fullmatch(key))]
@@ -78,5 +79,5 @@ def known_names(arrays: Collection[str]) -> dict[str, tuple[str, str]]:
 
 
 def names_of(split: str, kind: str, arrays: Mapping[str, Array]) -> str:
-    """The name under which the file has this array."""
+    """Return the name that the file uses for this array."""
     return next(key for key, value in known_names(arrays).items() if value == (kind, split) and key in arrays)

@@ -1,6 +1,6 @@
-"""The inputs of a silo's data file: checked, and brought to the form in which they are kept.
+"""The inputs of a silo's data file: checks, and conversion to the stored form.
 
-| what | in the file | kept as |
+| inputs | in the file | stored as |
 |---|---|---|
 | pictures | uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w) | uint8 or float32 (n, h, w, c) |
 | volumes | uint8 (n, d, h, w, c), or float32 (n, c, d, h, w) | uint8 or float32 (n, d, h, w, c) |
@@ -21,7 +21,7 @@ import numpy as np
 from partitions.labels import Fault
 from partitions.splits import Array, inputs_of
 
-MOST_TOKENS = 1 << 28  # in a vocabulary
+MOST_TOKENS = 1 << 28  # largest vocabulary
 MEDMNIST = ("train_images", "val_images", "test_images")
 FORMS = (
     "pictures are uint8 (n, h, w[, c]) or float32 (n, c, h, w), volumes uint8 (n, d, h, w, c) or float32 "
@@ -30,9 +30,9 @@ FORMS = (
 
 
 def read_inputs(name: str, x: Array, vocabulary: int = 0) -> Array:
-    """Check the array of this name in the file, and bring it to the form in which it is kept. Raises Fault.
+    """Check the file's array of this name, and convert it to the stored form. Raises Fault.
 
-    ``vocabulary``: how many tokens there are, if the file says so.
+    ``vocabulary``: the number of tokens, if the file states it.
     """
     if x.dtype == np.float64:
         with np.errstate(over="ignore"):
@@ -96,12 +96,12 @@ def read_vocabulary(arrays: Mapping[str, Array]) -> int:
 
 
 def is_input_name(name: str) -> bool:
-    """Return whether one of several inputs may be called so (as models/shapes.py has it)."""
+    """Return whether one of several inputs may have this name (same rule as models/shapes.py)."""
     return re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) is not None and not iskeyword(name) and name != "tokens"
 
 
 def check_alike(xs: Mapping[str, Array]) -> None:
-    """All splits hold samples of one shape and type."""
+    """Raise Fault unless all splits hold samples of one shape and type."""
     first, reference = next(iter(xs.items()))
     for split, x in xs.items():
         if (x.dtype, x.shape[1:]) != (reference.dtype, reference.shape[1:]):
@@ -112,7 +112,7 @@ def check_alike(xs: Mapping[str, Array]) -> None:
 
 
 def describe_inputs(x: Array) -> str:
-    """Say what the samples are."""
+    """Describe the samples in words."""
     return "; ".join(f"{name}: {_described(own)}" if name else _described(own) for name, own in inputs_of(x).items())
 
 

@@ -1,21 +1,21 @@
-"""Labels in a data file, for each task: which arrays they are, what they may hold, and how they are kept.
+"""Labels in a data file, for each task: their arrays, their allowed values, and the stored form.
 
-| task | in the file | kept as |
+| task | in the file | stored as |
 |---|---|---|
 | multiclass, ordinal | whole numbers (n,) or (n, 1), from 0 | int64 (n,) |
-| multilabel | 0, 1 or -1 (not known), (n, L) | float32 (n, L) |
+| multilabel | 0, 1 or -1 (unknown), (n, L) | float32 (n, L) |
 | regression | numbers (n,) or (n, k) | float32 (n, k) |
 | survival | ``time_*`` (n,) and ``event_*`` (n,), 1 or 0 (censored), in place of ``y_*`` | float32 (n, 2) |
-| segmentation | whole numbers (n, [d,] h, w) beside pictures or volumes of that size, 255: does not count | uint8 |
+| segmentation | whole numbers (n, [d,] h, w) beside pictures or volumes of that size, 255: ignored | uint8 |
 
-A file may name its ``task`` (a text); otherwise the caller may. Without either, the arrays decide:
+A file may name its ``task`` (a text); otherwise the caller may. Without either, the task follows from the arrays:
 
 * times and events mean survival;
 * masks of the pictures' size mean segmentation;
-* one number per sample means classes where all are whole, and else measurements;
-* several numbers per sample mean findings where all are 0, 1 or -1, and else measurements.
+* one number per sample means classes where all are whole, otherwise measurements;
+* several numbers per sample mean findings where all are 0, 1 or -1, otherwise measurements.
 
-``ordinal`` has to be named.
+``ordinal`` must be named.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from partitions.splits import Array
 
 TASKS = ("multiclass", "ordinal", "multilabel", "regression", "survival", "segmentation")
 ONE_CLASS = ("multiclass", "ordinal")  # every sample has one class
-MOST_CLASSES = 100_000  # a larger label is taken for a mistake
-VOID = 255  # of a mask: this pixel does not count
+MOST_CLASSES = 100_000  # a larger label is refused as a mistake
+VOID = 255  # the label of an ignored pixel of a mask
 
 
 class Fault(DataError):
-    """Fault of a file, and how to mend it."""
+    """A fault of a file (``detail``), and how to mend it (``fix``)."""
 
     def __init__(self, detail: str, fix: str) -> None:
         super().__init__(detail, fix)
@@ -45,9 +45,10 @@ class Fault(DataError):
 def keys_by_part(
     arrays: Mapping[str, Array], names: Mapping[str, str], parts: Collection[str], fix: str
 ) -> dict[str, str]:
-    """The array of each part, of a kind of which a file has one for every part or none; empty where it has none.
+    """Return the array's name for each part, for a kind of arrays that a file has for every part or not at all.
 
-    ``names``: the kind's arrays, each with its part. Raises Fault where a part has none, or an array no part.
+    ``names``: the kind's array names, each with its part. Empty where the file has none of them. Raises Fault where a
+    part has no array, or an array no part.
     """
     present = [key for key in names if key in arrays]
     if not present:
@@ -61,7 +62,7 @@ def keys_by_part(
 
 
 def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays with ``y_train`` (n, 2) in place of ``time_train`` and ``event_train``, and so on."""
+    """Return the arrays with ``y_train`` (n, 2) in place of ``time_train`` and ``event_train``, and so on."""
     joined = dict(arrays)
     for part in ("", "_train", "_val", "_test"):
         time, event, y = f"time{part}", f"event{part}", f"y{part}"
@@ -85,7 +86,7 @@ def join_survival(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
-    """The task that the file says, or else ``asked``; "auto" where neither does."""
+    """Return the task that the file states, or else ``asked``, which may be "auto"."""
     stated = arrays.get("task")
     if stated is None:
         return asked
@@ -100,7 +101,7 @@ def stated_task(arrays: Mapping[str, Array], asked: str) -> str:
 
 
 def find_task(ys: Mapping[str, Array], xs: Mapping[str, Array], survival: bool) -> str:
-    """Describe the labels."""
+    """Return the task that follows from the arrays of labels and inputs."""
     if survival:
         return "survival"
     parts, x = list(ys.values()), next(iter(xs.values()))
@@ -117,7 +118,7 @@ def _whole(y: Array) -> bool:
 
 
 def read_labels(task: str, name: str, y: Array, x: Array) -> Array:
-    """Check labels, and bring them to the form in which they are kept; ``x`` are their inputs. Raises Fault."""
+    """Check labels, and convert them to the stored form; ``x`` are their inputs. Raises Fault."""
     if task in ONE_CLASS:
         return read_classes(name, y)
     if task == "segmentation":
@@ -145,7 +146,7 @@ def read_labels(task: str, name: str, y: Array, x: Array) -> Array:
 
 
 def read_classes(name: str, y: Array) -> Array:
-    """Check classes and bring them to int64 (n,)."""
+    """Check classes, and convert them to int64 (n,). Raises Fault."""
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1:
@@ -180,7 +181,7 @@ def _read_masks(name: str, y: Array, x: Array) -> Array:
 
 
 def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> int:
-    """The number of classes, as stated or the largest label + 1; of findings, of measurements; 1 of survival."""
+    """Return the number of classes (as stated, or the largest label + 1), findings or measurements; 1 for survival."""
     if task == "survival":
         return 1
     if task in ("multilabel", "regression"):
@@ -204,7 +205,7 @@ def read_count(task: str, arrays: Mapping[str, Array], ys: Mapping[str, Array]) 
 
 
 def check_classes(ys: Mapping[str, Array]) -> None:
-    """Refuse labels that cannot be all classes there are, where the file does not say how many: one, or with gaps."""
+    """Raise Fault for one class alone or for gaps between classes, where the file does not state their number."""
     found = np.unique(np.concatenate([y for y in ys.values() if len(y)])).tolist()
     save = "where other hospitals have more classes, save classes=numpy.array(N), the number of all"
     if len(found) == 1:
@@ -216,7 +217,7 @@ def check_classes(ys: Mapping[str, Array]) -> None:
 
 
 def short_numbers(numbers: Sequence[int]) -> str:
-    """Up to ten numbers for a message."""
+    """Return up to ten numbers as text for a message."""
     return ", ".join(map(str, numbers[:10])) + ", ..." * (len(numbers) > 10)
 
 
@@ -235,7 +236,7 @@ def _stated_count(arrays: Mapping[str, Array], found: int, *, exactly: bool = Fa
 
 
 def describe_labels(task: str, ys: Mapping[str, Array], classes: int) -> str:
-    """Say what the labels are and, for a few of them, how many samples each has."""
+    """Describe the labels in words and, for a few classes, the number of samples of each."""
     if task in ONE_CLASS:
         kind = f"{classes} {'classes' if task == 'multiclass' else 'grades (ordinal)'}"
         if classes > 20:

@@ -1,4 +1,4 @@
-"""A partition on disk and on paper: one data file per silo, the manifest, and the plot of who holds what."""
+"""Output of a partition: one data file per silo, the manifest, and a plot of samples by silo and class."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 def describe(
     dataset: Dataset, silos: Sequence[SiloIndices], *, name: str, seed: int, settings: Any = None
 ) -> dict[str, Any]:
-    """Describe a partition as `manifest.json` does, but for files and checksums.
+    """Return the content of `manifest.json` for a partition, without files and checksums.
 
     ``{dataset, partition, seed, settings, task, classes, silos: [{name[, origin], n_train, n_val, n_test,
     labels}]}`` with ``labels`` = {split: {class: samples}}, classes without samples left out, if samples have a class.
@@ -57,7 +57,7 @@ def describe(
 
 
 def count_labels(labels: Array) -> dict[str, int]:
-    """Samples of each class that occurs."""
+    """Count the samples of each class that occurs."""
     values, counts = np.unique(labels, return_counts=True)
     return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
 
@@ -74,8 +74,8 @@ def write_partition(
 ) -> dict[str, Any]:
     """Partition a data set and write ``hospital-01.npz``, ... and ``manifest.json``; return the manifest.
 
-    All of it appears at once: it is written beside ``out_dir`` and renamed. An earlier partition in
-    ``out_dir`` is replaced.
+    It is written beside ``out_dir`` and renamed, so that all of it appears at once. An earlier partition in ``out_dir``
+    is replaced.
 
     Raises DataError if ``out_dir`` holds anything else, or if the partition is not possible (see
     `partition`).
@@ -110,7 +110,7 @@ def write_partition(
 
 
 def refuse_other_content(out: Path) -> None:
-    """ValueError unless the directory is absent, empty, or holds an earlier partition and nothing else."""
+    """Raise DataError unless the directory is absent, empty, or holds an earlier partition and nothing else."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -125,7 +125,7 @@ def refuse_other_content(out: Path) -> None:
 
 
 def check_plot(path: str | Path) -> Path:
-    """The path, if its ending is that of a picture that can be drawn; else ValueError."""
+    """Return the path. Raises DataError unless it ends in .png, .svg or .pdf."""
     path = Path(path)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise DataError(f"{path} does not end in .png, .svg or .pdf")
@@ -133,17 +133,16 @@ def check_plot(path: str | Path) -> Path:
 
 
 def check_drawn(manifest: Mapping[str, Any]) -> None:
-    """ValueError where samples have no class, by which a plot could tell who holds what."""
+    """Raise DataError where samples have no class, so that there is nothing to plot."""
     if (task := manifest.get("task", ONE_CLASS[0])) not in ONE_CLASS:
         raise DataError(f"there is nothing to draw: samples of {manifest['dataset']} have no class each ({task})")
 
 
 def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
-    """Draw who holds what: one circle per silo and class, its area the number of training samples.
+    """Plot a partition: one circle per silo and class, with an area proportional to the number of training samples.
 
     ``manifest``: from `write_partition` or `describe`; ``path`` ends in .png, .svg or .pdf. Training samples
-    include those held out for validation. One colour is used, so that nothing depends on telling colours
-    apart.
+    include those held out for validation. The plot has one colour only, for readers who cannot distinguish colours.
 
     Raises DataError for another ending, and where samples have no class.
     """
@@ -187,13 +186,13 @@ def plot_partition(manifest: Mapping[str, Any], path: str | Path) -> None:
 
 
 def thinned(names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Tick positions and labels, at most about fifty of them."""
+    """Return tick positions and labels, at most about fifty of them."""
     step = math.ceil(len(names) / 50)
     return list(range(0, len(names), step)), list(names[::step])
 
 
 def legend_sizes(largest: int) -> list[int]:
-    """Two or three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
+    """Return up to three round numbers of samples up to the largest: 1, 2 or 5 times a power of ten."""
     round_numbers = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
     fitting = [number for number in round_numbers if number <= largest]
     return [fitting[i] for i in sorted({max(len(fitting) - 7, 0), max(len(fitting) - 4, 0), len(fitting) - 1})]

@@ -1,4 +1,4 @@
-"""Arrays of an ``.npz``: read without unpickling and within the memory that is free, written atomically."""
+"""Arrays of an ``.npz``: read without unpickling and within the free memory, written atomically."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ MOST_TIMES = 100
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Iterable[Array]] | None = None) -> None:
-    """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, no time of day
-    is in it.
+    """Write an uncompressed ``.npz`` under a temporary name and rename it. Unlike numpy.savez, it stores no time.
 
-    ``samples``: what is written in an array's place, one sample after the other; no more than one is in memory.
+    ``samples``: for an array's name, samples that are written in its place one by one; at most one is in memory.
     """
 
     def write(temporary: Path) -> None:
@@ -44,7 +43,7 @@ def write_npz(path: Path, arrays: Mapping[str, Array], samples: Mapping[str, Ite
 
 
 def write_stream(out: IO[bytes], like: Array, samples: Iterable[Array]) -> None:
-    """Write an array with these samples as write_array would; it has the shape and type of ``like``."""
+    """Write the samples in the format of numpy's write_array, as an array with the shape and type of ``like``."""
     np.lib.format.write_array_header_1_0(
         out, {"descr": np.lib.format.dtype_to_descr(like.dtype), "fortran_order": False, "shape": like.shape}
     )
@@ -80,7 +79,7 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def check_size(archive: zipfile.ZipFile, size: int) -> None:
-    """Refuse a small file that unpacks to much: before anything is unpacked."""
+    """Raise Fault, before anything is unpacked, for a small file that unpacks to a large one, or beyond free memory."""
     unpacked = sum(member.file_size for member in archive.infolist())
     if unpacked > LARGEST_UNPACKED and unpacked > MOST_TIMES * size:
         raise Fault(
@@ -95,7 +94,7 @@ def check_size(archive: zipfile.ZipFile, size: int) -> None:
 
 
 def read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """One array, whose header is looked at first: it may not ask for more memory than the file has values for."""
+    """Read one array. Its header is checked first: its size must not be larger than the values in the file."""
     name = member.filename.removesuffix(".npy")
     again = "copy it again, or make it with `silofl import`, or with numpy.savez"
     read = {b"\1\0": np.lib.format.read_array_header_1_0, b"\2\0": np.lib.format.read_array_header_2_0}

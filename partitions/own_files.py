@@ -1,13 +1,13 @@
-"""A researcher's own hospitals as one data set: a file for each, or a csv with a column that says whose a row is.
+"""A researcher's own hospitals as one data set: a file for each, or a csv with a column of hospitals.
 
-A data set's name may carry options behind ``#``, as a run's settings keep it:
+A data set's name in a run's settings may have options after ``#``:
 
     /data/centres                                                 a folder with an .npz file for each hospital
     /data/all.csv#recipe=/data/ours.recipe.toml&by=centre         a csv, a hospital for each value of a column
     digits#subsample=500                                          at most so many samples of any data set
 
-Hospitals keep their own parts, and their gaps are filled from their own training parts. The partition ``natural`` takes
-them as they are.
+Hospitals keep their own parts, and their gaps are filled from their own training parts. The partition ``natural`` uses
+the hospitals as silos.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_HOSPITALS = 10_000
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as settings name it."""
+    """A data set's name in settings, parsed."""
 
     name: str  # of a data set, or a path
     recipe: str = ""
@@ -43,20 +43,20 @@ class Source:
 
     @property
     def is_path(self) -> bool:
-        """Return whether it is a file or a folder, and no data set's name."""
+        """Return whether it is a file or a folder, not a data set's name."""
         return self.name.endswith((".npz", ".csv")) or "/" in self.name
 
     def __str__(self) -> str:
-        """The source as settings have it."""
+        """Return the source as text, as in settings."""
         options = {key: getattr(self, key) for key in OPTIONS if getattr(self, key)}
         return f"{self.name}#{urlencode(options)}" if options else self.name
 
 
 def parse_source(text: str) -> Source:
-    """The source that a setting names. Raises DataError."""
+    """Parse the source that a setting names. Raises DataError."""
     name, sign, rest = text.rpartition("#")
     pairs = parse_qsl(rest, keep_blank_values=True) if sign else []
-    if not pairs or any(key not in OPTIONS for key, _ in pairs):  # a path may have the sign, too
+    if not pairs or any(key not in OPTIONS for key, _ in pairs):  # a path may contain a "#"
         return Source(text)
     options = dict(pairs)
     count = options.get("subsample", "0")
@@ -69,14 +69,14 @@ def parse_source(text: str) -> Source:
 
 
 def hospitals_of(source: Source) -> list[str]:
-    """The silos' names of the hospitals that a source has, [] where it is of one piece. Raises DataError."""
+    """Return the silo names of a source's hospitals; [] for a source without hospitals. Raises DataError."""
     if not source.is_path or source.name.endswith(".npz"):
         return []
     return silo_names([*rows_by(source)] if source.by else [path.stem for path in files_of(Path(source.name))])
 
 
 def read_hospitals(source: Source, seed: int, task: str = "auto") -> Dataset:
-    """A folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
+    """Read a folder of files, or a csv by a column, as one data set. Raises DataError, naming the hospital."""
     if source.by:
         return join(Path(source.name).stem, import_by(source, seed))
     files = files_of(Path(source.name))
@@ -84,7 +84,7 @@ def read_hospitals(source: Source, seed: int, task: str = "auto") -> Dataset:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The data files in a folder, in the order of their names. Raises DataError where there are none."""
+    """Return the data files in a folder, in the order of their names. Raises DataError where there are none."""
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     files = sorted(path for path in folder.iterdir() if path.suffix == ".npz" and not path.name.startswith("."))
@@ -94,7 +94,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
-    """Hospitals as one data set, with columns and labels in the order of most of them. Raises DataError."""
+    """Join hospitals to one data set, with columns and labels in the majority's order. Raises DataError."""
     agreed = majority([data.schema for data in silos.values()])
     first = next(iter(silos.values()))
     made: dict[str, SiloData] = {}
@@ -133,7 +133,7 @@ def join(name: str, silos: Mapping[str, SiloData]) -> Dataset:
 
 
 def joined(parts: list[Split]) -> Split:
-    """The samples of several parts of one hospital."""
+    """Concatenate the samples of several parts."""
     patient = reduce(both, [part.patient for part in parts])
     subgroup = reduce(both, [part.subgroup for part in parts])
     return Split(
@@ -142,7 +142,7 @@ def joined(parts: list[Split]) -> Split:
 
 
 def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split]:
-    """All training and all test samples, with patients numbered over all hospitals, if any of these names some."""
+    """Return all training and all test samples; patients, if any part has them, are numbered over all hospitals."""
     if all(part.patient is None for part in trains):
         return joined(trains), joined(tests)
     start, numbered = 0, []
@@ -159,7 +159,7 @@ def with_patients(trains: list[Split], tests: list[Split]) -> tuple[Split, Split
 
 
 def rows_by(source: Source) -> dict[str, list[int]]:
-    """The places of the rows of each hospital of a csv, in the order of their names. Raises DataError."""
+    """Return the row indices of each hospital of a csv, in the order of their names. Raises DataError."""
     from partitions.importing.tables import find_encoding, list_columns, read_lines
     from partitions.recipes.recipe import load_recipe
 
@@ -181,7 +181,7 @@ def rows_by(source: Source) -> dict[str, list[int]]:
 
 
 def import_by(source: Source, seed: int) -> dict[str, SiloData]:
-    """The data of each hospital of a csv. Gaps are filled anew, from each one's own training part."""
+    """Read the data of each hospital of a csv. Gaps are filled anew, from each hospital's own training part."""
     from partitions.importing.options import ImportOptions
     from partitions.importing.source import read_rows
     from partitions.recipes.recipe import load_recipe, unfitted
@@ -200,7 +200,7 @@ def import_by(source: Source, seed: int) -> dict[str, SiloData]:
 
 
 def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """At most ``count`` samples, drawn by seed: of each hospital, and of training and test, the same share.
+    """Draw about ``count`` samples by seed: the same share of each hospital, and of training and test.
 
     A patient's samples stay together, so there may be some more. At least one sample, or patient, of each remains.
     """
@@ -225,7 +225,7 @@ def subsampled(dataset: Dataset, count: int, seed: int) -> Dataset:
 
 
 def drawn(rows: Array, share: float, patients: Array | None, rng: np.random.Generator) -> Array:
-    """A share of some rows, whole patients of them."""
+    """Draw a share of the rows, by whole patients."""
     if not len(rows):
         return rows
     unit = np.arange(len(rows)) if patients is None else np.unique(patients[rows], return_inverse=True)[1]

@@ -1,8 +1,8 @@
-"""Which samples belong to the same patient: read from a data file, kept together by every division.
+"""Patients of samples, read from a data file; every division keeps a patient's samples together.
 
 A file may hold one number per sample (``patient_train`` and so on, or ``patient`` beside ``x, y``). Samples with equal
-numbers are of one patient. The numbers mean nothing else, and they are renumbered when they are read. They stay in the
-silo: no message to the server holds them, or how many there are.
+numbers are of one patient. The numbers have no other meaning, and are renumbered on reading. They stay in the silo: no
+message to the server contains them or their count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partitions.splits import Array, Dataset
 
 PATIENT_NAMES = {"patient": "all", **{f"patient_{split}": split for split in ("train", "val", "test")}}
 
-# What hospitals call a column of patients, in lower case without marks: a word, or a person and what tells them apart.
+# Names of a column of patients, in lower case without punctuation: a word, or a person with a kind of identifier.
 WORDS = {"id", "mrn", "pid", "patid", "subjid", "medicalrecordnumber", "nhsnumber", "pseudonym", "participantid"}
 PERSONS = (
     *("patient", "patients", "pat", "subject", "subj", "case", "person", "participant", "individual"),
@@ -33,16 +33,17 @@ WORDS |= {"patient", "patients", "subject", "person", "participant"} | {p + kind
 
 
 def names_patients(column: str) -> bool:
-    """Return whether a csv's column is called as columns of patients' identifiers are."""
+    """Return whether a csv column's name is typical of patients' identifiers."""
     return "".join(c for c in column.lower() if c.isalnum()) in WORDS
 
 
 def patient_column(path: object, header: Sequence[str], asked: str | None, labels: Sequence[str]) -> str:
-    """The column that tells patients apart, or "" for none.
+    """Return the column that identifies patients, or "" for none.
 
-    ``asked``: the column that the user names; "": the column ``patient`` if there is one; None: the user says that
-    there is none. ``labels``: columns that are taken for something else. Raises DataError where nothing is said and
-    another column looks like one of patients.
+    * ``asked``: the column that the user names; "": the column ``patient`` if there is one; None: no column.
+    * ``labels``: columns with another use.
+
+    Raises DataError where ``asked`` is "" and the name of another column is typical of patients' identifiers.
     """
     if asked is None:
         return ""
@@ -64,9 +65,9 @@ def patient_column(path: object, header: Sequence[str], asked: str | None, label
 
 
 def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[str, Array]:
-    """Each part's patients, int64 (n,), numbered from 0 over all parts; empty where the file names none. Raises Fault.
+    """Return each part's patients, int64 (n,), numbered from 0 over all parts; empty where the file has none.
 
-    ``ys``: the labels of each part of the file.
+    ``ys``: the labels of each part of the file. Raises Fault.
     """
     wanted = keys_by_part(arrays, PATIENT_NAMES, ys, "one patient per sample and part")
     if not wanted:
@@ -80,7 +81,7 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
             )
         if len(found) != len(ys[part]):
             raise Fault(f"{key} has {len(found)} patients, {part} {len(ys[part])} samples", "save one for each sample")
-    # uint64 wraps, which keeps different numbers apart
+    # uint64 wraps around, so that different numbers stay different
     pooled = np.concatenate([arrays[key].astype(np.int64) for key in wanted.values()])
     numbers = np.unique(pooled, return_inverse=True)[1].astype(np.int64)
     ends = np.cumsum([len(arrays[key]) for key in wanted.values()])
@@ -94,12 +95,12 @@ def read_patients(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[
 
 
 def describe_patients(parts: Mapping[str, Array]) -> str:
-    """Describe the number of patients in each part, for the hospital alone."""
+    """Describe the number of patients in each part, for the hospital only."""
     return ", ".join(f"{part} {len(np.unique(patients))}" for part, patients in parts.items())
 
 
 def patient_digests(digests: Array, patients: Array) -> Array:
-    """Each sample's patient's digest, uint64 (n,): the sum of those of the patient's samples, modulo 2^64."""
+    """Return for each sample its patient's digest, uint64 (n,): the sum of the patient's digests modulo 2^64."""
     _, numbers = np.unique(patients, return_inverse=True)
     sums = np.zeros(numbers.max(initial=-1) + 1, np.uint64)
     np.add.at(sums, numbers, digests)
@@ -107,16 +108,16 @@ def patient_digests(digests: Array, patients: Array) -> Array:
 
 
 def fewest_changed(now: Counter[str], before: Counter[str]) -> int:
-    """The fewest patients by whom two versions of data differ, from their digests.
+    """Return the smallest number of patients by which two versions of data can differ, from their digests.
 
-    A patient whose record was corrected has one digest in each version, and counts once. So does one who left, together
-    with one who came.
+    A patient whose record was corrected has one digest in each version, and counts once. A patient who left and another
+    who came count once together.
     """
     return max((now - before).total(), (before - now).total())
 
 
 def rows_of_patients(dataset: Dataset) -> list[Array] | None:
-    """The rows (train followed by test) of each patient, those of the training part first; None where none is named."""
+    """Return the rows (train followed by test) of each patient, training patients first; None without patients."""
     if dataset.train.patient is None or dataset.test.patient is None:
         return None
     rows: list[Array] = []
@@ -127,5 +128,5 @@ def rows_of_patients(dataset: Dataset) -> list[Array] | None:
 
 
 def most_frequent(labels: Array, rows: Sequence[Array]) -> Array:
-    """Each patient's most frequent class, the lowest of several, int64 (patients,)."""
+    """Return each patient's most frequent class, the lowest in a tie, int64 (patients,)."""
     return np.array([np.bincount(labels[own]).argmax() for own in rows], np.int64)

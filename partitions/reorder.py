@@ -1,4 +1,4 @@
-"""A silo's samples brought to the schema that all silos agree on: columns and label numbers, by their names."""
+"""Reordering of a silo's columns and label numbers, by name, to the schema that all silos agree on."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def count_columns(x: Array) -> int:
 
 
 def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
-    """The data with columns and labels in the agreed order, C-contiguous; ``data`` itself where nothing moves.
+    """Return the data with columns and labels in the agreed order, C-contiguous; ``data`` itself where none moves.
 
-    Raises ValueError where a name of one side is missing on the other (of labels, where an own one is).
+    Raises DataError where a column of one side is missing on the other, or an own label in the agreed ones.
     """
     own, one = data.schema, data.task in (*ONE_CLASS, "segmentation")
     columns = order_of(own.names, agreed.names)
@@ -46,7 +46,7 @@ def reorder_data(data: SiloData, agreed: Schema) -> SiloData:
 
 
 def reorder_columns(x: Array, order: list[int]) -> Array:
-    """Inputs (n, ...) whose j-th column is the ``order[j]``-th of ``x``; of several tables, counted through them."""
+    """Return inputs (n, ...) whose column j is column ``order[j]`` of ``x``, counted over all tables."""
     if not order:
         return x
     inputs = inputs_of(x)
@@ -58,7 +58,7 @@ def reorder_columns(x: Array, order: list[int]) -> Array:
 
 
 def relabel(y: Array, numbers: list[int], task: str) -> Array:
-    """Labels with these numbers: of classes the k-th becomes ``numbers[k]``, of others column j is ``numbers[j]``."""
+    """Renumber labels: class k becomes ``numbers[k]``; for other tasks column j becomes column ``numbers[j]``."""
     if not numbers:
         return y
     if task not in (*ONE_CLASS, "segmentation"):

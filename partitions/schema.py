@@ -1,15 +1,15 @@
 """The schema of a silo's samples: names, units and ranges of a table's columns, names of the labels, number format.
 
-Hospitals that share a schema may train together; two whose columns or label numbers differ in order only are reconciled
-by name. As TOML, YAML or JSON:
+Hospitals with the same schema may train together. Columns and label numbers that differ only in order are reconciled by
+name. As TOML, YAML or JSON:
 
     features = ["sex", {name = "age", unit = "years", range = [0, 120]}]
     labels = ["well", "ill"]
     dtype = "float32"
 
-Every part may be left out. ``labels`` names classes in the order of their numbers, findings, or measurements. A range
-is a statement of what a column may hold, never computed from data. The canonical form is JSON with sorted keys and
-without white space; the digest is its SHA-256.
+Every part is optional. ``labels`` names classes in the order of their numbers, findings, or measurements. A range
+states the values that a column may have; it is never computed from data. The canonical form is JSON with sorted keys
+and without white space; the digest is its SHA-256.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Feature:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The column as JSON has it, without what is not stated."""
+        """The column for JSON, without parts that are not stated."""
         stated = {"unit": self.unit, "range": list(self.range) if self.range else None}
         return {"name": self.name} | {key: value for key, value in stated.items() if value}
 
     def __str__(self) -> str:
-        """``age [years, 0..120]``."""
+        """Return the column as text: ``age [years, 0..120]``."""
         range_ = f"{self.range[0]:g}..{self.range[1]:g}" if self.range else ""
         stated = ", ".join(filter(None, (self.unit, range_)))
         return f"{self.name} [{stated}]" if stated else self.name
@@ -61,10 +61,10 @@ class Feature:
 class Schema:
     """Columns and labels in their order, and the number format (``splits.dtype_of``). Empty parts: not stated.
 
-    ``table``: how a hospital's table becomes these columns, as JSON (``recipes/shared.py``); it is no part of the
+    ``table``: how a hospital's table becomes these columns, as JSON (``recipes/shared.py``). It is not part of the
     digest, of a data file or of a message.
 
-    Raises DataError, one line, where names repeat, or are no printable text of 1 to 200 characters.
+    Raises DataError, one line, where names repeat, or are not printable text of 1 to 200 characters.
     """
 
     features: tuple[Feature, ...] = ()
@@ -98,7 +98,7 @@ class Schema:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The schema as JSON has it, without what is not stated."""
+        """The schema for JSON, without parts that are not stated."""
         features = [feature.content for feature in self.features]
         table = json.loads(self.table) if self.table else {}
         stated = {"features": features, "labels": list(self.labels), "dtype": self.dtype, "table": table}
@@ -106,7 +106,7 @@ class Schema:
 
     @property
     def bare(self) -> Schema:
-        """The schema without ``table``, as messages hold it."""
+        """The schema without ``table``, as in messages."""
         return replace(self, table="") if self.table else self
 
     @property
@@ -115,7 +115,7 @@ class Schema:
         return hashlib.sha256(self.bare.text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        """The parts that are stated, in one line, with the digest."""
+        """Return the stated parts in one line, with the digest."""
         features = few([str(feature) for feature in self.features], 20, 60)
         parts = {"columns": features, "labels": few(self.labels, 20, 60), "dtype": self.dtype}
         return "; ".join([*(f"{key} {value}" for key, value in parts.items() if value), f"SHA-256 {self.digest}"])
@@ -125,7 +125,7 @@ NO_SCHEMA = Schema()  # nothing is stated
 
 
 def check_name(kind: str, name: object) -> None:
-    """Raise DataError where a column, label or unit cannot be called so."""
+    """Raise DataError where a column, label or unit cannot have this name."""
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable() or tidy(name) != name:
         raise DataError(
             f"the {kind} {str(name)[:40]!r} has no usable name: 1 to {LONGEST_NAME} printable characters are wanted"
@@ -142,12 +142,12 @@ def check_range(feature: Feature) -> None:
 
 
 def tidy(name: str) -> str:
-    """A name in Unicode's composed form, with single blanks: as two programs may write the same one differently."""
+    """Return a name in Unicode's composed form with single blanks: programs may write the same name differently."""
     return " ".join(unicodedata.normalize("NFC", name).split())
 
 
 def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
-    """The first names, each cut, and how many more there are."""
+    """Return the first names as text, each shortened, and the number of further ones."""
     every = list(names)
     shown = ", ".join(name if len(name) <= longest else f"{name[: longest - 3]}..." for name in every[:most])
     return f"{shown} and {len(every) - most} more" if len(every) > most else shown
@@ -157,7 +157,7 @@ def few(names: Iterable[str], most: int = SHOWN, longest: int = 30) -> str:
 
 
 def parse_schema(content: object) -> Schema:
-    """The schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
+    """Return the schema of a TOML, YAML or JSON mapping. Raises DataError, one line, for invalid content."""
     if not isinstance(content, Mapping) or not set(content) <= set(KEYS):
         raise DataError(f"a schema has the keys {', '.join(KEYS)}")
     features, labels, dtype = content.get("features", []), content.get("labels", []), content.get("dtype", "")
@@ -170,7 +170,7 @@ def parse_schema(content: object) -> Schema:
 
 
 def _table(content: object) -> str:
-    """The section ``table`` as JSON. What it says is checked where it is used."""
+    """Return the section ``table`` as JSON. ``recipes/shared.py`` checks its content."""
     if not isinstance(content, Mapping):
         raise DataError("table is a table of keys")
     try:
@@ -180,7 +180,7 @@ def _table(content: object) -> str:
 
 
 def _feature(content: object) -> Feature:
-    """A column: its name, or a mapping of name, unit and range."""
+    """Parse a column: its name, or a mapping of name, unit and range. Raises DataError."""
     content = {"name": content} if isinstance(content, str) else content
     if not isinstance(content, Mapping) or not {"name"} <= set(content) <= {"name", "unit", "range"}:
         raise DataError("a feature is a text, or a mapping of name, unit and range")
@@ -199,7 +199,7 @@ def _feature(content: object) -> Feature:
 
 @lru_cache(maxsize=64)
 def read_schema(text: str) -> Schema:
-    """The schema of a JSON text, such as a silo sends. Raises DataError, one line, for anything it cannot be."""
+    """Return the schema of a JSON text, as a silo sends it. Raises DataError, one line, for invalid content."""
     if len(text) > LONGEST_SCHEMA:
         raise DataError(f"a schema has at most {LONGEST_SCHEMA} characters")
     try:
@@ -210,7 +210,7 @@ def read_schema(text: str) -> Schema:
 
 
 def load_schema(path: Path) -> Schema:
-    """The schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
+    """Return the schema of a .toml, .yaml or .json file. Raises DataError, one line that names the file."""
     readers: dict[str, Callable[[str], object]] = {
         ".toml": tomllib.loads,
         ".yaml": yaml.safe_load,
@@ -234,10 +234,10 @@ def load_schema(path: Path) -> Schema:
 
 
 def majority(schemas: Sequence[Schema]) -> Schema:
-    """Return the majority's schema, part by part; the silos come in the order of their names.
+    """Return the majority's schema, part by part; ``schemas`` are in the order of the silos' names.
 
-    Of columns and labels the set of names counts first (of a tie the larger set, then the first silo's), then the order
-    among the silos with this set; units and ranges by column.
+    For columns and labels, the most frequent set of names is taken first (in a tie the larger set, then the first
+    silo's), then the most frequent order among the silos with this set. Units and ranges are taken column by column.
     """
     features, labels = _most([s.names for s in schemas]), _most([s.labels for s in schemas])
     stated = [{f.name: f for f in s.features} for s in schemas if set(s.names) == set(features)]
@@ -256,7 +256,7 @@ def _most(orders: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _first(values: Sequence[Any]) -> Any:
-    """The most frequent value that is stated; of a tie the first."""
+    """Return the most frequent stated value; in a tie the first."""
     return next((value for value, _ in Counter(value for value in values if value).most_common(1)), None)
 
 
@@ -266,10 +266,10 @@ MEND = "rename them in the data file, or set `schema` in the federation file"
 def difference(
     own: Schema, agreed: Schema, source: str, *, required: bool = False, subset: bool = True, mend: str = MEND
 ) -> str:
-    """The first thing in which ``own`` does not fit ``agreed`` by name, and how to mend it; empty where all fits.
+    """Return the first difference by name between ``own`` and ``agreed``, and how to mend it; empty without one.
 
-    ``source``: "most silos have"; ``required``: whether names that ``agreed`` has must be there; ``subset``: whether
-    ``own`` may lack some labels, as a hospital without patients of a class does.
+    ``source``: a text such as "most silos have"; ``required``: whether ``own`` must have the names of ``agreed``;
+    ``subset``: whether ``own`` may lack some labels, as in a hospital without patients of a class.
     """
     if own.dtype and agreed.dtype and own.dtype != agreed.dtype:
         return f"samples of {own.dtype}, {source} {agreed.dtype}: save them alike"
@@ -299,13 +299,13 @@ def difference(
 
 
 def moved(own: Schema, agreed: Schema) -> list[str]:
-    """Return what is mapped by name: "columns", "labels"; of two schemas that fit each other."""
+    """Return which parts of two matching schemas are reordered by name: "columns", "labels"."""
     pairs = {"columns": (own.names, agreed.names), "labels": (own.labels, agreed.labels)}
     return [what for what, (names, known) in pairs.items() if names and known and names != known[: len(names)]]
 
 
 def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
-    """For each agreed name its place in ``own``. Empty where the order is the same, or one side has no names.
+    """Return for each agreed name its index in ``own``; empty for the same order, or where one side has no names.
 
     Raises DataError where a name is missing.
     """
@@ -319,7 +319,7 @@ def order_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
 
 
 def numbers_of(own: Sequence[str], agreed: Sequence[str]) -> list[int]:
-    """For each own label its number among the agreed ones. Empty where they have these numbers already, or no names.
+    """Return for each own label its number among the agreed ones; empty for equal numbers, or without names.
 
     Raises DataError where a name is missing there.
     """

@@ -1,26 +1,31 @@
-"""One silo's data file: an ``.npz`` that is checked completely before anything is trained on it.
+"""One silo's data file: an ``.npz`` that is checked completely before training.
 
-Arrays, under one of three sets of names:
+It holds arrays under one of three sets of names:
 
 * ``x_train, y_train[, x_val, y_val], x_test, y_test``
 * MedMNIST's own: ``train_images, train_labels[, val_images, val_labels], test_images, test_labels``
-* ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples themselves (``site_split.py``)
+* ``x, y``: split into 64 % train, 16 % val and 20 % test, by the samples' values (``site_split.py``)
 
-and optionally ``cohort`` (text: a name for the people whose data these are, which a new version of the file keeps),
-``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1), ``label_names`` (text, one per class or
-output), ``feature_names`` (text, one per column of a table), and for these columns ``feature_units`` (text, "" where it
-is not stated) and ``feature_ranges`` (columns, 2): the smallest and the largest value that each may have, NaN where it
-is not stated. ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal ones for samples
-of one patient (``patients.py``); in the same way ``subgroup``: texts (n,) (``subgroups.py``), and ``gaps``: booleans
-(n, columns) (``survey/gaps.py``). Several inputs of a sample have an array each, ``x_image_train``, ``x_notes_train``
-and so on, or ``x_image``, ``x_notes`` beside ``y``; one that a sample lacks is all zeros there. Texts are tokens, with
-``vocabulary``, how many there are.
+Optional arrays:
 
-What inputs look like says ``inputs.py``: pictures are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w), for
-example. Volumes have a depth before their height, and always channels: an array of four dimensions is of pictures. But
-under MedMNIST's names uint8 (n, d, h, w) is of grey volumes, as its 3D sets are, where it could only be of pictures
-with more than 4 channels. Labels are what their task says (``labels.py``), classes 0, 1, 2, ... for example. float64 is
-read as float32. Anything else is refused. An ``x_val`` without samples says that no validation samples are wanted.
+* ``cohort`` (text): a name for the people in the data, which new versions of the file keep
+* ``task`` (text), ``classes`` (a whole number; otherwise the largest label + 1)
+* ``label_names`` (text, one per class or output), ``feature_names`` (text, one per column of a table)
+* ``feature_units`` (text, one per column, "" where not stated)
+* ``feature_ranges`` (columns, 2): smallest and largest allowed value of each column, NaN where not stated
+* ``patient_train`` and so on, or ``patient`` beside ``x, y``: whole numbers (n,), equal for samples of one patient
+  (``patients.py``); likewise ``subgroup``: texts (n,) (``subgroups.py``), and ``gaps``: booleans (n, columns)
+  (``survey/gaps.py``)
+* ``vocabulary``: the number of tokens; texts are tokens
+
+Several inputs of a sample have an array each: ``x_image_train``, ``x_notes_train`` and so on, or ``x_image``,
+``x_notes`` beside ``y``. A missing input of a sample is all zeros.
+
+``inputs.py`` defines inputs: pictures, for example, are uint8 (n, h, w) or (n, h, w, c), or float32 (n, c, h, w).
+Volumes have a depth before their height, and always channels: an array of four dimensions holds pictures. But under
+MedMNIST's names uint8 (n, d, h, w) holds grey volumes, as in its 3D sets, where it would be pictures of more than 4
+channels. ``labels.py`` defines labels by task: classes, for example, are 0, 1, 2, ... float64 is read as float32.
+Anything else is refused. An ``x_val`` without samples means that there is no validation part.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ LONGEST_COHORT = 100  # characters
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: whether it is right, what was found, and how to mend a fault."""
+    """The result of one check: whether it passed, what was found, and how to mend a fault."""
 
     name: str
     ok: bool
@@ -70,7 +75,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Contents:
-    """A file's samples as they will be used, per split (train, val, test, or all), and its task and classes."""
+    """A file's samples in the stored form, per split (train, val, test, or all), and its task and classes."""
 
     splits: dict[str, Split]
     classes: int
@@ -82,15 +87,15 @@ class Contents:
     gaps: Mapping[str, Array] = field(default_factory=dict)  # per split, of a table: which values are filled
 
     def divided(self) -> SiloData:
-        """Return the parts as the file has them, or as drawn from its samples. Raises ValueError for too few."""
+        """Return the parts of the file, or parts drawn by its samples' values. Raises DataError for too few samples."""
         made = divide_own(self.splits, self.classes, self.task, self.vocabulary)
         return replace(made, schema=self.schema, recipe=self.recipe, cohort=self.cohort)
 
 
 def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None = None) -> list[Check]:
-    """Look at everything in a silo data file, in order, up to the first fault; last, how it is divided.
+    """Check everything in a silo data file, in order, up to the first fault; the last check is its division.
 
-    ``agreed``: the federation's schema, which the file is checked against.
+    ``agreed``: the federation's schema, against which the file is checked.
     """
     checks, contents = examine(Path(path), task)
     if contents is not None and agreed is not None:
@@ -105,7 +110,7 @@ def check_silo_file(path: str | Path, task: str = "auto", agreed: Schema | None 
 
 
 def check_agreed(contents: Contents, agreed: Schema) -> Check:
-    """Return whether a file fits the federation's schema, by name."""
+    """Check whether a file fits the federation's schema, by name."""
     own, name = contents.schema, "federation's schema"
     if reason := difference(own, agreed, "the federation has", required=True, subset=contents.task in ONE_CLASS):
         detail, _, fix = reason.rpartition(": ")
@@ -116,10 +121,10 @@ def check_agreed(contents: Contents, agreed: Schema) -> Check:
 
 
 def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
-    """Read one silo's data, divided as the file has it or as its samples say, never by a run's seed.
+    """Read one silo's data, divided by the file's parts or by its samples' values, never by a run's seed.
 
-    Pictures come as (n, h, w, c), volumes as (n, d, h, w, c), labels as their task has them, which is ``task`` where
-    the file does not say. Raises DataError with the first fault of the file.
+    Pictures are (n, h, w, c), volumes (n, d, h, w, c), labels as in ``labels.py``. ``task`` is used where the file does
+    not state one. Raises DataError with the first fault of the file.
     """
     contents = read_contents(Path(path), task)
     try:
@@ -129,10 +134,10 @@ def read_silo_file(path: str | Path, task: str = "auto") -> SiloData:
 
 
 def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -> Dataset:
-    """Read such a file as a whole data set, to be partitioned over silos.
+    """Read a silo data file as a whole data set, for partitioning over silos.
 
-    Its validation samples become training samples; a file of ``x, y`` is split 80 / 20 by seed, by patient where it
-    names them. Arrays are read-only.
+    Its validation samples become training samples. A file of ``x, y`` is split 80 / 20 by seed, by patient where it has
+    patients. Arrays are read-only.
 
     Raises DataError with the first fault of the file.
     """
@@ -156,7 +161,7 @@ def read_dataset_file(path: str | Path, *, seed: int = 42, task: str = "auto") -
 
 
 def joined(first: Split, second: Split) -> Split:
-    """The samples of both."""
+    """Concatenate the samples of two splits."""
     groups = both(first.patient, second.patient), both(first.subgroup, second.subgroup)
     return Split(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), *groups)
 
@@ -170,9 +175,9 @@ def write_silo_file(
 ) -> None:
     """Write one silo's data with its schema, atomically and uncompressed; the same data give the same bytes.
 
-    ``val`` is always written, also without samples, so that what is read back is what was written. ``streams``: samples
-    that are not in memory, by the array's name (``x_train``), one after the other; of these ``data`` has shape and type
-    only. ``gaps``: per split, which values of a table were missing, bool (n, columns).
+    ``val`` is always written, also without samples, so that reading returns what was written. ``streams``: samples that
+    are not in memory, by the array's name (``x_train``), written one by one; ``data`` has only their shape and type.
+    ``gaps``: per split, which values of a table were missing, bool (n, columns).
     """
     arrays: dict[str, Array] = {f"gaps_{name}": own for name, own in (gaps or {}).items()}
     samples = dict(streams or {})
@@ -202,7 +207,7 @@ def write_silo_file(
 
 
 def written_schema(schema: Schema) -> dict[str, Array]:
-    """The schema as a file has it; what is not stated is left out."""
+    """Return a file's arrays for a schema, without parts that are not stated."""
     units = [feature.unit for feature in schema.features]
     texts = {"label_names": schema.labels, "feature_names": schema.names, "feature_units": units if any(units) else ()}
     arrays: dict[str, Array] = {key: np.array(names, dtype=np.str_) for key, names in texts.items() if names}
@@ -212,7 +217,7 @@ def written_schema(schema: Schema) -> dict[str, Array]:
 
 
 def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
-    """The labels of one part as a file has them; ``part``: "" for the only one."""
+    """Return a file's arrays for the labels of one part; ``part``: "" for a file with one part."""
     end = f"_{part}" if part else ""
     if task == "survival":
         return {f"time{end}": y[:, 0], f"event{end}": y[:, 1].astype(np.uint8)}
@@ -220,7 +225,7 @@ def written_labels(part: str, y: Array, task: str) -> dict[str, Array]:
 
 
 def read_contents(path: Path, task: str = "auto") -> Contents:
-    """Read and check a file; ValueError (one line) with its first fault."""
+    """Read and check a file. Raises DataError, one line, with its first fault."""
     checks, contents = examine(path, task)
     if contents is None:
         bad = next(check for check in checks if not check.ok)
@@ -229,7 +234,7 @@ def read_contents(path: Path, task: str = "auto") -> Contents:
 
 
 def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | None]:
-    """Go through all checks; the contents are None if one failed. ``asked``: the task, where the file does not say."""
+    """Run all checks; the contents are None if one failed. ``asked``: the task, where the file states none."""
     checks: list[Check] = []
     name = "file"
     try:
@@ -281,7 +286,7 @@ def examine(path: Path, asked: str = "auto") -> tuple[list[Check], Contents | No
 
 
 def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[str, Array], vocabulary: int) -> Array:
-    """The inputs of a split, checked; several as one array."""
+    """Read and check the inputs of a split; several become one structured array."""
     found: dict[str, Array] = {}
     for (kind, part), x in named.items():
         if part == split and kind != "y":
@@ -294,7 +299,7 @@ def read_x(split: str, named: Mapping[tuple[str, str], Array], arrays: Mapping[s
 
 
 def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
-    """Inputs and labels of a split belong together, and no split is empty (val may be)."""
+    """Raise Fault unless a split has as many inputs as labels, and is not empty (val may be)."""
     for (kind, split), x in named.items():
         if kind == "y":
             continue
@@ -309,7 +314,7 @@ def check_samples(named: Mapping[tuple[str, str], Array]) -> None:
 
 
 def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tuple[str, ...]:
-    """The names of classes or columns, if the file has them; ``count``: how many there must be, if that is known."""
+    """Read the names of classes or columns, if the file has them; ``count``: their required number, if known."""
     if key not in arrays:
         return ()
     names = arrays[key]
@@ -322,7 +327,7 @@ def read_names(arrays: Mapping[str, Array], key: str, count: int | None) -> tupl
 
 
 def read_cohort(arrays: Mapping[str, Array]) -> str:
-    """The name of the people whose data the file holds, "" where it states none. Raises Fault."""
+    """Read the name of the file's cohort, "" where it states none. Raises Fault."""
     found = arrays.get("cohort", np.array(""))
     name = str(found.item()) if found.size == 1 and found.dtype.kind == "U" else "\n"
     if not name.isprintable() or len(name) > LONGEST_COHORT:
@@ -331,7 +336,7 @@ def read_cohort(arrays: Mapping[str, Array]) -> str:
 
 
 def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, ...]:
-    """Read what the file states of its tables' columns. Raises Fault."""
+    """Read names, units and ranges of the tables' columns. Raises Fault."""
     names = read_names(arrays, "feature_names", columns)
     for key in ("feature_units", "feature_ranges"):
         if key in arrays and not names:
@@ -350,7 +355,7 @@ def read_features(arrays: Mapping[str, Array], columns: int) -> tuple[Feature, .
 
 
 def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature]) -> str:
-    """The recipe that a file holds, as JSON, or "". Raises Fault where it is none, or of other columns."""
+    """Read the file's recipe, as JSON, or "". Raises Fault for an invalid one, or one for other columns."""
     if "recipe" not in arrays:
         return ""
     again = "make the file again with `silofl import`"
@@ -367,7 +372,7 @@ def read_stored_recipe(arrays: Mapping[str, Array], features: Sequence[Feature])
 
 
 def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: str = "") -> Schema:
-    """The schema of a file. Raises Fault where names cannot be used."""
+    """Make the schema of a file. Raises Fault for invalid names."""
     try:
         return Schema(features, labels, dtype)
     except ValueError as error:
@@ -375,7 +380,7 @@ def make_schema(features: tuple[Feature, ...], labels: tuple[str, ...], dtype: s
 
 
 def check_ranges(features: Sequence[Feature], xs: Mapping[str, Array]) -> None:
-    """Raise Fault where a column has values outside of the range that the file itself states."""
+    """Raise Fault where a column has values outside the range that the file states."""
     for split, x in xs.items():
         tables = [own for own in inputs_of(x).values() if is_table(own)]
         columns = [column for own in tables for column in own.T]

@@ -1,4 +1,4 @@
-"""The silos of a simulation: a data set divided over them once, the same in every process."""
+"""The silos of a simulation: one division of a data set, the same in every process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from partitions.splits import Dataset, SiloData, take
 
 @dataclass(frozen=True)
 class Division:
-    """Which data set, and how it is divided over how many silos; ``settings`` are the partition's own."""
+    """A data set, and its partition over a number of silos; ``settings`` are the partition's own."""
 
-    dataset: str  # as own_files.py has it: a name, or a path
+    dataset: str  # a name or a path, with options (own_files.py)
     data_dir: str
     partition: str
     silos: int
@@ -32,7 +32,10 @@ class Division:
 
 
 def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> Dataset:
-    """A data set by its name, of an .npz file, whose parts the seed draws where it has none, or of hospitals' files."""
+    """Open a data set by its name, from an .npz file, or from hospitals' files.
+
+    An .npz file without parts is split by the seed.
+    """
     source = parse_source(dataset)
     if source.name.endswith(".npz"):
         made = read_dataset_file(Path(source.name), seed=seed, task=task)
@@ -45,14 +48,14 @@ def open_dataset(dataset: str, data_dir: str, seed: int, task: str = "auto") -> 
 
 @lru_cache(maxsize=8)
 def names_of(dataset: str, partition: str, silos: int) -> tuple[str, ...]:
-    """The names of a simulation's silos: those of a researcher's own hospitals, else ``hospital-01`` and so on."""
+    """Return the names of a simulation's silos: of a researcher's own hospitals, else ``hospital-01`` and so on."""
     own = hospitals_of(parse_source(dataset)) if partition == "natural" else []
     return tuple(own or map(silo_name, range(silos)))
 
 
 @lru_cache(maxsize=2)
 def divide(division: Division) -> tuple[Dataset, list[SiloIndices]]:
-    """The data set, and every silo's share of it. Raises ValueError where it cannot be divided so."""
+    """Return the data set and every silo's indices. Raises DataError or UserError where it cannot be divided so."""
     d = division
     whole = open_dataset(d.dataset, d.data_dir, d.seed, d.task)
     return whole, partition(
@@ -62,13 +65,13 @@ def divide(division: Division) -> tuple[Dataset, list[SiloIndices]]:
 
 @lru_cache(maxsize=256)
 def part_of(division: Division, index: int) -> SiloData:
-    """The data of the silo with this index, from 0."""
+    """Return the data of the silo with this index, from 0."""
     whole, silos = divide(division)
     return silo_data(whole, silos[index])
 
 
 @lru_cache(maxsize=1)
 def pool_of(division: Division, silos: tuple[int, ...]) -> SiloData:
-    """The data of the first of these silos, with the training samples of all of them in place of its own."""
+    """Return the first silo's data, with the training samples of all these silos in place of its own."""
     whole, parts = divide(division)
     return replace(part_of(division, silos[0]), train=take(whole, np.concatenate([parts[i].train for i in silos])))

@@ -1,13 +1,16 @@
-"""Division of a hospital's file into train, validation and test: once, by its samples, whatever a run asks for.
+"""Division of a hospital's file into train, validation and test: fixed by its samples, independent of a run's settings.
 
-Who chooses the division of a table and sees its sums, can solve for every record; so no seed and no share of a run has
-a say in it. Where the file names its parts, these are taken. Where it does not, every sample has a place by the SHA-256
-of its values: the lowest fifth of a file of ``x, y`` is for testing, the lowest fifth of the rest for validation; of a
-file without validation samples, the lowest 15 % of the training samples. Equal samples fall on one side together.
-Another patient in the file moves at most one of the others over each border, so a file may grow without a new draw.
+A server that chooses the division of a table and receives its sums could solve for every record. So no seed and no
+share of a run has an effect. The parts of a file are used where it has them. Otherwise samples are sorted by the
+SHA-256 of their values:
 
-Where the file says which samples are of one patient, patients have places in the same way, by all of their samples, and
-shares are of patients.
+* Of a file of ``x, y`` the lowest fifth is for testing, the lowest fifth of the rest for validation.
+* Of a file with train and test only, the lowest 15 % of the training samples are for validation.
+
+Equal samples are on the same side. An additional patient moves at most one other over each border, so a file may grow
+without a new draw.
+
+Where the file has patients, these are sorted in the same way, by all of their samples, and shares are of patients.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from partitions.splits import Array, SiloData, Split
 
 TEST_SHARE = 0.2  # of a file of ``x, y``
 VAL_SHARE = 0.2  # of the rest of it
-VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file names train and test only
+VAL_SHARE_OF_TRAIN = 0.15  # of the training samples, where the file has train and test only
 
 
 def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclass", vocabulary: int = 0) -> SiloData:
-    """The parts of a file: ``splits`` as it names them (``train``, ``test`` and maybe ``val``, or ``all``).
+    """Divide a file with these ``splits`` (``train``, ``test`` and maybe ``val``, or ``all``) into its parts.
 
     Raises DataError where it has too few different samples to be divided.
     """
@@ -38,7 +41,7 @@ def divide_own(splits: Mapping[str, Split], classes: int, task: str = "multiclas
 
 
 def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]:
-    """For ``train``, ``val`` and ``test`` the split of the file that it is of, and its rows there; None: all of them.
+    """Return for ``train``, ``val`` and ``test`` the split of the file and the rows in it; None: all rows.
 
     Raises DataError where there are too few different samples to be divided.
     """
@@ -60,22 +63,25 @@ def parts_of(splits: Mapping[str, Split]) -> dict[str, tuple[str, Array | None]]
 
 
 def lowest(digests: Array, rows: Array, share: float) -> Parts:
-    """(the other rows, the ``share`` of ``rows`` with the lowest digests), in their order; one sample always stays."""
+    """Return (the other rows, the ``share`` of ``rows`` with the lowest digests), in order.
+
+    The first is never empty.
+    """
     different, copies = np.unique(digests[rows], return_inverse=True)
     count = min(share_of(len(different), share), len(different) - 1)
     return rows[copies >= count], rows[copies < count]
 
 
 def digests_of(split: Split) -> Array:
-    """Return the digest that decides on each sample's part, uint64 (n,): its own, or its patient's."""
+    """Return the digest that determines each sample's part, uint64 (n,): its own, or its patient's."""
     digests = sample_digests(split.x)
     return digests if split.patient is None else patient_digests(digests, split.patient)
 
 
 def sample_digests(x: Array) -> Array:
-    """The first 64 bits of each sample's SHA-256, uint64 (n,)."""
+    """Return the first 64 bits of each sample's SHA-256, uint64 (n,)."""
     samples = np.ascontiguousarray(x)
-    if x.dtype.names:  # several inputs: their bytes, one behind the other
+    if x.dtype.names:  # several inputs: their bytes, concatenated
         samples = samples.view(np.uint8).reshape(len(x), x.dtype.itemsize)
     digests = b"".join(hashlib.sha256(sample.data).digest()[:8] for sample in samples)
     return np.frombuffer(digests, ">u8").astype(np.uint64)
@@ -88,7 +94,7 @@ def rows_of(split: Split, rows: Array) -> Split:
 
 
 def describe_division(splits: Mapping[str, Split], data: SiloData) -> str:
-    """Describe the division to the hospital."""
+    """Describe the division in words, for the hospital."""
     sizes = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)}"
     if "val" in splits:
         return f"{sizes}, as the file has it; no run can change it"

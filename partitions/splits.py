@@ -1,4 +1,4 @@
-"""The shapes in which samples travel: one split, one silo, one whole data set."""
+"""Containers of samples: one split, one silo, one whole data set."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from partitions.schema import NO_SCHEMA, Schema
 
 Array = npt.NDArray[Any]
 
-TABLE_SEED = 42  # the train/test split of data sets that come without one
+TABLE_SEED = 42  # for the train/test split of data sets without one
 TABLE_TEST = 0.2
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples of one kind (train, val or test), preloaded.
+    """Samples of one part (train, val or test), preloaded.
 
-    ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), signals float32 (n, t, c), texts int32
-    (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
-    ``y``: labels (n, ...) as ``labels.py`` has them, classes int64 (n,).
-    ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
-    ``subgroup``: text (n,), or None (``subgroups.py``).
+    * ``x``: pictures uint8 or float32 (n, h, w, c), volumes (n, d, h, w, c), signals float32 (n, t, c), texts int32
+      (n, tokens), a table float32 (n, columns), or several inputs: a structured array (n,) with a field for each.
+    * ``y``: labels (n, ...) as in ``labels.py``, classes int64 (n,).
+    * ``patient``: int64 (n,), equal numbers for samples of one patient, or None (``patients.py``).
+    * ``subgroup``: text (n,), or None (``subgroups.py``).
     """
 
     x: Array
@@ -39,22 +39,24 @@ class Split:
 
     @property
     def units(self) -> Array:
-        """The patient of each sample (n,); where none is named, each is of another one."""
+        """The patient of each sample (n,); without patients, each sample has its own number."""
         return np.arange(len(self)) if self.patient is None else self.patient
 
     @property
     def people(self) -> int:
-        """How many patients there are, or samples where none is named."""
+        """The number of patients; without patients, of samples."""
         return len(self) if self.patient is None else len(np.unique(self.patient))
 
 
-@dataclass(frozen=True, eq=False)  # by identity: arrays have no one answer to ==, and caches go by the data
+@dataclass(frozen=True, eq=False)  # compared by identity, because == of arrays is an array, and caches use it as key
 class SiloData:
     """All samples of one silo. ``val`` may be empty, ``train`` and ``test`` are not.
 
-    ``classes``: how many outputs its task needs: classes, findings, measurements; ``vocabulary``: how many tokens its
-    texts may have; ``schema``: what its file states of columns and labels; ``recipe``: how the file was made of a csv,
-    as JSON, or "". It stays in the silo. ``cohort``: whose data the file says these are.
+    * ``classes``: the number of outputs for its task: classes, findings, measurements.
+    * ``vocabulary``: the number of tokens of its texts.
+    * ``schema``: the file's statements on columns and labels.
+    * ``recipe``: how the file was made from a csv, as JSON, or ""; it stays in the silo.
+    * ``cohort``: the file's name for the people in the data.
     """
 
     train: Split
@@ -69,7 +71,7 @@ class SiloData:
 
     @cached_property
     def dtype(self) -> str:
-        """The samples' number format."""
+        """The number format of the samples."""
         return dtype_of(self.train.x)
 
     @cached_property
@@ -82,9 +84,9 @@ class SiloData:
 class Dataset:
     """A whole data set before partitioning; its arrays are read-only.
 
-    ``groups`` holds the silos a data set comes with (name -> row indices into train followed by test), or None;
-    ``own_test``: whether these keep the data set's own division into train and test; ``recipe``: as a silo has it, or
-    ``recipes``: that of each of ``groups``.
+    * ``groups``: the data set's own silos (name -> row indices into train followed by test), or None.
+    * ``own_test``: whether these keep the data set's own division into train and test.
+    * ``recipe``: as in :class:`SiloData`, or ``recipes``: one for each of ``groups``.
     """
 
     name: str
@@ -111,7 +113,10 @@ class Dataset:
 
 
 def input_shape(x: Array, vocabulary: int = 0) -> tuple[Any, ...]:
-    """(n, h, w, c) -> (c, h, w); (n, d) -> (d,); of tokens (n, t) -> ("tokens", t, vocabulary); of several by name."""
+    """Return a sample's shape for models: (n, h, w, c) -> (c, h, w); (n, d) -> (d,).
+
+    Tokens (n, t) -> ("tokens", t, vocabulary); several inputs: a pair of name and shape for each.
+    """
     if x.dtype.names:
         return tuple((name, input_shape(x[name], vocabulary)) for name in x.dtype.names)
     if x.dtype.kind == "i":
@@ -120,19 +125,19 @@ def input_shape(x: Array, vocabulary: int = 0) -> tuple[Any, ...]:
 
 
 def inputs_of(x: Array) -> dict[str, Array]:
-    """The array (n, ...) of each input by its name; of a single one, which has none, under ``""``."""
+    """Return the array (n, ...) of each input by its name; a single input has the name ``""``."""
     return {name: x[name] for name in x.dtype.names} if x.dtype.names else {"": x}
 
 
 def dtype_of(x: Array) -> str:
-    """The number format; of several inputs each one's: ``image uint8, notes int32``."""
+    """Return the number format; for several inputs that of each: ``image uint8, notes int32``."""
     return ", ".join(f"{name} {own.dtype}".strip() for name, own in inputs_of(x).items())
 
 
 def together(inputs: Mapping[str, Array]) -> Array:
-    """Several inputs of the same samples as one array (n,), whose rows are taken and joined as those of any other.
+    """Join several inputs of the same samples to one structured array (n,).
 
-    They are in the order of their names, so that it makes no difference in which order a hospital's file has them.
+    Fields are in the order of their names, so that their order in a hospital's file has no effect.
     """
     n = len(next(iter(inputs.values())))
     joined = np.empty(n, [(name, inputs[name].dtype, inputs[name].shape[1:]) for name in sorted(inputs)])
@@ -155,16 +160,16 @@ def take(dataset: Dataset, indices: Array) -> Split:
 
 
 def both(first: Array | None, second: Array | None) -> Array | None:
-    """What two splits say of their samples, one behind the other; None where one says nothing."""
+    """Concatenate an array of two splits, such as their patients; None where one split has none."""
     return None if first is None or second is None else np.concatenate([first, second])
 
 
 def split_table(
     name: str, x: Array, y: Array, classes: int, groups: Array | None = None, vocabulary: int = 0
 ) -> Dataset:
-    """Samples without parts of their own, split 80 / 20 into train and test, class by class, always in the same way.
+    """Split samples without parts 80 / 20 into train and test, class by class, with a fixed seed.
 
-    ``groups``: text (n,), the silo each row comes from, if it comes from one; ``vocabulary``: of texts.
+    ``groups``: text (n,), the silo of each row, or None; ``vocabulary``: of texts.
     """
     rng = np.random.default_rng(TABLE_SEED)
     in_test = np.zeros(len(y), bool)

@@ -1,8 +1,8 @@
-"""The subgroup of each sample (sex, age band, scanner), by which a hospital looks at its own scores.
+"""The subgroup of each sample (sex, age band, scanner), for a hospital's scores by subgroup.
 
 A file may hold one text per sample (``subgroup_train`` and so on, or ``subgroup`` beside ``x, y``), "" where it is not
-known. The texts are the hospital's. Nothing is trained on them. A score by subgroup leaves only where the hospital's
-policy says so (``models/evidence/subgroups.py``), and with it the subgroup's name.
+known. The texts are the hospital's. Nothing is trained on them. A score by subgroup, with the subgroup's name, leaves
+only where the hospital's policy allows it (``models/evidence/subgroups.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LONGEST = 40  # characters of a name
 
 
 def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict[str, Array]:
-    """Each part's subgroups, text (n,); empty where the file names none. Raises Fault.
+    """Read each part's subgroups, text (n,); empty where the file has none. Raises Fault.
 
     ``ys``: the labels of each part.
     """
@@ -40,7 +40,7 @@ def read_subgroups(arrays: Mapping[str, Array], ys: Mapping[str, Array]) -> dict
 
 
 def check_names(given: Iterable[str]) -> None:
-    """Raise Fault where there are too many subgroups, or one has a name that cannot be shown."""
+    """Raise Fault where there are too many subgroups, or a name is too long or not printable."""
     names = sorted({str(name) for name in given} - {""})
     if len(names) > MOST_GROUPS:
         raise Fault(f"names {len(names)} subgroups", f"at most {MOST_GROUPS} can be compared: make bands of them")
@@ -50,7 +50,7 @@ def check_names(given: Iterable[str]) -> None:
 
 
 def describe_subgroups(parts: Mapping[str, Array]) -> str:
-    """Describe how many samples of each subgroup are in each part, for the hospital alone."""
+    """Describe the number of samples of each subgroup in each part, for the hospital only."""
     found = []
     for part, groups in parts.items():
         names, counts = np.unique(groups, return_counts=True)

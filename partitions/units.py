@@ -1,4 +1,4 @@
-"""Who is in a silo's data file, for a privacy budget: how many units it trains on, its cohort, a digest of each sample.
+"""The units in a silo's data file, for a privacy budget: their number, the cohort, a digest of each sample.
 
 python -m partitions.units FILE      as JSON, for the site's own process, which cannot import this package
 """
@@ -17,7 +17,7 @@ from partitions.site_split import sample_digests
 
 
 def describe_units(path: Path) -> dict[str, Any]:
-    """Count the training part's records and patients (None: the file names none), and list all samples' digests.
+    """Count the training part's records and patients (None: the file has none), and list all samples' digests.
 
     Raises DataError with the first fault of the file.
     """

@@ -2,12 +2,12 @@
 
 
 class UserError(ValueError):
-    """A setting, a command line or a run directory cannot be used: the text says which, why, and the next step."""
+    """An unusable setting, command line or run directory; the text names it, the reason and the next step."""
 
 
 class DataError(ValueError):
-    """A file, or a message of another party, cannot be used: the text says which, why, and the next step."""
+    """An unusable file, or message of another party; the text names it, the reason and the next step."""
 
 
 class RunFailedError(RuntimeError):
-    """A run cannot go on, for a reason that is no fault of the program: too few silos, or no reply in time."""
+    """A run that cannot continue, without a fault of the program: too few silos, or no reply in time."""

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, locks that end with their process, and who may read what we write.
+"""Atomic files, locks that end with their process, and permissions of new files.
 
-What silofl writes, data, models and runs, is its user's alone: files 0600, folders 0700. ``SILOFL_SHARED=1`` asks
-otherwise: then the umask decides. (The server's container does, because the host's user works in its ``runs/`` too.)
+Only its user can read what silofl writes (data, models, runs): files are 0600, folders 0700. With ``SILOFL_SHARED=1``
+the umask applies instead. (The server's container sets it, because the host's user works in its ``runs/`` too.)
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeGuard
 
 from partitions.common.errors import DataError
 
-LOOK_SECONDS = 0.1  # between two looks whether a lock is free
+LOOK_SECONDS = 0.1  # between two attempts to take a lock
 
 
 def keep_private() -> int:
-    """New files and folders of this process are for its user alone from now on; returns the umask of before."""
+    """Make new files and folders of this process private to its user from now on; return the previous umask."""
     before = os.umask(0o077)
     os.umask(before if os.environ.get("SILOFL_SHARED") else before | 0o077)
     return before
@@ -30,7 +30,7 @@ def keep_private() -> int:
 
 @contextlib.contextmanager
 def private() -> Iterator[None]:
-    """:func:`keep_private` until the block ends."""
+    """Context with the umask of :func:`keep_private`."""
     before = keep_private()
     try:
         yield
@@ -40,7 +40,7 @@ def private() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared() -> Iterator[None]:
-    """New files and folders are everybody's, to read and to write, until the block ends."""
+    """Context in which every user may read and write new files and folders."""
     before = os.umask(0)
     try:
         yield
@@ -49,7 +49,7 @@ def shared() -> Iterator[None]:
 
 
 def fresh_folder(beside: Path) -> Path:
-    """Create a folder beside a path, with an unpredictable name, to be renamed to it."""
+    """Create a folder beside a path, with an unpredictable name, for renaming to the path."""
     folder = Path(tempfile.mkdtemp(prefix=".", suffix=f".{beside.name}.tmp", dir=beside.parent))
     folder.chmod(_usual_mode() | (_usual_mode() & 0o444) >> 2)
     return folder
@@ -65,12 +65,13 @@ def write_atomically(
 ) -> None:
     """Write to a temporary name beside ``path``, flush it, rename it: a reader sees the old file or the new one.
 
-    ``content`` is what to write, or a function that writes to the path that it is given. ``mode`` are the file's
-    permissions, from its first byte on (None: as the umask has them). ``durable``: what is there outlives a power cut.
-    ``keep``: where the file of before goes, once the new one is written; else it is gone.
+    * ``content``: the content, or a function that writes to a given path.
+    * ``mode``: the file's permissions, from its first byte on (None: by the umask).
+    * ``durable``: whether the file must survive a power cut.
+    * ``keep``: the path to which the old file is moved, once the new one is written; None: it is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)  # for its owner alone
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=f".{path.name}.tmp", dir=path.parent)  # permissions 0600
     temporary = Path(name)
     try:
         os.close(descriptor)
@@ -93,7 +94,7 @@ def write_atomically(
 
 
 def append(path: Path, text: str, *, durable: bool = True) -> None:
-    """Add text to the end of a file: all of it, or nothing where the disk is full. ``durable``: as above."""
+    """Append text to a file: all of it, or nothing where the disk is full. ``durable``: as in `write_atomically`."""
     with path.open("ab", buffering=0) as file:
         before, left = file.tell(), memoryview(text.encode())
         try:
@@ -107,12 +108,12 @@ def append(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def named(error: OSError, path: Path) -> OSError:
-    """The error with the name of the file that was to be written; Python's says it of opening a file only."""
+    """Return the error with the name of the file to be written, which Python adds only when opening a file."""
     return OSError(error.errno, error.strerror, str(path)) if error.errno else error
 
 
 def is_full(error: BaseException) -> TypeGuard[OSError]:
-    """Return whether a file could not be written because the disk, or what its user may have of it, is full."""
+    """Return whether a file could not be written because the disk, or its user's quota, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -133,8 +134,9 @@ def _usual_mode() -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, busy: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock ``path`` until the block, or the process, ends. ValueError(``busy``) where another one holds it,
-    and still does after ``patience`` seconds.
+    """Hold the lock ``path`` until the block, or the process, ends.
+
+    Raises DataError with the text ``busy`` where another process still holds it after ``patience`` seconds.
     """
     until = time.monotonic() + patience
     with path.open("a") as file:

@@ -1,4 +1,4 @@
-"""Names of silos, and the one clear line for a name that does not exist."""
+"""Names of silos, and the error for a name that does not exist."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ SILO = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # also a host name, a fil
 
 
 def check_silo_name(name: str) -> None:
-    """Raise DataError, one line, where a silo of a deployment cannot be called so."""
+    """Raise DataError, one line, where a silo of a deployment cannot have this name."""
     if not isinstance(name, str) or not SILO.fullmatch(name):
         raise DataError(f"{name!r} is no name: use 1 to 63 lower-case letters, digits and hyphens, a letter first")
 
 
 def escaped(text: str) -> str:
-    """The text with everything that a terminal would not show as a character in Python's escapes."""
+    """Return the text with all characters that are not printable as Python's escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def silo_name(index: int) -> str:
-    """Name of the silo with this index (from 0): ``hospital-01``, ``hospital-02``, ..."""
+    """Return the name of the silo with this index (from 0): ``hospital-01``, ``hospital-02``, ..."""
     return f"hospital-{index + 1:02d}"
 
 
 def silo_names(hospitals: Sequence[str]) -> list[str]:
-    """Names of silos for hospitals that are known by a file's name or a cell: ``North Clinic`` is ``north-clinic``.
+    """Return silo names for hospitals' names in files or cells: ``North Clinic`` becomes ``north-clinic``.
 
-    Lower case without accents, a hyphen for what no name can have, and ``hospital-`` before a name that begins with no
-    letter. Raises DataError where nothing is left, the name is too long, or two hospitals would have the same.
+    Names become lower case without accents, with hyphens for other characters, and ``hospital-`` before a name that
+    does not begin with a letter. Raises DataError where nothing is left, a name is too long, or two are the same.
     """
     names = dict[str, str]()
     for own in hospitals:
@@ -48,13 +48,13 @@ def silo_names(hospitals: Sequence[str]) -> list[str]:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` or nothing."""
+    """Return `` (did you mean 'x'?)`` with the nearest known name, or an empty text."""
     match = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f" (did you mean '{match[0]}'?)" if match else ""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist: says what is wrong, the nearest name, and all that exist."""
+    """Return the error for a name that does not exist, with the nearest name and all existing ones."""
     names = sorted(known)
     return UserError(
         f"unknown {kind} {str(name)[:80]!r}{nearest(name, names)}; there are: {', '.join(short_list(names)) or 'none'}"
@@ -62,7 +62,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UserError:
 
 
 def short_list(names: Sequence[str]) -> list[str]:
-    """Names, those that are another one with a number behind it together: ``pathmnist[-64|-128]``."""
+    """Return names, with those that differ by a number at the end combined: ``pathmnist[-64|-128]``."""
     numbers: dict[str, list[int]] = {name: [] for name in names}
     for name in names:
         base, _, number = name.rpartition("-")

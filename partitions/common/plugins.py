@@ -1,4 +1,4 @@
-"""Methods and networks of other packages that are installed here, which name them as entry points."""
+"""Methods and networks of other installed packages, found by their entry points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ STRATEGIES, NETWORKS = "silofl.strategies", "silofl.networks"  # groups of entry
 
 
 def plugins(group: str) -> Iterator[tuple[str, str, Any]]:
-    """The name, the package and the object of each entry point, in the order of the names. Raises UserError."""
+    """Yield name, package and object of each entry point, in the order of the names.
+
+    Raises UserError for one that cannot be loaded.
+    """
     for entry in sorted(entry_points(group=group), key=lambda own: own.name):
         package = entry.dist.name if entry.dist else "a package"
         try:

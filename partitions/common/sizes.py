@@ -1,7 +1,7 @@
 """Limits on the memory that a received file may need, checked before it is decoded.
 
-A few kilobytes can say that they are a volume of terabytes, or unpack to gigabytes. Every reader of a hospital's or a
-researcher's file asks here first. ``SILOFL_LARGEST_FILE=8`` lets one file become 8 GiB, where that is meant.
+The header of a few kilobytes can state a volume of terabytes, or the content can unpack to gigabytes. Every reader of a
+hospital's or a researcher's file calls these checks first. ``SILOFL_LARGEST_FILE=8`` allows 8 GiB for one file.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import IO, Any
 
 from partitions.common.errors import DataError
 
-LARGEST = 2.0  # GiB that one file may become
+LARGEST = 2.0  # GiB for one decoded file
 VARIABLE = "SILOFL_LARGEST_FILE"
 MOST_COLUMNS = 100_000  # of a csv
 MOST_LINE = 1 << 24  # characters of a csv's line; also of one cell
-CELL_BYTES = 150  # that a csv's cell takes while it is read
+CELL_BYTES = 150  # memory for a csv's cell while it is read
 MOST_FRAMES = 100_000  # of a DICOM file
 MOST_BEFORE = 1 << 26  # bytes of a NIfTI file before its voxels: the header and its extensions
 BLOCK = 1 << 20
 
 
 class TooLargeError(DataError):
-    """One line: what would be too large, and how to allow it."""
+    """A file, or a part of it, that is too large; the text is one line with the way to allow it."""
 
 
 def largest() -> int:
-    """Bytes that one file may become. Raises DataError where the environment names no such number."""
+    """Return the largest decoded size of a file in bytes. Raises DataError for an invalid environment variable."""
     text = os.environ.get(VARIABLE) or str(LARGEST)
     try:
         gib = float(text)
@@ -42,7 +42,7 @@ def largest() -> int:
 
 
 def available() -> int:
-    """Bytes of memory that are free on this machine, as Linux counts them; where it does not tell, no limit."""
+    """Return the bytes of free memory from Linux's /proc/meminfo; on other systems a number without effect."""
     try:
         text = Path("/proc/meminfo").read_text()
         return int(text.partition("MemAvailable:")[2].split()[0]) * 1024
@@ -51,7 +51,7 @@ def available() -> int:
 
 
 def check_size(size: int, what: str) -> None:
-    """Raise TooLargeError where something would take this many bytes, and that is too much."""
+    """Raise TooLargeError where ``size`` bytes for ``what`` are more than :func:`largest`."""
     if size > (most := largest()):
         gib = math.ceil(size / 2**30)
         raise TooLargeError(
@@ -63,10 +63,9 @@ def check_size(size: int, what: str) -> None:
 
 
 def unpacked(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) -> bytes:
-    """The unpacked content of a stream: gzip (``wbits`` 31, one member) or raw deflate (-15). It never holds more than
-    may be; without ``keep`` it is only counted.
+    """Unpack a stream: gzip (``wbits`` 31, one member) or raw deflate (-15), up to :func:`largest` bytes.
 
-    Raises TooLargeError; EOFError or zlib.error where it is damaged.
+    Without ``keep`` the bytes are only counted. Raises TooLargeError; EOFError or zlib.error for a damaged stream.
     """
     decoder, parts, size, most = zlib.decompressobj(wbits), list[bytes](), 0, largest()
     while not decoder.eof:
@@ -82,7 +81,7 @@ def unpacked(file: IO[bytes], what: str, *, wbits: int = 31, keep: bool = True) 
 
 
 def bounded_lines(file: IO[str], path: Path) -> Iterator[str]:
-    """The lines of a text file. Raises TooLargeError at one of more than :data:`MOST_LINE` characters."""
+    """Yield the lines of a text file. Raises TooLargeError at one of more than :data:`MOST_LINE` characters."""
     while line := file.readline(MOST_LINE + 1):
         if len(line) > MOST_LINE:
             raise TooLargeError(f"{path} has a line of more than {MOST_LINE} characters: is it a csv?")
@@ -96,5 +95,5 @@ def check_columns(count: int, path: Path) -> None:
 
 
 def check_picture(shape: tuple[Any, ...], what: str = "its picture") -> None:
-    """Raise TooLargeError where values of this shape, of 8 bytes each while they are read, are too many."""
+    """Raise TooLargeError where values of this shape, with 8 bytes each while they are read, take too much memory."""
     check_size(8 * math.prod(max(int(n), 0) for n in shape), what)

@@ -1,4 +1,4 @@
-"""Reading CIFAR-10 and CIFAR-100 in the forms in which they are found."""
+"""Readers of the file formats of CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ PYTHON_MEMBERS = {
 
 
 def read_tiles(folder: Path) -> dict[str, Array]:
-    """Read WebP sheets ``train_NN.webp``/``test_NN.webp`` of 50 x 50 pictures each, row by row, and
-    ``labels.npz``.
-    """
+    """Read WebP sheets ``train_NN.webp``/``test_NN.webp`` (50 x 50 pictures each, row by row) and ``labels.npz``."""
     from PIL import Image
 
     arrays: dict[str, Array] = {}
@@ -46,8 +44,9 @@ def read_tiles(folder: Path) -> dict[str, Array]:
 
 
 def read_binary(path: Path, classes: int) -> dict[str, Array]:
-    """Read the published ``cifar-*-binary.tar.gz``: records of label bytes (CIFAR-100: coarse, fine) and 3072
-    pixels.
+    """Read the published ``cifar-*-binary.tar.gz``.
+
+    A record is a label byte (CIFAR-100: coarse and fine) and 3072 bytes of pixels.
     """
     label_bytes = 1 if classes == 10 else 2
     arrays: dict[str, Array] = {}
@@ -72,7 +71,7 @@ def read_python(path: Path, classes: int) -> dict[str, Array]:
 
 
 def read_members(path: Path, wanted: dict[str, list[str]]) -> dict[str, list[bytes]]:
-    """Bytes of the wanted members (by last part of their names), per split.
+    """Return the bytes of the members ``wanted`` (by the last part of their names), per split.
 
     Raises DataError if one is missing.
     """
@@ -89,5 +88,5 @@ def read_members(path: Path, wanted: dict[str, list[str]]) -> dict[str, list[byt
 
 
 def to_pictures(rows: Array) -> Array:
-    """(n, 3072), the red, green and blue planes one after another -> (n, 32, 32, 3)."""
+    """Reshape rows (n, 3072), with the red, green and blue planes concatenated, to (n, 32, 32, 3)."""
     return np.ascontiguousarray(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))

@@ -19,12 +19,12 @@ from tqdm import tqdm
 from partitions.common.errors import DataError
 from partitions.splits import Array
 
-TIMEOUT = 30  # seconds without a byte before a download is given up
+TIMEOUT = 30  # seconds without a byte before a download fails
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A public file: its name, where it is published, and its MD5 there."""
+    """A public file: its name, its address, and its published MD5."""
 
     name: str
     url: str
@@ -32,12 +32,12 @@ class RemoteFile:
 
 
 def cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/silofl``, by default ``~/.cache/silofl``."""
+    """Return ``$XDG_CACHE_HOME/silofl``, by default ``~/.cache/silofl``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silofl"
 
 
 def named_folder(folder: str) -> Path:
-    """The folder that data-dir or SILOFL_DATA names. Raises DataError where it is missing: no other is taken for it."""
+    """Return the folder of data-dir or SILOFL_DATA. Raises DataError where it is missing; no other is used instead."""
     path = Path(folder).expanduser()
     if not path.is_dir():
         what = "SILOFL_DATA" if folder == os.environ.get("SILOFL_DATA") else "data-dir"
@@ -46,18 +46,18 @@ def named_folder(folder: str) -> Path:
 
 
 def places(data_dir: str, sub_folders: Sequence[str]) -> list[Path]:
-    """Folders to look in: of data-dir, SILOFL_DATA and our cache, the sub-folders, then the folder itself."""
+    """Return the folders to search: of data-dir, SILOFL_DATA and our cache the sub-folders, then the folder itself."""
     bases = [named_folder(folder) for folder in (data_dir, os.environ.get("SILOFL_DATA", "")) if folder]
     return [folder for base in (*bases, cache_dir()) for folder in (*(base / sub for sub in sub_folders), base)]
 
 
 def find(names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """The first of these file names (in order of folders, then of names) that exists, or None."""
+    """Return the first of these files (in order of folders, then of names) that exists, or None."""
     return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
 
 
 def md5_of(path: Path) -> str:
-    """MD5 of a file, hexadecimal; it identifies published files, it does not protect anything."""
+    """Return a file's MD5 in hexadecimal; it identifies published files, and is no protection."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -67,7 +67,7 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
 
     It is written under a temporary name and renamed, so that an interrupted download leaves nothing behind.
 
-    Raises DataError, naming the file and where to put it, when it cannot be had or is not the published one.
+    Raises DataError, naming the file and its folder, where it cannot be downloaded or is not the published one.
     """
     folder = (Path(data_dir).expanduser() if data_dir else cache_dir()) / sub_folder
     advice = f"put {file.name} into {folder}, or name its folder with data-dir or SILOFL_DATA"
@@ -102,9 +102,9 @@ def download(dataset: str, file: RemoteFile, data_dir: str, sub_folder: str) -> 
 
 
 def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str, Array]]) -> dict[str, Array]:
-    """Decode slow files once: later calls map the decoded arrays from our cache, shared between processes.
+    """Decode slow files once; later calls map the decoded arrays from our cache, shared between processes.
 
-    Where the cache cannot be written the arrays stay in memory.
+    Where the cache cannot be written, the arrays stay in memory.
     """
     arrays: dict[str, Array] = {}
 
@@ -121,13 +121,13 @@ def decoded(name: str, sources: Sequence[Path], decode: Callable[[], Mapping[str
 
 
 def cache_entry(name: str, sources: Sequence[Path]) -> Path:
-    """The folder of our cache for what is made of these files; it is keyed by their names and sizes."""
+    """Return the cache folder for the arrays decoded from these files; its key is their names and sizes."""
     key = hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in sources).encode()).hexdigest()[:16]
     return cache_dir() / "decoded" / f"{name}-{key}"
 
 
 def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], object]) -> Path | None:
-    """:func:`cache_entry`, which ``fill`` writes where it is not there yet; None where it cannot be written."""
+    """Return :func:`cache_entry`, written by ``fill`` where it does not exist; None where it cannot be written."""
     folder = cache_entry(name, sources)
     if folder.is_dir():
         return folder
@@ -147,9 +147,9 @@ def cached_folder(name: str, sources: Sequence[Path], fill: Callable[[Path], obj
 
 
 def require(dataset: str, names: Sequence[str], sub_folders: Sequence[str], data_dir: str, whence: str) -> Path:
-    """The first of these files, or folders, that is there; none of them is downloaded. ``whence``: where it is had.
+    """Return the first of these files or folders that exists; none is downloaded. ``whence``: its source, for messages.
 
-    Raises DataError, one line, where none is.
+    Raises DataError, one line, where none exists.
     """
     folders = places(data_dir, sub_folders)
     for folder in folders:
@@ -163,5 +163,5 @@ def require(dataset: str, names: Sequence[str], sub_folders: Sequence[str], data
 
 
 def remark(dataset: str, line: str) -> None:
-    """Say something that a reader of results must know of a data set, in Flower's log."""
+    """Log a warning in Flower's log that readers of results need for this data set."""
     logging.getLogger("flwr").warning("%s: %s", dataset, line)

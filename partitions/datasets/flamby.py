@@ -30,8 +30,8 @@ CHEST_PAIN, ECG = heart.FEATURES.index("cp"), heart.FEATURES.index("restecg")
 def load_heart(name: str, data_dir: str) -> Dataset:
     """Fed-Heart-Disease: 740 patients of four hospitals, 13 features, 1 = heart disease of whatever grade.
 
-    Kind of chest pain and resting ECG, columns 2 and 6, become one column for each value but the lowest, over all
-    hospitals, behind the eight others. 34 % of each hospital are test samples, drawn by scikit-learn's
+    Kind of chest pain and resting ECG (columns 2 and 6) become one column for each value but the lowest, over all
+    hospitals, after the eight others. 34 % of each hospital are test samples, drawn by scikit-learn's
     ``train_test_split`` with seed 43, by class where both classes have more than two patients: 199 and 104, 172 and 89,
     30 and 16, 85 and 45. Features are in their own units (FLamby standardises by each hospital's training part:
     ``normalization=silo``).
@@ -48,7 +48,7 @@ def load_heart(name: str, data_dir: str) -> Dataset:
 
 
 def heart_test(y: Array, centre: Array) -> Array:
-    """Which rows are test samples, bool (n,)."""
+    """Return which rows are test samples, bool (n,)."""
     from sklearn.model_selection import train_test_split
 
     in_test = np.zeros(len(y), bool)
@@ -71,8 +71,10 @@ def by_centre(
     classes: int,
     task: str = "multiclass",
 ) -> Dataset:
-    """A data set that keeps its centres and their test parts. ``centre``: whose each sample is, text (n,); the first
-    ``n_train`` samples are for training; ``names``: the centres in order.
+    """Return a data set with its own centres and test parts.
+
+    ``centre``: the centre of each sample, text (n,); the first ``n_train`` samples are for training; ``names``: the
+    centres in order.
     """
     groups = {one: np.flatnonzero(centre == one) for one in names}
     train, test = Split(x[:n_train], y[:n_train]), Split(x[n_train:], y[n_train:])
@@ -82,21 +84,20 @@ def by_centre(
 # Skin lesions
 
 ISIC_PLACES = ("isic2019", "ISIC2019", "fed_isic2019")
-ISIC_PICTURES = "ISIC_2019_Training_Input"  # as the challenge has them; FLamby's own begin with it, too
+ISIC_PICTURES = "ISIC_2019_Training_Input"  # the challenge's folder; the name of FLamby's begins with it, too
 ISIC_CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-ISIC_SHORT, ISIC_SIDE = 224, 200  # pixels: of the shorter side once resized, and of what is cut out of the middle
+ISIC_SHORT, ISIC_SIDE = 224, 200  # pixels: the shorter side after resizing, and the side of the central crop
 
 
 def load_isic(name: str, data_dir: str) -> Dataset:
     """Fed-ISIC2019: 23,247 dermatoscopic pictures of six centres, 8 classes, uint8 200 x 200 x 3.
 
-    Needs FLamby's list ``train_test_split`` (centres and test parts) and, beside it, the pictures as FLamby's script
-    leaves them, ``ISIC_2019_Training_Input_preprocessed``, or as the challenge has them, ``ISIC_2019_Training_Input``:
-    these are resized to 224 pixels on the shorter side and made independent of the light's colour
-    (:func:`shades_of_grey`), as there, but not saved as JPEG in between. The middle 200 x 200 pixels are kept, as
-    FLamby's test pictures are (it cuts training pictures out at random). Read once, with 3 GB of memory, then mapped
-    from the cache.
+    It needs FLamby's list ``train_test_split`` (centres and test parts) and, beside it, the pictures: those of FLamby's
+    script, ``ISIC_2019_Training_Input_preprocessed``, or the challenge's, ``ISIC_2019_Training_Input``. The latter are
+    resized to 224 pixels on the shorter side and corrected for the light's colour (:func:`shades_of_grey`), as in
+    FLamby, but without JPEG in between. The central 200 x 200 pixels are kept, as of FLamby's test pictures (it crops
+    training pictures at random). The pictures are read once, with 3 GB of memory, then mapped from the cache.
     """
     folders = places(data_dir, ISIC_PLACES)
     table = find(["train_test_split"], folders)
@@ -137,7 +138,7 @@ class IsicRow(NamedTuple):
 
 
 def isic_rows(name: str, table: Path) -> list[IsicRow]:
-    """FLamby's list, training pictures first; ``fold2``, ``train_0`` ... ``test_5``, is the division by centre."""
+    """Read FLamby's list, training pictures first; ``fold2`` (``train_0`` ... ``test_5``) is the division by centre."""
     rows = []
     with table.open(encoding="utf-8", newline="") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
@@ -155,7 +156,7 @@ def isic_rows(name: str, table: Path) -> list[IsicRow]:
 
 
 def read_isic(name: str, path: Path, prepared: bool) -> Array:
-    """The middle of one picture, uint8 (200, 200, 3)."""
+    """Read the central crop of one picture, uint8 (200, 200, 3)."""
     from PIL import Image
 
     try:
@@ -176,14 +177,14 @@ def read_isic(name: str, path: Path, prepared: bool) -> Array:
 
 
 def shades_of_grey(picture: Array, power: int = 6) -> Array:
-    """The picture in white light, uint8 (h, w, 3): each channel by its norm e_c = (mean x_c^p)^(1/p), so that a picture
-    whose channels have one norm stays as it is: x_c |e| / (e_c sqrt(3)). Finlayson and Trezzi (2004).
+    """Return the picture in white light, uint8 (h, w, 3): x_c |e| / (e_c sqrt(3)), with e_c = (mean x_c^p)^(1/p).
 
-    What gets brighter than white is white (in FLamby's script it overflows).
+    A picture whose channels have equal norms e_c does not change. Values above white become white (in FLamby's script
+    they overflow). Source: Finlayson and Trezzi (2004).
     """
     values = picture.astype(np.float64)
     light = np.mean(values**power, axis=(0, 1)) ** (1 / power)
-    if not light.all():  # a channel of zeros has no light to be told
+    if not light.all():  # the light's colour cannot be estimated from a channel of zeros
         return picture
     whitened: Array = values * np.sqrt(np.mean(light**2)) / light
     return np.clip(whitened, 0, 255).astype(np.uint8)
@@ -202,11 +203,11 @@ IXI_TRAIN, IXI_SEED = 0.8, 10
 def load_ixi(name: str, data_dir: str) -> Dataset:
     """Fed-IXI Tiny: T1 volumes of 566 brains from three hospitals in London, float32 48 x 60 x 48, and their masks.
 
-    Needs the folder ``IXI_sample`` of the archive that FLamby names, with ``SUBJECT/T1/*.nii.gz`` and
-    ``SUBJECT/label/*.nii.gz``. Volumes and masks are averaged into one shape, as PyTorch's adaptive pooling does; each
-    volume is then standardised, and a voxel is brain where all that is averaged in it is. Test parts are FLamby's, 62,
-    36 and 15 subjects: of the file ``metadata_tiny.csv`` where it lies beside ``IXI_sample``, else drawn as there. Read
-    once, then mapped from the cache.
+    It needs the folder ``IXI_sample`` of the archive that FLamby names, with ``SUBJECT/T1/*.nii.gz`` and
+    ``SUBJECT/label/*.nii.gz``. Volumes and masks are averaged to one shape, as in PyTorch's adaptive pooling. Each
+    volume is then standardised; a voxel is brain where all voxels averaged in it are. Test parts are FLamby's, 62, 36
+    and 15 subjects: from ``metadata_tiny.csv`` beside ``IXI_sample`` if it exists, else drawn as in FLamby. The volumes
+    are read once, then mapped from the cache.
     """
     folders = [*places(data_dir, IXI_PLACES)]
     found = (one for folder in folders for one in (folder / "IXI_sample", *sorted(folder.glob("*/IXI_sample"))))
@@ -239,7 +240,7 @@ def load_ixi(name: str, data_dir: str) -> Dataset:
 
 
 def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
-    """The subjects that are for testing."""
+    """Return the subjects for testing."""
     table = root.parent / "metadata_tiny.csv"
     if table.is_file():
         with table.open(encoding="utf-8", newline="") as file:
@@ -265,12 +266,12 @@ def ixi_test(name: str, root: Path, subjects: Sequence[str]) -> set[str]:
 
 
 def centre_of(subject: str) -> str:
-    """``Guys`` of ``IXI002-Guys-0828``."""
+    """Return the centre in a subject's name: ``Guys`` in ``IXI002-Guys-0828``."""
     return subject.split("-")[1]
 
 
 def one_file(name: str, folder: Path) -> Path:
-    """The only volume in a folder."""
+    """Return the only volume in a folder. Raises DataError for none or several."""
     found = sorted(folder.glob("*.nii.gz"))
     if len(found) != 1:
         raise DataError(f"{name}: {folder} has {len(found)} files *.nii.gz, not one; unpack the archive again")
@@ -278,8 +279,9 @@ def one_file(name: str, folder: Path) -> Path:
 
 
 def averaged(volume: Array, shape: Sequence[int]) -> Array:
-    """The volume in another shape: cell i of m along an axis of n is the mean of the cells floor(i n / m) to
-    ceil((i + 1) n / m), as in PyTorch's adaptive average pooling.
+    """Resize the volume to another shape, as in PyTorch's adaptive average pooling.
+
+    Cell i of m along an axis of n is the mean of the cells floor(i n / m) to ceil((i + 1) n / m), exclusive.
     """
     for axis, m in enumerate(shape):
         n = volume.shape[axis]

@@ -1,4 +1,4 @@
-"""UCI Heart Disease: the tables of four hospitals, which two data sets are made of."""
+"""UCI Heart Disease: the tables of four hospitals, from which two data sets are made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEATURES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach",
 
 
 def read_tables(name: str, data_dir: str) -> dict[str, Array]:
-    """Each hospital's table, as :func:`read_table` has it; what is not here is downloaded. ``name``: for messages."""
+    """Read each hospital's table (:func:`read_table`); missing files are downloaded. ``name``: for messages."""
     folders = places(data_dir, ("heart_disease", "heart-disease", "fed_heart_disease"))
     tables = {}
     for hospital, md5 in MD5.items():
@@ -34,7 +34,7 @@ def read_tables(name: str, data_dir: str) -> dict[str, Array]:
 
 
 def read_table(path: Path) -> Array:
-    """One hospital's table, float64 (n, 11): 10 features and the label 0..4, rows without a missing value."""
+    """Read one hospital's table, float64 (n, 11): 10 features and the label 0..4, rows without a missing value."""
     rows = []
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         cells = [cell.strip() for cell in line.split(",")]

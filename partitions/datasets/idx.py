@@ -1,4 +1,4 @@
-"""Files of the IDX format, in which MNIST and its like are published."""
+"""Files in the IDX format of MNIST and similar data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from partitions.splits import Array
 def read_idx(path: Path, mend: str = "delete it and it will be downloaded again") -> Array:
     """Read an IDX file of bytes (magic number 0, 0, 8, dimensions; big-endian sizes; data), gzipped or not.
 
-    Raises DataError, with how to ``mend`` that, if it is none, or cut short.
+    Raises DataError, with the remedy ``mend``, for a file in another format or a truncated one.
     """
     try:
         with path.open("rb") as file:

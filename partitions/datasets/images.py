@@ -1,4 +1,4 @@
-"""Data sets of pictures whose files you get yourself: EMNIST by class, and Tiny-ImageNet."""
+"""Data sets of pictures whose files the user downloads: EMNIST by class, and Tiny-ImageNet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ EMNIST_PLACES = ("emnist", "EMNIST", "EMNIST/raw", "gzip")
 def load_emnist(name: str, data_dir: str) -> Dataset:
     """EMNIST by class: 697,932 and 116,323 grey pictures of 28 x 28, digits, capitals and small letters, 62 classes.
 
-    The files have pictures column by column; here they stand upright. Decoded once, then mapped from the cache.
+    The files store pictures column by column; they are transposed here. They are decoded once, then mapped from the
+    cache.
     """
     paths = {}
     for part in ("train", "test"):
@@ -59,8 +60,8 @@ TINY_WHENCE = "unpack tiny-imagenet-200.zip of Stanford's CS231n"
 def load_tiny_imagenet(name: str, data_dir: str) -> Dataset:
     """Tiny-ImageNet: 100,000 and 10,000 colour pictures of 64 x 64, 200 classes in the order of their WordNet ids.
 
-    The test samples are its validation part, for its test part has no labels. Decoded once, with 1.4 GB of memory, then
-    mapped from the cache.
+    The test samples are its validation part, because its test part has no labels. The pictures are decoded once, with
+    1.4 GB of memory, then mapped from the cache.
     """
     root = require(name, [TINY_FOLDER], TINY_PLACES, data_dir, TINY_WHENCE)
     classes = sorted(path.name for path in (root / "train").glob("n*") if path.is_dir())
@@ -88,7 +89,7 @@ def load_tiny_imagenet(name: str, data_dir: str) -> Dataset:
 
 
 def tiny_test(name: str, root: Path, number: dict[str, int]) -> list[tuple[Path, int]]:
-    """The pictures of the validation part, each with its class."""
+    """Return the pictures of the validation part, each with its class."""
     table = root / "val" / "val_annotations.txt"
     rows = []
     try:
@@ -105,7 +106,7 @@ def tiny_test(name: str, root: Path, number: dict[str, int]) -> list[tuple[Path,
 
 
 def read_tiny(name: str, path: Path) -> Array:
-    """One picture, uint8 (64, 64, 3); grey ones become colour."""
+    """Read one picture, uint8 (64, 64, 3); grey pictures become colour."""
     from PIL import Image
 
     try:

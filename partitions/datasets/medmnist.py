@@ -1,9 +1,9 @@
 """MedMNIST (Yang et al., Scientific Data 2023) with its official tasks: ``pathmnist``, and larger ``pathmnist-64``.
 
-Its files are read as they are published, ``pathmnist.npz`` (28 x 28) or ``pathmnist_64.npz``; the 3D sets are volumes,
-``organmnist3d`` and ``organmnist3d-64``. The pictures of the largest take 16 GB, so that they never come into memory as
-a whole: a file is unpacked into our cache piece by piece, training and validation part one behind the other, and mapped
-from there, shared between processes.
+The published files are read as they are, ``pathmnist.npz`` (28 x 28) or ``pathmnist_64.npz``; the 3D sets are volumes,
+``organmnist3d`` and ``organmnist3d-64``. The pictures of the largest set take 16 GB, so they are never in memory as a
+whole. A file is unpacked into our cache piece by piece, the validation part after the training part, and mapped from
+there, shared between processes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TRAIN, TEST = ("train", "val"), ("test",)
 
 
 def medmnist_sets() -> dict[str, tuple[str, int]]:
-    """Every name, ``pathmnist`` for 28 pixels, ``pathmnist-64`` and so on, with its title and number of classes."""
+    """Return every name (``pathmnist`` for 28 pixels, ``pathmnist-64`` and so on) with title and number of classes."""
     found = {}
     for size in (28, 64, 128, 224):
         for flag, (title, classes) in MEDMNIST.items():
@@ -61,9 +61,9 @@ def medmnist_sets() -> dict[str, tuple[str, int]]:
 
 
 def load_medmnist(name: str, data_dir: str) -> Dataset:
-    """A MedMNIST set with its official task; its training and validation parts together are the training samples.
+    """Load a MedMNIST set with its official task; the training samples are its training and validation parts.
 
-    Raises DataError where its file is neither here nor to be had, or is not what it should be.
+    Raises DataError where its file cannot be found or downloaded, or is not valid.
     """
     flag, _, side = name.partition("-")
     size = int(side or 28)
@@ -89,7 +89,7 @@ def load_medmnist(name: str, data_dir: str) -> Dataset:
 
 
 def _labels(path: Path, part: str, task: str, classes: int) -> Array:
-    """The labels of one part: int64 (n,), of findings float32 (n, L)."""
+    """Read the labels of one part: int64 (n,), for findings float32 (n, L)."""
     with zipfile.ZipFile(path) as archive:
         y = read_array(archive, archive.getinfo(f"{part}_labels.npy"))
     several = task == "multilabel"
@@ -103,7 +103,7 @@ def _labels(path: Path, part: str, task: str, classes: int) -> Array:
 
 
 def _pictures(name: str, path: Path, size: tuple[int, ...]) -> tuple[Array, Array]:
-    """Pictures for training and for testing, uint8 (n, *size, c), mapped; in memory where there is no cache."""
+    """Return pictures for training and for testing, uint8 (n, *size, c), mapped; without a cache, in memory."""
     parts = {"train": TRAIN, "test": TEST}
 
     def unpack(folder: Path) -> None:
@@ -125,7 +125,7 @@ def _pictures(name: str, path: Path, size: tuple[int, ...]) -> tuple[Array, Arra
 
 
 def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes]) -> None:
-    """Write the pictures of these parts, one behind the other, as one .npy file. Never more than a piece in memory."""
+    """Write the pictures of these parts, concatenated, as one .npy file, with one piece at a time in memory."""
     with zipfile.ZipFile(path) as archive:
         shapes = []
         for part in parts:
@@ -146,7 +146,7 @@ def _join(path: Path, parts: Sequence[str], size: tuple[int, ...], out: IO[bytes
 
 
 def _shape(part: str, file: IO[bytes], size: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape (n, *size, c) of a part's pictures, by the header of its array, which is read."""
+    """Read the header of a part's array, and return the shape (n, *size, c) of its pictures."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)

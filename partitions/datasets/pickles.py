@@ -1,8 +1,9 @@
-"""Pickles of published data sets, read without anything of theirs being run.
+"""Pickles of published data sets, read without running code of theirs.
 
-A pickle is a program. Here it may make lists, tuples, dictionaries, texts and numbers; where it calls for NumPy, it
-gets stand-ins of ours, which only note what they are told: NumPy's own functions trust what a pickle says (a forged
-dtype makes them take numbers for addresses). Arrays of plain numbers are then made of these notes; all else is refused.
+A pickle is a program. Here it may make lists, tuples, dictionaries, texts and numbers. For NumPy's functions it gets
+stand-ins of ours, which only record their arguments, because NumPy's own functions trust the pickle's content (with a
+forged dtype they treat numbers as addresses). Arrays of plain numbers are then made from these records; everything else
+is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BUFFERS = ("numpy.core.numeric", "numpy._core.numeric")
 def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
     """Read a pickle of plain values and arrays of numbers. Raises DataError where it holds anything else."""
     try:
-        # First without doing what it says: is it whole, and does it number no more things than it has bytes for?
+        # First without executing it: check that it is complete, and has no memo index beyond its number of bytes.
         for step, number, _ in pickletools.genops(content):
             if step.name.endswith("PUT") and int(str(number)) > len(content):
                 raise DataError("it asks for more memory than it has values for")
@@ -39,7 +40,7 @@ def read_pickle(content: bytes, encoding: str = "ASCII") -> Any:
 
 
 class Kind:
-    """In a ``numpy.dtype``'s place."""
+    """Stand-in for ``numpy.dtype``."""
 
     def __init__(self, text: Any = "", *_: Any) -> None:
         self.text = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text)
@@ -56,7 +57,7 @@ class Kind:
 
 
 class Noted:
-    """In an array's place: what is said of it."""
+    """Stand-in for an array, with the arguments that describe it."""
 
     def __init__(self, *_: Any) -> None:
         self.arguments: tuple[Any, ...] = ()
@@ -80,14 +81,14 @@ class Noted:
 
 
 def noted(content: Any, kind: Any, shape: Any, order: Any, axes: Any = None) -> Noted:
-    """In ``_frombuffer``'s place, by which newer pickles make an array."""
+    """Stand-in for ``_frombuffer``, with which newer pickles make an array."""
     made = Noted()
     made.arguments = (content, kind, shape, order, axes)
     return made
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Gives a pickle the stand-ins, and nothing else."""
+    """Unpickler that provides the stand-ins, and no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (name == "_reconstruct" and module in ARRAYS) or (module, name) == ("numpy", "ndarray"):
@@ -100,7 +101,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def plain(value: Any) -> Any:
-    """The value with arrays in their stand-ins' places. Of containers only lists, tuples and dictionaries."""
+    """Replace stand-ins in a value by arrays. Containers may be lists, tuples and dictionaries only."""
     if isinstance(value, Noted):
         return value.array()
     if isinstance(value, list | tuple):

@@ -1,11 +1,11 @@
 """Data sets by name: four that are built in, and public ones that are found on disk or downloaded.
 
-Files are looked for in data-dir, then in the folder that the environment variable SILOFL_DATA names, then in
-our cache; in each also in the sub-folders usual for the data set. What is not found is downloaded into
-data-dir, or into the cache where no data-dir is given, and its published checksum is checked; some data sets one
-has to get oneself, and a line says so. A file that is already there is checked for its structure only.
+Files are searched in data-dir, then in the folder of the environment variable SILOFL_DATA, then in our cache; in each
+also in the data set's usual sub-folders. A missing file is downloaded into data-dir, or into the cache without a
+data-dir, and its published checksum is checked. The user must download some data sets; the error names the source. An
+existing file is checked for its structure only.
 
-Pictures stay uint8 as they come, tables float32 in the units they come in: the code that trains scales them.
+Pictures stay uint8, tables float32 in their own units: the code that trains scales them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from partitions.splits import Array, Dataset, Split, split_table
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """One entry of the registry. ``load`` is given the entry's name and data-dir; ``classes``: of its own task."""
+    """One entry of the registry. ``load`` takes the entry's name and data-dir; ``classes``: of its own task."""
 
     title: str
     classes: int
@@ -45,11 +45,11 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
     ``task``: another one than the data set's own: ``ordinal`` for classes that are grades, ``multiclass`` for several
     findings, as any of them (1) or none (0).
 
-    Raises DataError for an unknown name, a data-dir that is missing, a file that is neither here nor to be had, or a
-    damaged one, and a task that its labels are not for.
+    Raises UserError for an unknown name. Raises DataError for a missing data-dir, a file that cannot be found or
+    downloaded, a damaged file, and a task that does not fit the labels.
     """
     if data_dir:
-        named_folder(data_dir)  # of a built-in set, too, which has no use for it
+        named_folder(data_dir)  # also for a built-in set, which does not use it
     dataset = _load(name, data_dir, os.environ.get("SILOFL_DATA", ""), str(cache_dir()))
     if task in ("auto", dataset.task):
         return dataset
@@ -63,7 +63,7 @@ def load_dataset(name: str, data_dir: str = "", task: str = "auto") -> Dataset:
 
 @lru_cache(maxsize=4)
 def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
-    # `environment` and `cache` are only part of the key: they decide where files are found.
+    # `environment` and `cache` are part of the cache's key only, because they determine where files are found.
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     dataset = DATASETS[name].load(name, data_dir)
@@ -77,10 +77,9 @@ def _load(name: str, data_dir: str, environment: str, cache: str) -> Dataset:
 
 
 def load_digits(name: str, data_dir: str) -> Dataset:
-    """scikit-learn's 1797 handwritten digits, 8 x 8, 10 classes; grey values 0..16 are scaled to 0..255
-    (rounded).
+    """Load scikit-learn's 1797 handwritten digits, 8 x 8, 10 classes; grey values 0..16 are scaled to 0..255, rounded.
 
-    They come without a test file: 20 % of each class, chosen once and for all, are the test samples.
+    There is no test file: a fixed 20 % of each class are the test samples.
     """
     from sklearn.datasets import load_digits as load
 
@@ -90,9 +89,9 @@ def load_digits(name: str, data_dir: str) -> Dataset:
 
 
 def load_digit_findings(name: str, data_dir: str) -> Dataset:
-    """The pictures of `digits`, with three findings in each: is it even, at least five, has it a closed loop?
+    """Load the pictures of `digits` with three findings each: even, at least five, with a closed loop.
 
-    An example of several labels per sample, of real pictures; divided like `digits`.
+    An example of several labels per sample with real pictures; divided like `digits`.
     """
     digits = load_digits(name, data_dir)
     train, test = (
@@ -103,9 +102,9 @@ def load_digit_findings(name: str, data_dir: str) -> Dataset:
 
 
 def load_diabetes(name: str, data_dir: str) -> Dataset:
-    """scikit-learn's diabetes: 442 patients, 10 features, how far the disease has come a year later (25 to 346).
+    """Load scikit-learn's diabetes: 442 patients, 10 features, progression of the disease after a year (25 to 346).
 
-    20 % of the patients, chosen once and for all, are the test samples. Features are in their own units.
+    A fixed 20 % of the patients are the test samples. Features are in their own units.
     """
     from sklearn.datasets import load_diabetes as load
 
@@ -117,7 +116,7 @@ def load_diabetes(name: str, data_dir: str) -> Dataset:
 
 
 def load_breast_cancer(name: str, data_dir: str) -> Dataset:
-    """scikit-learn's Breast Cancer Wisconsin (diagnostic): 569 rows, 30 features, 0 = malignant, 1 = benign.
+    """Load scikit-learn's Breast Cancer Wisconsin (diagnostic): 569 rows, 30 features, 0 = malignant, 1 = benign.
 
     Split like `digits`. Features are in their own units (their ranges differ by a factor of 1e5).
     """
@@ -155,13 +154,13 @@ IDX_SOURCES = {
 
 
 def load_idx(name: str, data_dir: str) -> Dataset:
-    """MNIST or Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28, 10 classes; ``.gz`` or unpacked."""
+    """Load MNIST or Fashion-MNIST: 60,000 and 10,000 grey pictures of 28 x 28, 10 classes; ``.gz`` or unpacked."""
     base, sums, sub_folders = IDX_SOURCES[name]
     folders = places(data_dir, sub_folders)
     arrays = []
     for file_name, md5 in zip(IDX_NAMES, sums, strict=True):
         path = find([f"{file_name}.gz", file_name], folders)
-        # Outside a folder of its own a file of this name may be MNIST's or Fashion-MNIST's.
+        # Outside a data set's own folder, a file of this name may be MNIST's or Fashion-MNIST's.
         if path is None or (path.parent.name not in folder_names(sub_folders) and md5_of(path) != md5):
             path = download(name, RemoteFile(f"{file_name}.gz", f"{base}{file_name}.gz", md5), data_dir, sub_folders[0])
         arrays.append(read_idx(path))
@@ -178,7 +177,7 @@ def load_idx(name: str, data_dir: str) -> Dataset:
 
 
 def folder_names(sub_folders: tuple[str, ...]) -> set[str]:
-    """Last parts of these folders' names."""
+    """Return the last parts of these folders' names."""
     return {Path(sub).name for sub in sub_folders}
 
 
@@ -188,11 +187,11 @@ CIFAR_MD5 = {10: "c32a1d4ab5d03f1284b67883e8d87530", 100: "03b5dce01913d631647c7
 
 
 def load_cifar(name: str, data_dir: str) -> Dataset:
-    """CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
+    """Load CIFAR-10 or CIFAR-100: 50,000 and 10,000 colour pictures of 32 x 32.
 
-    Read from the first that is found: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
-    binary or Python archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100
-    fine labels. Decoded arrays are kept in the cache and mapped from there.
+    They are read from the first of these that exists: ``cifar10.npz`` (x_train, y_train, x_test, y_test), the published
+    binary or Python archive, or (CIFAR-10) lossless WebP sheets with ``labels.npz``. CIFAR-100 has its 100 fine labels.
+    Decoded arrays are stored in the cache and mapped from there.
     """
     classes = 10 if name == "cifar10" else 100
     archive = f"cifar-{classes}-binary.tar.gz"
@@ -232,7 +231,7 @@ def load_cifar(name: str, data_dir: str) -> Dataset:
 
 
 def load_heart_disease(name: str, data_dir: str) -> Dataset:
-    """UCI Heart Disease from four hospitals: 10 of its 13 features, 5 classes (0 = none, 1..4 = grade).
+    """Load UCI Heart Disease from four hospitals: 10 of its 13 features, 5 classes (0 = none, 1..4 = grade).
 
     The features that most hospitals lack (slope, ca, thal) are dropped, then rows with a missing value, as
     PLayer-FL and FLamby do: 303, 261, 46 and 130 rows remain. Switzerland's cholesterol is 0 throughout. For
@@ -257,10 +256,10 @@ BRCA_FILES = {
 
 
 def load_tcga_brca(name: str, data_dir: str) -> Dataset:
-    """FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or the last look.
+    """Load FLamby's Fed-TCGA-BRCA: 1,088 patients of six regions, 39 features, days until death or last follow-up.
 
-    With FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0 or
-    1, the age is in years.
+    It has FLamby's own six centres and their division into train and test (``natural`` keeps both). 38 features are 0
+    or 1; the age is in years.
     """
     tables = []
     for file_name, (folder, md5) in BRCA_FILES.items():

@@ -1,5 +1,6 @@
-"""Data sets of signals and of ready-made features, as FedMultimodal (KDD 2023) and FedAPM have them: KU-HAR, Crema-D
-and CrisisMMD. Each sample has two inputs.
+"""Data sets of signals and precomputed features as in FedMultimodal (KDD 2023) and FedAPM.
+
+They are KU-HAR, Crema-D and CrisisMMD. Each sample has two inputs.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ STEPS, STRIDE, FEWEST = 128, 2, 10  # of a window; every second row is taken; wi
 def load_ku_har(name: str, data_dir: str) -> Dataset:
     """KU-HAR: eight activities of 63 participants, ``acc`` and ``gyro``, float32 (n, 128, 3) each.
 
-    As FedMultimodal and FedAPM cut it, from 100 rows a second: window k are rows 256 k to 256 k + 128, every second one
-    of them, 64 steps, with zeros up to 128; each channel of a window has mean 0 and standard deviation 1. Participants
-    with fewer than ten windows are left out. For partitions other than `natural`, 20 % of each class are the test
-    samples. Read once, then mapped from the cache.
+    Windows are cut as in FedMultimodal and FedAPM, from 100 rows a second. Window k is every second one of the rows
+    256 k to 256 k + 128, 64 steps, padded with zeros to 128. Each channel of a window has mean 0 and standard deviation
+    1. Participants with fewer than ten windows are left out. For partitions other than `natural`, 20 % of each class
+    are the test samples. The files are read once, then mapped from the cache.
     """
     whence = "unpack 2.Trimmed_interpolated_data.zip of KU-HAR (Mendeley Data, 45f952y38r, version 5)"
     root = require(name, [KUHAR_FOLDER], KUHAR_PLACES, data_dir, whence)
@@ -64,7 +65,7 @@ def load_ku_har(name: str, data_dir: str) -> Dataset:
 
 
 def kuhar_windows(name: str, path: Path) -> list[Array]:
-    """All windows of a file, float32 (128, 6) each."""
+    """Return all windows of a file, float32 (128, 6) each."""
     try:
         if not path.stat().st_size:
             raise DataError("it is empty")
@@ -91,7 +92,7 @@ WHENCE = "make it with FedMultimodal's scripts"
 
 
 class Feature(NamedTuple):
-    """One entry of such a file. ``values``: float32 (steps, channels), None where the modality is missing."""
+    """One entry of a file of features. ``values``: float32 (steps, channels), None where the modality is missing."""
 
     key: str
     label: int
@@ -101,10 +102,10 @@ class Feature(NamedTuple):
 def load_crema_d(name: str, data_dir: str) -> Dataset:
     """Crema-D: four emotions of the 72 speakers of FedMultimodal's first fold, ``audio`` and ``video``.
 
-    Ready-made features: ``feature/audio/mfcc/crema_d/fold1`` (80 values per frame) and
-    ``feature/video/mobilenet_v2/crema_d/fold1`` (1280 per picture), a pickle per speaker; ``dev`` and ``test`` there,
-    which are of several speakers, are left out, as FedAPM does. Zeros up to the longest. For partitions other than
-    `natural`, 20 % of each class are the test samples. Read once, then mapped from the cache.
+    It needs precomputed features, a pickle per speaker: ``feature/audio/mfcc/crema_d/fold1`` (80 values per frame) and
+    ``feature/video/mobilenet_v2/crema_d/fold1`` (1280 per picture). ``dev`` and ``test`` there, which are of several
+    speakers, are left out, as in FedAPM. Samples are padded with zeros to the longest. For partitions other than
+    `natural`, 20 % of each class are the test samples. The files are read once, then mapped from the cache.
     """
     kinds = {"audio": "audio/mfcc", "video": "video/mobilenet_v2"}
     folders = feature_folders(name, data_dir, kinds, ("crema_d", "crema-d"), "fold1")
@@ -123,10 +124,10 @@ def load_crema_d(name: str, data_dir: str) -> Dataset:
 def load_crisis_mmd(name: str, data_dir: str) -> Dataset:
     """CrisisMMD: tweets of disasters, eight humanitarian classes by the picture, ``image`` and ``text``.
 
-    Ready-made features: ``feature/img/mobilenet_v2/crisis_mmd/alpha10`` (1280 values of a picture) and
-    ``feature/text/mobilebert/crisis_mmd/alpha10`` (512 per token, with zeros up to the longest), or another ``alpha``:
-    the clients that the pickles are of are taken together. ``test`` are the test samples, all others and ``dev`` the
-    training samples. Read once, then mapped from the cache.
+    It needs precomputed features: ``feature/img/mobilenet_v2/crisis_mmd/alpha10`` (1280 values of a picture) and
+    ``feature/text/mobilebert/crisis_mmd/alpha10`` (512 per token, padded with zeros to the longest), or another
+    ``alpha``. The pickles of all clients are joined: ``test`` gives the test samples, all others and ``dev`` the
+    training samples. The files are read once, then mapped from the cache.
     """
     kinds = {"image": "img/mobilenet_v2", "text": "text/mobilebert"}
     folders = feature_folders(name, data_dir, kinds, ("crisis_mmd", "crisis-mmd"), "alpha10", "alpha50", "alpha01")
@@ -148,7 +149,7 @@ def load_crisis_mmd(name: str, data_dir: str) -> Dataset:
 def feature_folders(
     name: str, data_dir: str, kinds: dict[str, str], sets: Sequence[str], *folders: str
 ) -> dict[str, Path]:
-    """The folder of pickles of each input."""
+    """Return the folder of pickles of each input."""
     found: dict[str, Path] = {}
     for own, kind in kinds.items():
         wanted = [f"feature/{kind}/{one}/{folder}" for folder in folders for one in sets]
@@ -160,7 +161,7 @@ def feature_folders(
 
 
 def feature_clients(name: str, folders: dict[str, Path]) -> list[str]:
-    """The clients whose pickles lie in all of the folders, in alphabetical order."""
+    """Return the clients with pickles in all folders, in alphabetical order. Raises DataError for different files."""
     names = [sorted(path.stem for path in folder.glob("*.pkl")) for folder in folders.values()]
     if not names[0] or names[0] != names[1]:
         first, second = folders.values()

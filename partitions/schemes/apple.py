@@ -1,8 +1,8 @@
 """APPLE's two partitions (Luo and Wu, IJCAI 2022, section 5; procedures as in the authors' public code).
 
-Both fix a matrix of class fractions, silos x classes, and apply it to the training file and to the test file
-alike: silo i gets floor(fraction * n_class) samples of each; what rounding leaves over is dropped. No sample
-is shared. The paper has 12 silos; any other number is our generalisation, equal to the paper's at 12.
+Both fix a matrix of class fractions, silos x classes, and apply it to the training file and to the test file: silo i
+gets floor(fraction * n_class) samples of each; the remainder of the rounding is dropped. No sample is shared. The paper
+has 12 silos; any other number is our generalisation, equal to the paper's at 12.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ class ApplePractical:
 
 
 def apple_pathological(pool: Pool, settings: ApplePathological) -> list[Parts]:
-    """Two random classes per silo, and a random share of each.
+    """Give each silo two random classes, and a random share of each.
 
-    Random permutations of the classes are written one after another and cut to 2 entries per silo; silo k has
-    entries 2k and 2k+1. When a pair straddles two permutations both may be the same class: that silo has one
-    class. Every class that is owned is distributed whole: its owners draw u ~ U(0, 1) each, normalised to sum
-    1.
+    Random permutations of the classes are concatenated and cut to 2 entries per silo; silo k has entries 2k and 2k+1.
+    Where a pair spans two permutations, both entries may be the same class, and that silo has one class. Every owned
+    class is distributed completely: each owner draws u ~ U(0, 1), normalised to sum 1.
     """
     entries = settings.classes_per_silo * pool.silos
     permutations = [pool.rng.permutation(pool.classes) for _ in range(entries // pool.classes + 1)]
@@ -52,7 +51,7 @@ def apple_pathological(pool: Pool, settings: ApplePathological) -> list[Parts]:
 
 
 def apple_practical(pool: Pool, settings: ApplePractical) -> list[Parts]:
-    """Every silo holds every class; per class, one random silo has 80 %, another 10 %, each other one 1 %.
+    """Give each silo every class; per class, one random silo has 80 %, another 10 %, each other one 1 %.
 
     For N silos the other N - 2 share the remaining 10 % equally, which is 1 % each at the paper's N = 12.
     Two silos share a class 1 : 8 (10 % and 80 %, scaled to sum 1); one silo has all.
@@ -62,7 +61,7 @@ def apple_practical(pool: Pool, settings: ApplePractical) -> list[Parts]:
 
 
 def practical_shares(silos: int) -> Array:
-    """The shares of one class over the silos, before they are permuted; they sum to 1."""
+    """Return the shares of one class over the silos, before they are permuted; they sum to 1."""
     small = [0.1 / (silos - 2)] * (silos - 2) if silos > 2 else []
     shares = np.array([*small, 0.1, 0.8][-silos:])
     normalised: Array = shares / shares.sum()
@@ -79,7 +78,7 @@ def deal(pool: Pool, fractions: Array, resplit: bool) -> list[Parts]:
             both = pool.rng.permutation(np.concatenate([from_train, from_test]))
             from_train, from_test = np.split(both, [round(0.8 * len(both))])
         for samples, parts in ((from_train, train), (from_test, test)):
-            # The small term keeps floor(0.29 * 100) at 29, which floating point makes 28.
+            # Without the small term, floor(0.29 * 100) is 28 in floating point.
             counts = np.floor(fractions[:, label] * len(samples) + 1e-9).astype(int)
             for silo, end in enumerate(np.cumsum(counts)):
                 parts[silo].append(samples[end - counts[silo] : end])

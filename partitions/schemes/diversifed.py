@@ -1,11 +1,10 @@
 """DiversiFed's three partitions ("The Diversity Bonus", arXiv 2407.15464, experiments; sampling after the
 same group's Fling library, since DiversiFed has no public code).
 
-Every silo has the same number of samples: 500 for training (300 for Fashion-MNIST) and 100 for testing, with
-the same class proportions in both. Training samples come from the training file, test samples from the test
-file. A silo draws without replacement, **different silos may hold the same sample**, and only a class smaller
-than the number wanted of it is drawn with replacement. The share for validation is taken from the 500
-(``validation=0`` keeps the paper's 500).
+Every silo has the same number of samples: 500 for training (300 for Fashion-MNIST) and 100 for testing, with the same
+class proportions in both. Training samples come from the training file, test samples from the test file. A silo draws
+without replacement, but **different silos may hold the same sample**. Only a class with too few samples is drawn with
+replacement. The share for validation is taken from the 500 (``validation=0`` keeps the paper's 500).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class DiversifedPractical(DiversifedPathological):
 
 
 def diversifed_pathological(pool: Pool, settings: DiversifedPathological) -> list[Parts]:
-    """Two random classes per silo, the same number of samples of each."""
+    """Give each silo two random classes, with the same number of samples of each."""
     silos = []
     for _ in range(pool.silos):
         labels = pool.rng.choice(pool.classes, size=min(2, pool.classes), replace=False)
@@ -58,23 +57,22 @@ def diversifed_pathological(pool: Pool, settings: DiversifedPathological) -> lis
 
 
 def diversifed_dirichlet(pool: Pool, settings: DiversifedDirichlet) -> list[Parts]:
-    """Per silo, class proportions q ~ Dir(alpha, ..., alpha) over the classes.
+    """Draw class proportions q ~ Dir(alpha, ..., alpha) over the classes for each silo.
 
-    The paper writes Dir(alpha * p) with p the prior over classes. Fling's sampler has alpha for each class,
-    and only that fits the paper's own figures: were p = (1/C, ..., 1/C), a CIFAR-10 silo at alpha = 0.5 would
-    hold little more than one class, and training alone could not end at 55 %, far below the 83 % of two-class
-    silos.
+    The paper writes Dir(alpha * p) with p the prior over classes. Fling's sampler has alpha for each class, and only
+    that fits the paper's own figures. With p = (1/C, ..., 1/C), a CIFAR-10 silo at alpha = 0.5 would hold little more
+    than one class. Training alone could then not end at 55 %, far below the 83 % of two-class silos.
     """
     proportions = pool.rng.dirichlet(np.full(pool.classes, settings.alpha), size=pool.silos)
     return [draw_silo(pool, settings, q) for q in proportions]
 
 
 def diversifed_practical(pool: Pool, settings: DiversifedPractical) -> list[Parts]:
-    """Three groups of silos (6, 6 and 8 of 20); 80 % of a silo's samples are of its group's classes.
+    """Make three groups of silos (6, 6 and 8 of 20); 80 % of a silo's samples are of its group's classes.
 
-    With the paper's 9 classes the groups' classes are {0,1,2}, {3,4,5} and {6,7,8}; other numbers of classes
-    and of silos are divided in the same proportions. Within its 80 % and its 20 % a silo draws from all
-    fitting samples alike.
+    With the paper's 9 classes the groups' classes are {0,1,2}, {3,4,5} and {6,7,8}; other numbers of classes and of
+    silos are divided in the same proportions. Within its 80 % and its 20 % a silo draws uniformly from all samples of
+    these classes.
     """
     if pool.silos < 3 or pool.classes < 3:
         raise DataError(
@@ -97,7 +95,7 @@ def diversifed_practical(pool: Pool, settings: DiversifedPractical) -> list[Part
 
 
 def train_size(pool: Pool, settings: DiversifedPathological) -> int:
-    """Training samples per silo: the setting, or the paper's number for this data set."""
+    """Return the training samples per silo: the setting, or the paper's number for this data set."""
     return settings.train_size or (300 if pool.dataset == "fashion-mnist" else 500)
 
 
@@ -115,9 +113,9 @@ def draw_silo(pool: Pool, settings: DiversifedPathological, proportions: Array) 
 
 
 def class_counts(proportions: Array, size: int) -> list[int]:
-    """Whole numbers near ``size * proportions`` that sum to ``size``.
+    """Return whole numbers near ``size * proportions`` that sum to ``size``.
 
-    Each is rounded half up, none exceeds what is left; the last class that has any share takes the remainder.
+    Each is rounded half up, but not above the rest that is left; the last class with a share takes the remainder.
     """
     counts = [0] * len(proportions)
     last = int(np.flatnonzero(proportions)[-1])

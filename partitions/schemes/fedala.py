@@ -46,18 +46,16 @@ class Pathological:
 
 
 def paper_minimum(samples: int, silos: int) -> int:
-    """Samples of the smallest silo in the paper's code: min(B / (1 - 0.75), n / N / 2), rounded down."""
+    """Return the samples of the smallest silo in the paper's code: min(B / (1 - 0.75), n / N / 2), rounded down."""
     return int(min(BATCH / TEST_SHARE, samples / silos / 2))
 
 
 def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
-    """Per class, proportions over the silos from Dir(beta, ..., beta); repeat until the smallest silo is
-    large enough.
+    """Draw per class proportions over the silos from Dir(beta, ..., beta), until the smallest silo is large enough.
 
-    A silo that already holds n / N samples gets nothing of the next class, and the others' proportions are
-    scaled up.
+    A silo that already holds n / N samples gets nothing of the next class, and the others' proportions are scaled up.
 
-    Raises DataError when no draw gives every silo enough.
+    Raises DataError where no draw gives every silo enough samples.
     """
     least = settings.least or paper_minimum(len(pool.labels), pool.silos)
     least = max(least, (settings.min_test - 1) * 4 + 1)  # a quarter of this, rounded up, is min_test
@@ -77,7 +75,7 @@ def dirichlet(pool: Pool, settings: Dirichlet) -> list[Parts]:
 
 
 def draw_cuts(class_sizes: list[int], silos: int, beta: float, rng: np.random.Generator) -> Array | None:
-    """One draw: where each class is cut, int (classes, silos + 1); None if no silo may take a class."""
+    """Make one draw: return the cuts of each class, int (classes, silos + 1); None if no silo may take a class."""
     cuts = np.zeros((len(class_sizes), silos + 1), int)
     held = np.zeros(silos, int)
     for c, size in enumerate(class_sizes):
@@ -91,13 +89,14 @@ def draw_cuts(class_sizes: list[int], silos: int, beta: float, rng: np.random.Ge
 
 
 def pathological(pool: Pool, settings: Pathological) -> list[Parts]:
-    """A few classes per silo: class by class, the first silos with room for one more class share that class.
+    """Give each silo a few classes: class by class, the first silos with room for one more class share that class.
 
-    With N silos, C classes and a budget of b classes per silo, a class goes to N * b / C silos (20 silos, 10
-    classes, b = 2: silos 0-3 share classes 0 and 1, silos 4-7 classes 2 and 3, ...). Where that is no whole
-    number the paper's code rounds up and leaves no silo for the last classes; here the N * b places are dealt
-    as evenly as possible. Sizes: a random whole number from [max(m / 10, least / C), m) with m = n_class /
-    silos of that class, for all but the last silo, which takes the rest; or equal sizes if ``balanced``.
+    With N silos, C classes and a budget of b classes per silo, a class goes to N * b / C silos (20 silos, 10 classes,
+    b = 2: silos 0-3 share classes 0 and 1, silos 4-7 classes 2 and 3, ...). Where that is no whole number, the paper's
+    code rounds up, and no silo is left for the last classes. Here the N * b places are divided as evenly as possible.
+
+    Sizes are random whole numbers from [max(m / 10, least / C), m) with m = n_class / silos of that class; the last
+    silo takes the rest. With ``balanced`` they are equal.
 
     Raises DataError if the silos together have room for fewer classes than there are.
     """

@@ -34,11 +34,10 @@ class FedapmShards:
 
 
 def fedapm_dirichlet(pool: Pool, settings: FedapmDirichlet) -> list[Parts]:
-    """Per class, proportions over the silos from Dir(beta, ..., beta); each silo draws its number by itself.
+    """Draw per class proportions over the silos from Dir(beta, ..., beta); each silo then draws independently.
 
-    A silo draws without replacement, but from the whole class: **silos may share samples**, and so a test
-    sample of one silo may be a training sample of another. That is the published procedure; `dirichlet` has
-    no such overlap.
+    A silo draws without replacement, but from the whole class. So **silos may share samples**, and a test sample of one
+    silo may be a training sample of another. That is the published procedure; `dirichlet` has no such overlap.
     """
     silos: list[list[Array]] = [[] for _ in range(pool.silos)]
     for label in range(pool.classes):
@@ -50,8 +49,7 @@ def fedapm_dirichlet(pool: Pool, settings: FedapmDirichlet) -> list[Parts]:
 
 
 def fedapm_shards(pool: Pool, settings: FedapmShards) -> list[Parts]:
-    """Every class is cut into ceil(q N / C) shards of equal size (4 for q = 2, 20 silos, 10 classes); each
-    silo draws q.
+    """Cut every class into ceil(q N / C) equal shards (4 for q = 2, 20 silos, 10 classes); each silo draws q.
 
     No sample is shared. Shards that no silo draws are left out.
     """

@@ -57,11 +57,11 @@ def player_dirichlet(pool: Pool, settings: PlayerDirichlet) -> list[Parts]:
 
 
 def natural(pool: Pool, settings: object) -> list[Parts]:
-    """The silos that the data set comes with (heart-disease: four hospitals), each split 64 / 16 / 20.
+    """Return the data set's own silos (heart-disease: four hospitals), each split 64 / 16 / 20.
 
-    One that comes with their test parts, too (tcga-brca), keeps these.
+    A data set with own test parts (tcga-brca) keeps them.
 
-    Raises DataError if it comes with none, or with another number of them than was asked for.
+    Raises DataError for a data set without silos, or with another number of silos than requested.
     """
     if pool.groups is None:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Pool of samples that every partition procedure works on, and the steps they share."""
+"""The pool of samples that partition procedures divide, and their common steps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Parts = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Pool:
-    """Labels of a whole data set, train followed by test, and the one generator that a procedure draws from.
+    """Labels of a whole data set, train followed by test, and the only generator that a procedure draws from.
 
-    ``labels``: int64 (n,), 0 where samples have no class; the first ``n_train`` of them belong to the data set's own
-    training file.
+    ``labels``: int64 (n,), 0 where samples have no class; the first ``n_train`` are of the data set's training file.
     """
 
     dataset: str
@@ -29,18 +28,18 @@ class Pool:
     silos: int
     rng: np.random.Generator
     groups: Mapping[str, Array] | None = None
-    own_test: bool = False  # whether those keep the data set's own division into train and test
+    own_test: bool = False  # whether groups keep the data set's own division into train and test
 
     def of_class(self, label: int) -> Array:
-        """Indices of all samples of a class, shuffled."""
+        """Return the indices of all samples of a class, shuffled."""
         return self.rng.permutation(np.flatnonzero(self.labels == label))
 
     def train_of_class(self, label: int) -> Array:
-        """Indices of a class's training samples, shuffled."""
+        """Return the indices of a class's training samples, shuffled."""
         return self.rng.permutation(np.flatnonzero(self.labels[: self.n_train] == label))
 
     def test_of_class(self, label: int) -> Array:
-        """Indices of a class's test samples, shuffled."""
+        """Return the indices of a class's test samples, shuffled."""
         return self.rng.permutation(np.flatnonzero(self.labels[self.n_train :] == label) + self.n_train)
 
 
@@ -50,15 +49,15 @@ def gather(pieces: list[Array]) -> Array:
 
 
 def share_of(count: int, share: float) -> int:
-    """A share of ``count`` samples, rounded up to whole samples, as scikit-learn's split and APPLE do."""
+    """Return a share of ``count`` samples, rounded up to whole samples, as scikit-learn's split and APPLE do."""
     return math.ceil(round(count * share, 9))
 
 
 def hold_out(indices: Array, share: float, rng: np.random.Generator) -> Parts:
-    """Split at random into (kept, held out), the held-out part being ``share`` of the samples, rounded up.
+    """Split at random into (kept, held out), with ``share`` of the samples, rounded up, held out.
 
-    At least one sample is kept, and none is held out for a share of 0. A sample that occurs more than once
-    goes to one side with all its copies, so that nothing held out is ever trained on.
+    At least one sample is kept; for a share of 0 none is held out. All copies of a sample go to one side, so that no
+    held-out sample is trained on.
     """
     samples, copies = np.unique(indices, return_inverse=True)
     count = min(share_of(len(samples), share), max(len(samples) - 1, 0))

@@ -1,7 +1,7 @@
-"""Partitions: how a data set is divided over silos, by name.
+"""Partitions of a data set over silos, by name.
 
-Each procedure lives in the file of the paper it comes from; here are the table of them, the settings they
-take, the validation share, and the checks that every silo can train and be tested.
+Each procedure is in the module of its paper. This module has their table, their settings, the validation share, and
+the checks that every silo has samples for training and testing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partitions.splits import Array, Dataset, SiloData, take
 class SiloIndices:
     """One silo's samples, as indices into the data set's training samples followed by its test samples.
 
-    ``origin`` is the name under which a data set's own silo is known (natural partition), else empty.
+    ``origin``: the name of a data set's own silo (natural partition), else empty.
     """
 
     name: str
@@ -37,20 +37,20 @@ class SiloIndices:
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of a partition that has none."""
+    """Settings of a partition without settings."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """One entry of the table: what it is, where it comes from, and the procedure."""
+    """One entry of the table: title, source and procedure of a partition."""
 
     title: str
     source: str
     procedure: Callable[[Pool, Any], list[Parts]]
     settings: type = NoSettings
     validation: float = 0.15  # share of a silo's training samples
-    mend: str = "or "  # what may be changed, besides silos and seed, when a silo is left with nothing
-    by_class: bool = True  # whether it looks at the samples' classes
+    mend: str = "or "  # settings to change, besides silos and seed, where a silo has no samples
+    by_class: bool = True  # whether it uses the samples' classes
     shares: bool = False  # whether several silos may hold the same sample
 
 
@@ -129,11 +129,11 @@ def partition(
     ``settings``: an instance of the partition's own dataclass (``PARTITIONS[name].settings``), None = its defaults;
     ``validation``: share of each silo's training samples held out for validation, 0 = none, -1 = the partition's own.
 
-    Where the data set names patients, these are divided in place of samples, each with its most frequent class: all
+    Where the data set has patients, these are divided instead of samples, each with its most frequent class. All
     samples of a patient are in one silo, and there in one part. Sizes and shares are then of patients.
 
-    Raises DataError for an unknown partition, a silo left without samples, and patients whom the partition would put
-    into several silos.
+    Raises UserError for an unknown partition. Raises DataError for a silo without samples, and where the partition
+    would put a patient into several silos.
     """
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
@@ -162,7 +162,7 @@ def partition(
                     f"{origins[i] or silo_name(i)} is left without {kind} samples by {name} over {silos} silos of "
                     f"{dataset.name} (seed {seed}); take fewer silos, {entry.mend}another seed"
                 )
-        # A generator per silo: its validation samples do not depend on the silos before it.
+        # A generator per silo, so that its validation samples do not depend on other silos.
         train, val = hold_out(train, share, np.random.default_rng([seed, i]))
         if patients:
             train, val, test = (gather([patients[unit] for unit in units]) for units in (train, val, test))
@@ -171,7 +171,7 @@ def partition(
 
 
 def groups_of(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array] | None:
-    """The data set's own silos: the samples of each or, where these are divided by patient, the patients."""
+    """Return the data set's own silos, with the sample indices of each or, in a division by patient, the patients'."""
     if dataset.groups is None or patients is None:
         return dataset.groups
     unit = np.empty(len(dataset.train) + len(dataset.test), np.int64)
@@ -181,7 +181,7 @@ def groups_of(dataset: Dataset, patients: list[Array] | None) -> dict[str, Array
 
 
 def check_fits(dataset: Dataset, name: str) -> None:
-    """ValueError where a partition needs classes that the samples do not have, or would divide patients."""
+    """Raise DataError where a partition needs classes that the samples do not have, or would divide patients."""
     entry = PARTITIONS[name]
     if entry.by_class and dataset.task not in ONE_CLASS:
         others = " or ".join(n for n, p in PARTITIONS.items() if not p.by_class)
@@ -198,7 +198,7 @@ def check_fits(dataset: Dataset, name: str) -> None:
 
 
 def labels_to_divide(dataset: Dataset, patients: list[Array] | None) -> tuple[Array, int]:
-    """The class of each sample, or patient, int64 (n,), 0 where there are none; how many are for training."""
+    """Return the class of each sample or patient, int64 (n,), 0 without classes; and the number for training."""
     labels = dataset.labels if dataset.task in ONE_CLASS else np.zeros(len(dataset.train) + len(dataset.test), np.int64)
     if patients is None:
         return labels, len(dataset.train)
@@ -220,9 +220,9 @@ def silo_data(dataset: Dataset, indices: SiloIndices) -> SiloData:
 
 
 def partition_settings() -> dict[str, type]:
-    """Per partition, the frozen dataclass of its own settings.
+    """Return for each partition the frozen dataclass of its own settings.
 
-    A field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``; its metadata may hold ``symbol`` (the
-    paper's), ``help``, and the range, which the code that fills it checks (``strategies/base/settings.py``).
+    The field ``min_test`` of ``dirichlet`` is the key ``dirichlet.min-test``. A field's metadata may hold ``symbol``
+    (the paper's), ``help``, and the range, which ``strategies/base/settings.py`` checks.
     """
     return {name: entry.settings for name, entry in PARTITIONS.items()}
