@@ -1,4 +1,4 @@
-"""A csv as samples: a list of pictures where it has a column ``file``, else a table, by its recipe or a draft."""
+"""Samples from a csv: a list of pictures where it has a column ``file``, else a table, by its recipe or a draft."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ ROUNDED = re.compile(r"\d[.,]\d+E\+\d+", re.ASCII)  # 1,23457E+11, as Excel show
 
 @dataclass(frozen=True)
 class Found:
-    """Samples of a source, the label columns, and notes; of a table its recipe, and the cells as that reads them.
+    """Samples of a source, the label columns, and notes; for a table also its recipe and converted cells.
 
-    ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``); ``by``: how labels were found
-    (``recipes.pictures.LABELS_BY``); ``patient``: the column of patients; ``labelled``: whether there are labels.
+    * ``table``: object (n, used columns), None for gaps (``recipes.pipeline.convert``).
+    * ``by``: how labels were found (``recipes.pictures.LABELS_BY``).
+    * ``patient``: the column of patients; ``labelled``: whether there are labels.
     """
 
     rows: list[SampleSource]
@@ -70,13 +71,13 @@ class Found:
 
 
 def read_csv(path: Path, options: ImportOptions) -> Found:
-    """The samples of a csv."""
+    """Read the samples of a csv."""
     found = rows_of_csv(path, options)
     return with_subgroups(path, found, options) if options.subgroup else found
 
 
 def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
-    """The samples with their subgroups, each of which has a line. Raises DataError, or UserError for a wrong column."""
+    """Add their subgroups to samples, each from its line. Raises DataError, or UserError for a wrong column."""
     column, limits = parse_column(options.subgroup)
     recipe, take = found.recipe, options.take
     separator, encoding = (recipe.separator, recipe.encoding) if recipe else (take.separator, take.encoding)
@@ -93,7 +94,7 @@ def with_subgroups(path: Path, found: Found, options: ImportOptions) -> Found:
 
 
 def rows_of_csv(path: Path, options: ImportOptions) -> Found:
-    """The samples of a csv, without subgroups."""
+    """Read the samples of a csv, without subgroups."""
     if options.recipe:
         return read_table(path, options.recipe, options.as_gaps)
     take, label = options.take, options.survival or options.label
@@ -109,7 +110,7 @@ def rows_of_csv(path: Path, options: ImportOptions) -> Found:
 
 
 def read_others(path: Path, header: list[str], lines: Lines, recipe: PictureRecipe, options: ImportOptions) -> Found:
-    """The samples of a list of pictures that a recipe is to read; without any of its label columns without labels."""
+    """Read a list of pictures for a recipe; a list without any of its label columns gives samples without labels."""
     if "file" not in header:
         raise DataError(f"{path} has no column file; the recipe is of pictures: there are {list_columns(header)}")
     wanted = recipe.label or (("mask",) if recipe.task == "segmentation" else ())
@@ -122,7 +123,7 @@ def read_others(path: Path, header: list[str], lines: Lines, recipe: PictureReci
 
 
 def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: Take, *, labelled: bool = True) -> Found:
-    """The samples of a list of pictures."""
+    """Read the samples of a list of pictures."""
     masks = labelled and "mask" in header and not label
     columns = label_columns(path, header, label, () if masks else ("label",)) if labelled else ()
     patient = patient_column(path, header, take.patient, (*columns, *take.columns))
@@ -140,10 +141,10 @@ def read_list(path: Path, header: list[str], lines: Lines, label: Label, take: T
 
 
 def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | None = None) -> Found:
-    """The samples of a table as a recipe reads them; without any of its label columns they have no labels.
+    """Read the samples of a table by a recipe; without any of its label columns they have no labels.
 
-    ``labelled``: False reads no labels, whatever columns there are. Raises DataError for columns that the recipe does
-    not have, or that it has and the csv lacks.
+    ``labelled``: False reads no labels, even where there are label columns. Raises DataError for columns that only the
+    recipe or only the csv has.
     """
     header, lines = read_lines(path, recipe.separator, find_encoding(path, recipe.encoding))
     if len(header) == 1 and len(recipe.columns) > 1:
@@ -159,7 +160,7 @@ def read_table(path: Path, recipe: Recipe, as_gaps: bool, *, labelled: bool | No
 
 
 def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
-    """Raise DataError for columns that the recipe does not have, or that it takes and ``where`` lacks."""
+    """Raise DataError for columns that the recipe does not have, or that it uses and the csv ``where`` lacks."""
     roles = (*recipe.label, *filter(None, (recipe.patient, recipe.split, recipe.text)))
     known = {column.source or column.name for column in recipe.columns}
     dates = {column.source or column.name for column in recipe.columns if column.format}
@@ -177,7 +178,7 @@ def check_columns(where: str, header: Sequence[str], recipe: Recipe) -> None:
 
 
 def table_rows(lines: Sequence[Line], recipe: Recipe, columns: tuple[str, ...], as_gaps: bool) -> Found:
-    """The samples of a table's lines."""
+    """Convert a table's lines to samples."""
     check_identifiers(lines, recipe.patient)
     table, misfits = convert(lines, recipe)
     notes = check_misfits(misfits, as_gaps)
@@ -193,7 +194,7 @@ def table_rows(lines: Sequence[Line], recipe: Recipe, columns: tuple[str, ...], 
 
 
 def check_identifiers(lines: Sequence[Line], patient: str) -> None:
-    """Raise DataError where Excel has rounded identifiers: patients that differ in the last digits became one."""
+    """Raise DataError where Excel has rounded identifiers, so that patients with equal first digits became one."""
     for i, cell in enumerate(column_of(lines, patient) if patient else ()):
         if ROUNDED.fullmatch(cell):
             raise DataError(
@@ -204,7 +205,7 @@ def check_identifiers(lines: Sequence[Line], patient: str) -> None:
 def draft_recipe(
     path: Path, header: list[str], lines: Lines, options: ImportOptions, encoding: str
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """The first draft of a table's recipe, and notes on what is left out."""
+    """Return the first draft of a table's recipe, and notes on columns that are left out."""
     take, label = options.take, options.survival or options.label
     if take.text and take.text not in header:
         raise unknown_name(f"column of {path}", take.text, header)
@@ -245,7 +246,10 @@ def draft_recipe(
 
 
 def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOptions) -> Recipe:
-    """The recipe that makes the columns of a federation's schema of a hospital's csv. Raises DataError, one line."""
+    """Return the recipe that makes the columns of a federation's schema from a hospital's csv.
+
+    Raises DataError, one line.
+    """
     take, shared = options.take, parse_shared(schema)
     encoding = find_encoding(path, take.encoding)
     separator = take.separator or find_separator(path, encoding)
@@ -271,7 +275,7 @@ def shared_recipe(path: Path, schema: Schema, mapped: Mapped, options: ImportOpt
 def chosen_columns(
     path: Path, header: list[str], labels: Sequence[str], patient: str, take: Take
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The columns that a draft looks at, and notes on those that are left out unseen."""
+    """Return the columns that a draft examines, and notes on those that are left out without examination."""
     likely = [name for name in header if names_patients(name) and name not in (*labels, *take.columns, take.text)]
     others = [*labels, "split", "patient", *filter(None, (take.text, patient)), *likely]
     features = feature_columns(path, header, dict.fromkeys(others), take.columns)
@@ -289,13 +293,13 @@ def chosen_columns(
 
 
 def long_text(lines: Sequence[Line], name: str) -> str:
-    """Where a column first has a long text, and how to take it; the text itself is not shown."""
+    """Return the place of a column's first long text, and the option that reads it; the text itself is not shown."""
     first = next(((where, row[name]) for where, row in lines if len(row[name]) > LONGEST_SHOWN), None)
     return f"; {first[0]}: {name} is a text of {len(first[1])} characters; --text {name} takes it" if first else ""
 
 
 def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, decimal: str) -> str:
-    """The decimal sign of the labels: as asked for or as they show it, or else that of the columns."""
+    """Return the decimal sign of the labels: as requested, as their cells show, or else that of the columns."""
     for name in columns:
         cells = cells_in(lines, name, gaps)
         own = evidence_of(cells)
@@ -305,7 +309,7 @@ def label_sign(lines: Lines, columns: Sequence[str], gaps: Collection[str], aske
 
 
 def example(lines: Sequence[Line], header: Sequence[str]) -> str:
-    """The first column or category that has a letter beyond ASCII, to look at."""
+    """Return the first column name or short cell with a letter beyond ASCII, as an example of the encoding."""
     texts = (*header, *(cell for _, row in lines for cell in row.values() if len(cell) < 30))
     found = next((text for text in texts if not text.isascii()), "")
     return f", where it reads {found!r}" if found else ""

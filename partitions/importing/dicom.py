@@ -1,12 +1,15 @@
-"""DICOM: what `silofl import` reads of a file's header, and its pixels as a picture.
+"""DICOM files for `silofl import`: attributes of the header, and pixels as a picture.
 
-Of the header only the attributes below are parsed, and none of their values is passed on: identifiers become
-pseudonyms, the rest decides how the pixels are shown. Grey values go through the rescale slope and intercept (or the
-modality table), then the requested window, or else the header's own VOI table or first window, or else from the lowest
-to the highest of the picture (8 bits without a window stay as they are); MONOCHROME1 is inverted, padding is black. YBR
-and palettes become RGB of 8 bits. Of a file of several frames the middle one is taken. Pixels are made square.
+Only the header attributes below are parsed, and none of their values is passed on: identifiers become pseudonyms, the
+others determine how pixels are converted:
 
-Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI table and window), as pydicom has them.
+* Grey values are converted by the rescale slope and intercept (or the modality table).
+* Then the first of these is applied: the requested window, the header's VOI table, its first window, the range of the
+  picture (8 bits without a window do not change).
+* MONOCHROME1 is inverted, padding is black. YBR and palettes become RGB of 8 bits.
+* Of several frames the middle one is used. Pixels are made square.
+
+Source: DICOM PS3.3, C.7.6.3 (pixels), C.11.1 (modality table), C.11.2 (VOI table and window), as in pydicom.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ IDENTITY = {
     "series": "SeriesInstanceUID",
 }
 PLACE = ("SeriesDescription", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient")
-GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # what a header begins with, before how long it is
+GROUP_LENGTH = b"DICM\x02\0\0\0UL"  # the beginning of a header, before its length
 DEFLATED = b"1.2.840.10008.1.2.1.99"
 KIND = ("Modality", "Rows", "Columns", "NumberOfFrames", "PhotometricInterpretation", "ImageOrientationPatient")
 PALETTE = tuple(
@@ -55,12 +58,12 @@ PIXELS = (
     *("BurnedInAnnotation", "ConversionType"),
 )
 START_OF_FRAME = re.compile(rb"\xff\xf7\x00.[\x02-\x10](.{5})", re.DOTALL)  # of JPEG-LS: height, width, components
-GROUPS = (  # of enhanced files: what says something of a frame
+GROUPS = (  # of enhanced files: the sequences that describe a frame
     *("PixelMeasuresSequence", "PlanePositionSequence", "PlaneOrientationSequence"),
     *("PixelValueTransformationSequence", "FrameVOILUTSequence"),
 )
 NO_PICTURES = ("SEG", "PR", "KO", "SR", "REG", "RTDOSE", "RTSTRUCT", "RTPLAN")
-# Modalities whose machines, or whose exports, write names into the picture itself.
+# Modalities whose machines or exports often write names into the pixels.
 OFTEN_BURNT = ("US", "IVUS", "XA", "XC", "ES", "GM", "SM", "OT", "DOC", "SC", "RF", "ECG", "OP")
 BURNT = "say that text is burnt into them: look at them, nothing is taken out"
 MAYBE_BURNT = "do not say whether text is burnt into them, and are of a kind that often has it: look at them"
@@ -69,17 +72,17 @@ NO_WINDOW = "have no window: they reach from their lowest to their highest value
 
 @dataclass(frozen=True)
 class Header:
-    """Header of a file. ``identity``: pseudonyms of :data:`IDENTITY`, "" where the header says nothing."""
+    """Header of a file. ``identity``: pseudonyms of :data:`IDENTITY`, "" where the header has no value."""
 
     identity: Mapping[str, str]
-    description: str  # of its series; for matching only, it is not kept
+    description: str  # of its series; for matching only, not stored
     position: float | None  # mm along the normal of its plane
     number: int  # in its series
     frames: int
 
 
 def load(path: Path, tags: tuple[str, ...]) -> Dataset:
-    """Parse these attributes alone, up to the pixels."""
+    """Parse only these attributes, up to the pixels."""
     try:
         import pydicom
     except ImportError:
@@ -89,9 +92,9 @@ def load(path: Path, tags: tuple[str, ...]) -> Dataset:
 
 
 def check_deflated(path: Path) -> None:
-    """Raise TooLargeError where the whole file is deflated (PS3.5, A.5), and to more than may be.
+    """Raise TooLargeError where the whole file is deflated (PS3.5, A.5) and would unpack to more than allowed.
 
-    pydicom unpacks all of such a file at once; its header ends where the first element, its length, says.
+    pydicom unpacks such a file at once. The first element of the header is the header's length.
     """
     with path.open("rb") as file:
         start = file.read(144)
@@ -128,13 +131,13 @@ def read_header(path: Path, where: str) -> Header | None:
 
 
 def read_key(path: Path, where: str, kind: str) -> str:
-    """What a file says of :data:`IDENTITY`, as it is: for the hospital's own list of predictions, and nothing else."""
+    """Return an attribute of :data:`IDENTITY` unchanged, for the hospital's own list of predictions only."""
     with redacted_errors(where, "DICOM"):
         return _text(load(path, (IDENTITY[kind],)), IDENTITY[kind])
 
 
 def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> ImageInfo:
-    """Return the image info of a picture; nothing is decoded."""
+    """Return the image info of a picture from its header; no pixels are decoded."""
     with redacted_errors(where, "DICOM"):
         dataset = load(path, (IDENTITY["patient"], *KIND, *PIXELS))
         if not dataset.get("Rows") or not dataset.get("Columns"):
@@ -154,7 +157,7 @@ def probe(path: Path, where: str, reading: ReadOptions, frame: int | None = None
 
 
 def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
-    """What other pictures must be alike in: codes that DICOM defines, and a pixel's size. ``header``: a frame's."""
+    """Return the properties that other pictures must share: DICOM's codes and the pixel size. ``header``: a frame's."""
     modality, colours = _text(dataset, "Modality"), _text(dataset, "PhotometricInterpretation")
     spacing = spacing_of(header, ReadOptions(spacing=1.0))  # in mm, or not at all
     return Acquisition(
@@ -168,7 +171,7 @@ def acquired(dataset: Dataset, header: Dataset) -> Acquisition:
 
 
 def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None) -> Array:
-    """The picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
+    """Read the picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 where more than 8 bits are stored."""
     with redacted_errors(where, "DICOM", "; where it is compressed, `pip install python-gdcm` may help"):
         from pydicom.pixels import pixel_array
 
@@ -189,7 +192,7 @@ def read(path: Path, where: str, reading: ReadOptions, frame: int | None = None)
 
 
 def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> Array:
-    """Stored grey values (h, w) as a display has them: float32 (h, w), 0 is black and 1 white."""
+    """Convert stored grey values (h, w) to display values: float32 (h, w), 0 is black and 1 white."""
     from pydicom.pixels import apply_modality_lut
 
     padding = padding_of(stored, header)
@@ -212,7 +215,7 @@ def show(stored: Array, header: Dataset, window: tuple[float, float] | None) -> 
 
 
 def _windowed(values: Array, centre: float, width: float, function: str) -> Array:
-    """pydicom's windowing, onto 0..1: the data set declares 16 unsigned bits, so that is the output range."""
+    """Apply pydicom's windowing, scaled to 0..1. Its output range is that of the declared 16 unsigned bits."""
     from pydicom import Dataset
     from pydicom.pixels import apply_windowing
 
@@ -223,10 +226,10 @@ def _windowed(values: Array, centre: float, width: float, function: str) -> Arra
 
 
 def _by_table(values: Array, header: Dataset) -> Array:
-    """Values by the header's VOI table, onto 0..1.
+    """Convert values by the header's VOI table to 0..1.
 
-    pydicom's own function keeps the place in the table in the type of the table's entries, and so wraps around in
-    one of 8 bits with more than 256 of them.
+    pydicom's own function stores the index in the type of the table's entries. So it wraps around in a table of 8 bits
+    with more than 256 entries.
     """
     item = header.VOILUTSequence[0]
     count, first, bits = (int(number) for number in item.LUTDescriptor)
@@ -238,7 +241,7 @@ def _by_table(values: Array, header: Dataset) -> Array:
 
 
 def _window_of(header: Dataset) -> tuple[float, float] | None:
-    """Centre and width of the header's first window, or None where it has none that can be used."""
+    """Return centre and width of the header's first window, or None where it has no valid one."""
     centre, width = (_first(header.get(name)) for name in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return None
@@ -246,12 +249,12 @@ def _window_of(header: Dataset) -> tuple[float, float] | None:
 
 
 def has_window(header: Dataset) -> bool:
-    """Return whether a header says which values are black and white."""
+    """Return whether a header has a VOI table or a valid window."""
     return bool(header.get("VOILUTSequence")) or _window_of(header) is not None
 
 
 def padding_of(stored: Array, header: Dataset) -> Array:
-    """Which pixels are no part of the picture, bool (h, w)."""
+    """Return which pixels are padding, bool (h, w)."""
     if header.get("PixelPaddingValue") is None:
         return np.zeros(stored.shape, bool)
     ends = sorted((header.PixelPaddingValue, header.get("PixelPaddingRangeLimit", header.PixelPaddingValue)))
@@ -259,7 +262,7 @@ def padding_of(stored: Array, header: Dataset) -> Array:
 
 
 def _coloured(array: Array, dataset: Dataset) -> Array:
-    """RGB as pydicom decodes it, or by its palette, uint8 (h, w, 3)."""
+    """Return RGB as decoded by pydicom, or by the palette, uint8 (h, w, 3)."""
     if dataset.PhotometricInterpretation == "PALETTE COLOR":
         from pydicom.pixels import apply_color_lut
 
@@ -279,7 +282,7 @@ def _frame(dataset: Dataset, wanted: int | None) -> int:
 
 
 def of_frame(dataset: Dataset, frame: int) -> Dataset:
-    """The header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
+    """Return the header of one frame: enhanced files have spacing, rescaling and window in functional groups."""
     header = dataset.copy()
     shared = dataset.get("SharedFunctionalGroupsSequence") or []
     per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
@@ -291,7 +294,7 @@ def of_frame(dataset: Dataset, frame: int) -> Dataset:
 
 
 def spacing_of(header: Dataset, reading: ReadOptions) -> tuple[float, float] | None:
-    """mm from row to row and from column to column; a ratio where nothing else is known, and no mm are asked for."""
+    """Return the distances of rows and of columns in mm; without these, a ratio, unless mm are required."""
     for name in ("PixelSpacing", "ImagerPixelSpacing", *(() if reading.spacing else ("PixelAspectRatio",))):
         values = header.get(name)
         if values and len(values) == 2 and all(0 < float(value) < 1000 for value in values):
@@ -308,7 +311,7 @@ def _position(dataset: Dataset) -> float | None:
 
 
 def _plane(header: Dataset) -> str:
-    """Axial, coronal or sagittal, as the nearest of them; "" where the header does not say."""
+    """Return the nearest of axial, coronal and sagittal; "" where the header has no orientation."""
     plane = header.get("ImageOrientationPatient")
     if not plane or len(plane) != 6:
         return ""
@@ -325,7 +328,7 @@ def warnings_of(dataset: Dataset) -> tuple[str, ...]:
 
 
 def check_decoder(dataset: Dataset, path: Path) -> None:
-    """Refuse a compression that nothing here unpacks, before hours of reading, or that unpacks to too much."""
+    """Raise an error for a compression without an installed decoder, before hours of reading, or too large pixels."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 
@@ -343,10 +346,10 @@ def check_decoder(dataset: Dataset, path: Path) -> None:
 
 
 def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
-    """Raise TooLargeError where compressed pixels would become more than may be, whatever the header says.
+    """Raise TooLargeError where compressed pixels would become larger than allowed, independent of the header.
 
-    Pillow looks after JPEG and JPEG 2000 itself. Of RLE two bytes become up to 128 (PS3.5, annex G), and an encoder
-    hardly ever needs more bytes than there are pixels; JPEG-LS says its size in its own header (ITU-T T.87, C.2.2).
+    Pillow limits JPEG and JPEG 2000 itself. In RLE two bytes become up to 128 (PS3.5, annex G), and an encoder hardly
+    ever needs more bytes than there are pixels. JPEG-LS has its size in its own header (ITU-T T.87, C.2.2).
     """
     size, bits = path.stat().st_size, int(dataset.get("BitsAllocated") or 8)
     pixels = dataset.Rows * dataset.Columns * (dataset.get("SamplesPerPixel") or 1)
@@ -360,7 +363,7 @@ def check_encoded(dataset: Dataset, path: Path, syntax: str) -> None:
 
 
 def _first(value: Any) -> float | None:
-    """The first of several numbers, or the number itself."""
+    """Return the first of several numbers, or the number itself; None for no value."""
     if value is None or value == "":
         return None
     return float(value[0] if isinstance(value, Sequence) else value)

@@ -1,12 +1,12 @@
-"""A folder of DICOM files as samples: one series per study, its middle slice, labels by study or patient from a csv.
+"""Samples from a folder of DICOM files: per study the middle slice of one series, with labels from a csv.
 
-Files are known by what is in them, wherever they lie below the folder, and called by their number in the list of all
-files in the order of their paths (``find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p`` is file 17): paths hold names.
+Files are recognised by their content, anywhere below the folder. Messages name a file by its number in the sorted list
+of all paths (``find FOLDER -xtype f | LC_ALL=C sort | sed -n 17p`` is file 17), because paths contain patients' names.
 A csv is joined by the first of these columns that it has: ``study`` (or StudyInstanceUID), ``accession``
 (AccessionNumber), ``patient`` (PatientID). Without a csv the folders of the first level are the classes, but only where
-the classes are named: elsewhere folders are called as patients are.
+the user names the classes, because folders often have patients' names.
 
-Of each study the series with most files is taken, or, of those whose description matches a pattern, that one.
+For each study, the series with the most files is used, of those whose description matches a pattern, if one is given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from partitions.importing.volumes.outlines import referenced_series
 from partitions.patients import patient_column
 from partitions.recipes.reading import ReadOptions
 
-# What hospitals call the columns that a csv may be joined by, in lower case without marks.
+# Names of the columns by which a csv may be joined, in lower case without punctuation.
 KEYS = {
     "study": "study",
     "studyuid": "study",
@@ -46,19 +46,19 @@ Answer = tuple[tuple[str, ...], str, str]  # labels, split, patient
 
 @dataclass(slots=True)
 class Study:
-    """One study: pseudonyms of what a csv may call it, and the slices of each series that is wanted.
+    """One study: pseudonyms of its identifiers, and the slices of each requested series.
 
-    A slice is (mm along the normal, number in its series, file, frames), which is their order.
+    A slice is (mm along the normal, number in its series, file, frames); slices are sorted by this tuple.
     """
 
     identity: dict[str, str]
-    folder: tuple[str, str]  # split and class, where folders are these
+    folder: tuple[str, str]  # split and class, where folders stand for these
     series: dict[str, list[tuple[float, int, int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a csv says of each study, None where it has none; ``by``: what it was joined by; notes on what is left."""
+    """A csv's answer for each study, None without one; ``by``: the column of the join; notes on the rest."""
 
     answers: list[Answer | None]
     columns: tuple[str, ...]
@@ -68,29 +68,29 @@ class Joined:
 
 
 def names_what(column: str) -> str:
-    """``study``, ``accession`` or ``patient``, or "" for a column that names none of them."""
+    """Return ``study``, ``accession`` or ``patient`` for a column's name, or "" for another column."""
     return KEYS.get("".join(c for c in column.lower() if c.isalnum()), "")
 
 
 def join_key(header: Sequence[str]) -> str:
-    """The column by which a csv can be joined to studies, or ""."""
+    """Return the column by which a csv can be joined to studies, or ""."""
     return next((column for kind in IDENTITY for column in header if names_what(column) == kind), "")
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in the order of their paths as bytes."""
+    """Yield all files below a folder, in the order of their paths as bytes."""
     paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
     return (Path(path) for path in sorted(paths, key=os.fsencode) if os.path.isfile(path))
 
 
 def outside(folder: Path, files: Iterable[tuple[str, Path | None]]) -> Iterator[str]:
-    """Yield the names of files that, links followed, are not in the folder; ``files``: name for messages, and path."""
+    """Yield the names of files outside the folder after following links; ``files``: name for messages, and path."""
     inside = os.path.realpath(folder)
     return (where for where, path in files if path and not Path(os.path.realpath(path)).is_relative_to(inside))
 
 
 def check_links(folder: Path, files: Iterable[tuple[str, Path | None]]) -> None:
-    """Raise DataError where a file, after its name for messages, is a link that leads out of the folder."""
+    """Raise DataError where a file is a link out of the folder; ``files``: name for messages, and path."""
     for where in outside(folder, files):
         raise DataError(
             f"{where} is a link that leads out of the folder: copy what it points to into its place, or take it out"
@@ -112,11 +112,11 @@ def find_studies(
     *,
     labelled: bool = True,
 ) -> Found:
-    """The samples of a folder of DICOM files.
+    """Return the samples of a folder of DICOM files.
 
-    ``table``: the csv with their labels; without one ``classes`` are names of folders, unless they are not
-    ``labelled``. ``take``: how the csv is written, and its column of patients. Raises DataError, one line, where they
-    cannot be told; identifiers and names of files and folders are in none.
+    ``table``: the csv with their labels; without one, and with ``labelled``, ``classes`` are names of folders.
+    ``take``: how the csv is written, and its column of patients. Raises DataError, one line, without identifiers or
+    names of files and folders, where studies or labels cannot be determined.
     """
     if table is None and labelled:
         check_without_csv(source, classes, take)
@@ -153,7 +153,7 @@ def find_studies(
 
 
 def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str], strange: int) -> None:
-    """Raise DataError where there are none, or some in folders that are no classes."""
+    """Raise DataError where there are no studies, or some in folders that are not classes."""
     if strange:
         raise DataError(f"{source} has DICOM files outside its folders {', '.join(classes)}: {strange} other folders")
     if not studies:
@@ -163,9 +163,9 @@ def check_studies(source: Path, studies: Sequence[Study], classes: Sequence[str]
 def with_series(
     source: Path, studies: list[Study], reading: ReadOptions, outlines: Mapping[str, Sequence[int]]
 ) -> tuple[list[Study], list[str]]:
-    """The studies that have a series as requested, and a note on the others. Raises DataError where none has.
+    """Return the studies with a requested series, and a note on the others. Raises DataError where none has one.
 
-    ``outlines``: the series that are outlined, which are wanted where outlines are.
+    ``outlines``: the series with outlines, to which the request is limited where outlines are read.
     """
     requested = f"like {reading.series!r}"
     if reading.outlines:
@@ -184,7 +184,7 @@ def with_series(
 def find_outlines(
     source: Path, files: Sequence[Path], numbers: Sequence[int], reading: ReadOptions
 ) -> dict[str, list[int]]:
-    """Which of these files outline a series, by its pseudonym; none where no outlines are wanted."""
+    """Return which of these files outline a series, by its pseudonym; none where outlines are not requested."""
     found: dict[str, list[int]] = {}
     for number in numbers if reading.outlines else ():
         if is_dicom(files[number]):
@@ -202,7 +202,7 @@ def has_outlines(folder: Path) -> bool:
 
 
 def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, ...]:
-    """The files of the one series in a folder. Raises DataError where there is none, or several."""
+    """Return the files of the only series in a folder. Raises DataError where there is none, or several."""
     files = list(files_below(folder))
     check_links(folder, ((where, path) for path in files))
     studies, _, _ = _group(folder, files, (), reading, quiet=True)
@@ -213,7 +213,7 @@ def series_below(folder: Path, where: str, reading: ReadOptions) -> tuple[Path, 
 
 
 def check_without_csv(source: Path, classes: Sequence[str], take: Take) -> None:
-    """Raise DataError for options that need a csv of labels, or where nothing names the labels."""
+    """Raise DataError for options that need a csv of labels, or where neither a csv nor classes give labels."""
     if take.patient:
         raise DataError("--patient names a column of a csv; without one DICOM files say themselves whose they are")
     if not classes:
@@ -231,8 +231,9 @@ def place_of(source: Path, number: int, total: int) -> str:
 def _group(
     source: Path, files: list[Path], classes: Sequence[str], reading: ReadOptions, *, quiet: bool = False
 ) -> tuple[list[Study], list[int], int]:
-    """The studies, in the order of their first files; the files that hold no picture; and how many folders with
-    pictures are none of ``classes``, where these are given.
+    """Return the studies, the files without a picture, and the number of folders that are not in ``classes``.
+
+    Studies are in the order of their first files; only folders with pictures are counted, where ``classes`` are given.
     """
     studies: dict[str, Study] = {}
     strange: set[str] = set()
@@ -260,7 +261,7 @@ def _group(
 
 
 def _folder(folders: tuple[str, ...]) -> tuple[str, str]:
-    """Split and class of a file below these folders."""
+    """Return split and class of a file below these folders."""
     if len(folders) > 1 and folders[0].lower() in SPLIT_NAMES:
         return SPLIT_NAMES[folders[0].lower()], folders[1]
     return "", folders[0] if folders else ""
@@ -272,7 +273,7 @@ def _matches(header: Header, pattern: str) -> bool:
 
 
 def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
-    """(file, frame) of the slices to take."""
+    """Return (file, frame) of the slices to use."""
     slices = _all_slices(study)
     return [slices[i] for i in parts_of(len(slices), count)]
 
@@ -280,20 +281,21 @@ def _slices(study: Study, count: int) -> list[tuple[int, int | None]]:
 def whole_series(
     made: SampleSource, study: Study, files: Sequence[Path], outlines: Mapping[str, Sequence[int]]
 ) -> SampleSource:
-    """The sample of a study's series as a whole, with its outlines."""
+    """Return the sample of a study's whole series, with its outlines."""
     series = longest(study)
     own = tuple(files[number] for _, _, number, _ in study.series[series])
     return replace(made, part=None, files=own, masks=tuple(files[number] for number in outlines.get(series, ())))
 
 
 def longest(study: Study) -> str:
-    """The series with most files, the first one where several have as many."""
+    """Return the series with the most files; in a tie the first."""
     return max(study.series, key=lambda series: len(study.series[series]))
 
 
 def _all_slices(study: Study) -> list[tuple[int, int | None]]:
-    """(file, frame) of the series with most files, the first one where several have as many. Frames are slices where it
-    is one file; of a series of files with frames the middle ones (None) are.
+    """Return (file, frame) of all slices of the series with the most files; in a tie of the first.
+
+    If the series is one file, its frames are the slices. Otherwise each file is a slice, with its middle frame (None).
     """
     series = sorted(study.series[longest(study)])
     if len(series) == 1:

@@ -30,7 +30,7 @@ from partitions.recipes.reading import ReadOptions
 
 
 def find_rows(source: Path, options: ImportOptions) -> Found:
-    """All samples of a source."""
+    """Return all samples of a source."""
     if options.pictures:
         return find_others(source, options.pictures, options)
     label: Label = options.survival or options.label
@@ -68,9 +68,9 @@ def find_rows(source: Path, options: ImportOptions) -> Found:
 
 
 def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, labelled: bool = True) -> Found:
-    """The samples that a recipe of pictures is to read: with the labels that it knows, or without any.
+    """Return the samples for a recipe of pictures, with labels as in the recipe, or without labels.
 
-    ``labelled``: False reads no labels, whatever there is, and of a folder no csv.
+    ``labelled``: False reads no labels even where there are some, and no csv in a folder.
     """
     unread = csv_files(source) if source.is_dir() and not labelled else []
     if labelled and recipe.reading.outlines:
@@ -100,13 +100,13 @@ def find_others(source: Path, recipe: PictureRecipe, options: ImportOptions, *, 
 
 
 def without_labels(recipe: PictureRecipe) -> PictureRecipe:
-    """The recipe as it reads pictures alone."""
+    """Return the recipe for pictures without labels."""
     reading = replace(recipe.reading, outlines=())
     return replace(recipe, label=(), labels_by="file", task="auto", reading=reading)
 
 
 def in_file(source: Path, options: ImportOptions) -> Found:
-    """The samples that a csv lists, or the one picture or scan in a file, which has no label."""
+    """Return the samples in a csv, or the one picture or scan in a file, without a label."""
     if source.suffix.lower() == ".csv":
         return read_csv(source, options)
     where = "the file" if kind_of(source) != "picture" else str(source)
@@ -114,27 +114,27 @@ def in_file(source: Path, options: ImportOptions) -> Found:
 
 
 def csv_files(folder: Path) -> list[Path]:
-    """The csv files in a folder."""
+    """Return the csv files in a folder."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == ".csv")
 
 
 def only_csv(folder: Path) -> Path | None:
-    """The csv in a folder, if there is one. Raises DataError where there are several."""
+    """Return the csv in a folder, if there is one. Raises DataError where there are several."""
     if len(tables := csv_files(folder)) > 1:
         raise DataError(f"{folder} has several csv files ({tables[0].name}, {tables[1].name}); name the one to use")
     return next(iter(tables), None)
 
 
 def linked_inside(rows: list[SampleSource], source: Path) -> list[SampleSource]:
-    """The rows, none of which may be a link that leads out of the source. Raises DataError."""
+    """Return the rows. Raises DataError where a file is a link out of the source."""
     check_links(source, ((row.where, row.file) for row in rows))
     return rows
 
 
 def within(found: Found, source: Path) -> Found:
-    """The samples of a folder's own csv. Raises DataError where it names a file outside the folder, or a link to one.
+    """Return the samples of a folder's own csv. Raises DataError for a file outside the folder, or a link to one.
 
-    A list that came with an export must not reach files of the hospital's own; one that is named itself may.
+    A list in an export must not reach other files of the hospital. A csv that the user names itself may.
     """
     for where in outside(source, ((row.where, file) for row in found.rows for file in (row.file, row.mask))):
         raise DataError(f"{where} names a file outside its folder: name the csv, not the folder, if the list is yours")
@@ -142,13 +142,13 @@ def within(found: Found, source: Path) -> Found:
 
 
 def has_classes(source: Path, classes: Sequence[str]) -> bool:
-    """Return whether a folder's folders, or those below train, val and test, are classes, and nothing else."""
+    """Return whether all folders in a folder, or those below train, val and test, are classes."""
     folders = class_folders(source)
     return bool(folders) and {folder.name for _, folder in folders} <= set(classes)
 
 
 def loose_rows(source: Path) -> Iterator[SampleSource]:
-    """Pictures and volumes anywhere below a folder, without labels."""
+    """Yield pictures and volumes anywhere below a folder, without labels."""
     files = list(files_below(source))
     for number, path in enumerate(files):
         if path.name.lower().endswith((*PICTURES, *NIFTI)) and not path.name.startswith("."):
@@ -157,13 +157,14 @@ def loose_rows(source: Path) -> Iterator[SampleSource]:
 
 
 def is_joined(table: Path, source: Path) -> bool:
-    """Return whether a folder's csv is of DICOM files there that it does not name one by one."""
+    """Return whether a folder's csv has labels for DICOM files there without a column of files."""
     return holds_dicom(source) and "file" not in read_lines(table)[0]
 
 
 def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:
-    """The rows with volumes, and what lies in a patient's folder, called by their place among all files of the source,
-    as DICOM files are.
+    """Name volumes, and files in a patient's folder, by their number among all files of the source.
+
+    This is done as for DICOM files: names may contain patients' names.
     """
     if not any(is_nifti(row) or row.patient for row in rows):
         return rows
@@ -173,12 +174,12 @@ def numbered(rows: list[SampleSource], source: Path) -> list[SampleSource]:
 
 
 def is_nifti(row: SampleSource) -> bool:
-    """Return whether a row's picture is a volume of NIfTI."""
+    """Return whether a row's picture is a NIfTI volume."""
     return row.file is not None and row.file.name.lower().endswith(NIFTI)
 
 
 def sliced(found: Found, reading: ReadOptions) -> Found:
-    """The rows with one for each slice of a NIfTI volume that is wanted, or whole volumes where these are."""
+    """Return the rows with one for each requested slice of a NIfTI volume, or with whole volumes if requested."""
     if reading.volume:
         return replace(found, rows=[whole(row, reading) for row in tqdm(found.rows, desc="volumes", unit="")])
     if not any(map(is_nifti, found.rows)):
@@ -193,7 +194,7 @@ def sliced(found: Found, reading: ReadOptions) -> Found:
 
 
 def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
-    """A row with the files of its whole volume. Raises DataError where it is none."""
+    """Return a row with the files of its whole volume. Raises DataError where it is not a volume."""
     if row.files or row.file is None:
         return row
     if row.file.is_dir():
@@ -206,7 +207,7 @@ def whole(row: SampleSource, reading: ReadOptions) -> SampleSource:
 
 
 def class_folders(source: Path) -> list[tuple[str, Path]]:
-    """Folders that may be classes, each with its split, "" where there are no folders train, val and test."""
+    """Return folders that may be classes, each with its split, "" without folders train, val and test."""
     folders = folders_in(source)
     if folders and all(folder.name.lower() in SPLIT_NAMES for folder in folders):
         return [(SPLIT_NAMES[folder.name.lower()], path) for folder in folders for path in folders_in(folder)]
@@ -214,14 +215,14 @@ def class_folders(source: Path) -> list[tuple[str, Path]]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """The folders in a folder, without hidden ones."""
+    """Return the folders in a folder, without hidden ones."""
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def folder_rows(source: Path, patient: str | None) -> Iterator[SampleSource]:
-    """Pictures in one folder per class, possibly below train, val and test folders.
+    """Yield pictures in one folder per class, possibly below train, val and test folders.
 
-    ``patient``: "folder" where folders below the classes are patients, None where they are not; "" refuses such.
+    ``patient``: "folder" where folders below the classes are patients, None where they are not; "" refuses them.
     """
     for split, folder in class_folders(source):
         for path in sorted(folder.rglob("*")):

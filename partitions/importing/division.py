@@ -18,7 +18,7 @@ from partitions.splits import Array
 
 TEST_SHARE, VAL_SHARE = 0.2, 0.2  # of all; of the rest
 
-LIKE = 0.8  # from here on difflib takes two names for alike
+LIKE = 0.8  # least ratio of difflib for two similar names
 
 VAL_SHARE_GIVEN = 0.15  # of the training samples, where train and test are given but val is not
 
@@ -39,9 +39,9 @@ def patient_notes(samples: Sequence[SampleSource], asked: str | None) -> tuple[s
 
 
 def label_notes(task: str, y: Array, names: Sequence[str], patients: Array) -> Iterator[str]:
-    """Notes on classes ``y`` (n,) that may be one, written in two ways, and on patients of several classes.
+    """Yield notes on two classes ``y`` (n,) that may be one in two spellings, and on patients of several classes.
 
-    ``names``: of the classes that had to be numbered. Of other tasks than those of one class there are none.
+    ``names``: of the classes that had to be numbered. Only tasks with one class per sample have notes.
     """
     if task not in ONE_CLASS:
         return
@@ -56,7 +56,7 @@ def label_notes(task: str, y: Array, names: Sequence[str], patients: Array) -> I
 
 
 def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]:
-    """Notes on columns that stand for a category of few patients. ``table``: as ``recipes.pipeline.convert`` has it."""
+    """Return notes on categories of few patients. ``table``: from ``recipes.pipeline.convert``."""
     rare = []
     for j, column in enumerate(recipe.used):
         for level in column.levels if column.kind == "category" else ():
@@ -71,7 +71,7 @@ def rare_notes(table: Array, recipe: Recipe, patients: Array) -> tuple[str, ...]
 
 
 def assign_splits(samples: Sequence[SampleSource], patients: Array, seed: int) -> Array:
-    """The split of each sample, text (n,): as given, or drawn by seed, patient by patient."""
+    """Return the split of each sample, text (n,): as given, or drawn by seed, patient by patient."""
     given = np.array([sample.split for sample in samples])
     if given.any() and not given.all():
         sample = samples[int(np.flatnonzero(given == "")[0])]

@@ -1,8 +1,8 @@
-"""One picture of a source after the other: what it is like (``probe``), and itself (``read``).
+"""Pictures of a source one by one: their image info (``probe``) and their pixels (``read``).
 
-An import probes all of them first, by their headers alone, and then reads them one by one: memory holds one at most.
-A message names PNG and its like by their file. It never names a scan (DICOM, NIfTI) so, because hospitals write
-patients' names into file names: it gives the scan's place, a line of a csv or a number.
+An import probes all pictures first, from their headers alone. It then reads them one by one, so that at most one is in
+memory. Messages contain the file names of PNG and similar pictures. They contain a line of a csv or a number for a scan
+(DICOM, NIfTI), because hospitals write patients' names into file names.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from partitions.splits import Array
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".pgm", ".ppm")
 NIFTI = (".nii", ".nii.gz")
-DICOM = (".dcm", ".dicom", ".ima")  # what is called so is never named, be it DICOM or not
+DICOM = (".dcm", ".dicom", ".ima")  # files with these endings are never named in messages, DICOM or not
 ORIENTATION = 0x0112  # of EXIF
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSource:
-    """One sample before it is read: where it was found, and what is said of it."""
+    """One sample before it is read: its place, and its label, split and patient."""
 
     where: str  # for messages: "table.csv, line 7"
-    labels: tuple[str, ...]  # or none, where there is a mask
+    labels: tuple[str, ...]  # none where there is a mask
     split: str  # "" = not given
     patient: str  # "" = not given
     file: Path | None = None
     mask: Path | None = None
     text: str = ""
     subgroup: str = ""  # "" = not known
-    key: str = ""  # the patient as the csv has it, for predictions; no file of ours holds it
-    part: int | None = None  # which slice of a volume; None: the middle one
+    key: str = ""  # the csv's identifier of the patient, for predictions; no file of ours contains it
+    part: int | None = None  # the slice of a volume; None: the middle one
     files: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or all files of a series
     masks: tuple[Path, ...] = ()  # of a whole volume: a NIfTI file, or SEG and RTSTRUCT objects
 
 
 def kind_of(path: Path) -> str:
-    """``dicom`` by what is in the file (or by its name), ``nifti`` by its name; all else is a ``picture``."""
+    """Return ``dicom`` by the file's content or name, ``nifti`` by its name, or else ``picture``."""
     if path.name.lower().endswith(NIFTI):
         return "nifti"
     return "dicom" if path.name.lower().endswith(DICOM) or is_dicom(path) else "picture"
@@ -79,7 +79,7 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
         if picture.mode in ("I", "F"):
             raise DataError(f"its pixels are 32-bit ({picture.mode}); convert it to 8 or 16 bit")
         width, height = picture.size
-        if picture.getexif().get(ORIENTATION, 1) >= 5:  # turned by a quarter
+        if picture.getexif().get(ORIENTATION, 1) >= 5:  # rotated by 90 degrees
             width, height = height, width
         height, width = fitted(height, width, None, reading)
         deep = picture.mode.startswith("I;16")
@@ -87,10 +87,9 @@ def probe(sample: SampleSource, reading: ReadOptions) -> ImageInfo:
 
 
 def read(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits;
-    a volume is float32 (d, h, w, 1).
+    """Read a sample's picture: uint8 (h, w, 1 or 3), or float32 (h, w, 1) in 0..1 if it is grey of more than 8 bits.
 
-    Raises DataError, one line, where it cannot be read.
+    A volume is float32 (d, h, w, 1). Raises DataError, one line, where it cannot be read.
     """
     assert sample.file is not None
     if reading.volume:
@@ -111,7 +110,7 @@ def read(sample: SampleSource, reading: ReadOptions) -> Array:
 
 
 def read_mask(sample: SampleSource, reading: ReadOptions) -> Array:
-    """Read a sample's mask, uint8 (h, w) or (d, h, w): a grey (or palette) picture, NIfTI, or outlines, of classes."""
+    """Read a sample's mask of classes, uint8 (h, w) or (d, h, w): a grey or palette picture, NIfTI, or outlines."""
     if reading.volume:
         return volume.read_mask(sample.files, sample.masks, sample.where, reading)
     assert sample.file is not None and sample.mask is not None
@@ -131,9 +130,9 @@ def name_of(path: Path) -> str:
 
 @contextmanager
 def open_picture(path: Path, where: str) -> Iterator[Image.Image]:
-    """A picture, of which only the header is read so far. Raises DataError, which names the file."""
+    """Context with a picture of which only the header is read. Raises DataError, which names the file."""
     try:
-        with warnings.catch_warnings():  # it warns from half of the size on that it refuses
+        with warnings.catch_warnings():  # Pillow warns from half of the size that it refuses
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             picture = Image.open(path)
         with picture:

@@ -1,4 +1,4 @@
-"""New rows of a hospital's csv, or new pictures, as the recipe of a data file or a model reads them."""
+"""New rows of a hospital's csv, or new pictures, read by the recipe of a data file or a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from partitions.splits import Array
 
 @dataclass(frozen=True)
 class NewRows:
-    """Inputs (n, ...), the size of the vocabulary, and each row's patient as the csv has it; ``key``: that column."""
+    """Inputs (n, ...), the size of the vocabulary, and each row's patient in the csv; ``key``: the column of these."""
 
     x: Array
     vocabulary: int
@@ -32,7 +32,7 @@ class NewRows:
 
 
 def read_new_rows(path: Path, recipe: Recipe, as_gaps: bool = False) -> NewRows:
-    """The rows of a csv without their labels. Raises DataError, one line, for what the recipe does not foresee."""
+    """Read the rows of a csv without their labels. Raises DataError, one line, for content that the recipe lacks."""
     try:
         found = read_table(path, recipe, as_gaps, labelled=False)
         x, vocabulary, notes = new_inputs(found, recipe)
@@ -43,7 +43,7 @@ def read_new_rows(path: Path, recipe: Recipe, as_gaps: bool = False) -> NewRows:
 
 
 def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...]]:
-    """The inputs of rows, the size of the vocabulary, and notes. Raises DataError where gaps have no value yet."""
+    """Return the inputs of rows, the size of the vocabulary, and notes. Raises DataError for gaps without a value."""
     assert found.table is not None
     if open_ := [own.name for own in recipe.used if own.fill != "refuse" and own.fill_value is None]:
         raise DataError(
@@ -56,7 +56,7 @@ def new_inputs(found: Found, recipe: Recipe) -> tuple[Array, int, tuple[str, ...
 
 @dataclass(frozen=True)
 class NewPictures:
-    """Samples without their pictures, which are read one by one; ``like``: shape and type of all, (n, h, w, c)."""
+    """Samples whose pictures are read one by one; ``like``: shape and type of all pictures, (n, h, w, c)."""
 
     samples: list[SampleSource]
     recipe: PictureRecipe
@@ -68,7 +68,7 @@ class NewPictures:
 
 
 def new_pictures(found: Found, recipe: PictureRecipe) -> tuple[NewPictures, tuple[str, ...]]:
-    """The pictures that a recipe is to read, and notes. Raises DataError where they are not as it expects."""
+    """Return pictures to be read by a recipe, and notes. Raises DataError where they do not match the recipe."""
     samples = found.rows
     if any(sample.file is None for sample in samples):
         raise DataError("the recipe is of pictures, and these are rows of a table")

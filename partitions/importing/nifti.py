@@ -1,9 +1,9 @@
-"""NIfTI: volumes and masks as axial slices, in one orientation.
+"""NIfTI volumes and masks as axial slices in one orientation.
 
-A volume is turned to the nearest canonical orientation (RAS), so that a slice is axial whatever the file's axes are,
-and shown as a viewer shows it and as DICOM has it: the front above, the patient's right on the left. Of a series in
-time the first volume is taken. Values go through the file's own slope and intercept, and then from the 0.5th to the
-99.5th percentile of the whole volume, or by the requested window, onto 0..1. Of the header nothing else is used.
+A volume is turned to the nearest canonical orientation (RAS), so that slices are axial for all axes of files. A slice
+is oriented as in viewers and in DICOM: the front above, the patient's right on the left. Of a series in time the first
+volume is used. Values are converted by the file's slope and intercept. Then the range from the 0.5th to the 99.5th
+percentile of the whole volume, or the requested window, is mapped to 0..1. Nothing else in the header is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST_HEADER = 540  # bytes, of NIfTI-2
 
 
 def read_stored(path: Path, where: str) -> Array:
-    """A volume's values along the file's own axes, float32 (i, j, k)."""
+    """Read a volume's values along the file's own axes, float32 (i, j, k)."""
     with redacted_errors(where, "NIfTI"):
         image = load(path)
         if len(image.shape) != 3:
@@ -45,13 +45,13 @@ def read_stored(path: Path, where: str) -> Array:
 
 
 def parts(path: Path, where: str, reading: ReadOptions) -> list[int]:
-    """Which axial slices of a volume to take."""
+    """Return which axial slices of a volume to use."""
     with redacted_errors(where, "NIfTI"):
         return parts_of(_canonical(load(path))[0][2], reading.slices)
 
 
 def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
-    """Return the image info of a slice. The volume is its own patient: no two of its slices may be in two splits."""
+    """Return the image info of a slice. The volume counts as a patient, so that its slices are all in one split."""
     with redacted_errors(where, "NIfTI"):
         (width, height, _), (across, along, _) = _canonical(load(path))
         sides = fitted(height, width, (along, across), reading)
@@ -60,7 +60,7 @@ def probe(path: Path, where: str, reading: ReadOptions) -> ImageInfo:
 
 
 def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
-    """A slice, float32 (h, w, 1) in 0..1."""
+    """Read a slice, float32 (h, w, 1) in 0..1."""
     with redacted_errors(where, "NIfTI"):
         values, spacing, low, high = _volume(path, path.stat().st_mtime_ns, reading.window)
         scale = high - low
@@ -70,7 +70,7 @@ def read(path: Path, where: str, reading: ReadOptions, part: int | None) -> Arra
 
 
 def read_mask(path: Path, mask: Path, where: str, reading: ReadOptions, part: int | None) -> Array:
-    """A slice of the mask of the volume ``path``, uint8 (h, w). It must lie where the volume lies."""
+    """Read a slice of the volume's mask, uint8 (h, w). Raises an error unless the mask has the volume's geometry."""
     with redacted_errors(where, "NIfTI"):
         ours, theirs = load(mask), load(path)
         same = _canonical(ours)[0] == _canonical(theirs)[0] and np.allclose(ours.affine, theirs.affine, atol=1e-2)
@@ -90,7 +90,7 @@ def _nibabel() -> Any:
 
 
 def load(path: Path) -> Any:
-    """The header; values are read when they are asked for. Its size is looked at before anything is unpacked."""
+    """Open a volume and read its header; values are read on access. Its size is checked before it is unpacked."""
     nibabel = _nibabel()
     with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
         start = file.read(LONGEST_HEADER)
@@ -112,7 +112,7 @@ def _length(start: bytes) -> int:
 
 
 def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
-    """Shape and mm of a voxel along the patient's axes, left to right, back to front, feet to head."""
+    """Return shape and mm of a voxel along the patient's axes: left to right, back to front, feet to head."""
     axes = _nibabel().orientations.io_orientation(image.affine)[:, 0].astype(int).tolist()
     shape, zooms = [0, 0, 0], [0.0, 0.0, 0.0]
     for axis, place in enumerate(axes):
@@ -123,7 +123,7 @@ def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, fl
 
 
 def _values(path: Path) -> tuple[Array, tuple[float, float]]:
-    """The first volume in canonical orientation, float32 (x, y, z), and mm from row to row, column to column."""
+    """Read the first volume in canonical orientation, float32 (x, y, z), and its distances of rows and columns in mm."""
     image, turning = load(path), _nibabel().orientations
     stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
     turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))
@@ -131,11 +131,11 @@ def _values(path: Path) -> tuple[Array, tuple[float, float]]:
     return finite(turned), (along, across)
 
 
-@lru_cache(maxsize=1)  # all slices of a volume come one after the other
+@lru_cache(maxsize=1)  # the slices of a volume are read consecutively
 def _volume(
     path: Path, changed: int, window: tuple[float, float] | None
 ) -> tuple[Array, tuple[float, float], float, float]:
-    """Values, mm of a pixel, and which values are black and white."""
+    """Return values, mm of a pixel, and the values of black and white."""
     values, spacing = _values(path)
     if window:
         return values, spacing, window[0] - window[1] / 2, window[0] + window[1] / 2
@@ -145,24 +145,24 @@ def _volume(
 
 @lru_cache(maxsize=1)
 def _labels(path: Path, changed: int) -> tuple[Array, tuple[float, float]]:
-    """Classes, uint8 (x, y, z), and mm of a pixel."""
+    """Return classes, uint8 (x, y, z), and mm of a pixel."""
     values, spacing = _values(path)
     return classes_of(values), spacing
 
 
-@lru_cache(maxsize=1)  # the scans of one patient, which come one after the other, often have one mask
+@lru_cache(maxsize=1)  # the scans of one patient, which are read consecutively, often have one mask
 def stored_classes(path: Path, changed: int) -> Array:
-    """The classes of a mask along the file's own axes, uint8 (i, j, k)."""
+    """Read the classes of a mask along the file's own axes, uint8 (i, j, k)."""
     return classes_of(np.asarray(load(path).dataobj, np.float32))
 
 
 def finite(values: Array) -> Array:
-    """Values without infinities and NaN, as ``nan_to_num`` makes them; where there are none, the array itself."""
+    """Replace infinities and NaN by ``nan_to_num``; return the array itself where there are none."""
     return values if np.isfinite(values).all() else np.nan_to_num(values)
 
 
 def classes_of(values: Array) -> Array:
-    """The classes in a mask, uint8. Raises ScanError where its values are none."""
+    """Return the classes in a mask, uint8. Raises ScanError for values that are not classes."""
     values = finite(values)
     classes = np.rint(values)
     if classes.min() < 0 or classes.max() > 255 or np.abs(values - classes).max() > 1e-3:
@@ -172,5 +172,5 @@ def classes_of(values: Array) -> Array:
 
 
 def _slice(volume: Array, part: int | None) -> Array:
-    """An axial slice (h, w): rows from the front to the back, columns from the patient's right to the left."""
+    """Return an axial slice (h, w): rows from the front to the back, columns from the patient's right to the left."""
     return volume[::-1, ::-1, volume.shape[2] // 2 if part is None else part].T

@@ -1,6 +1,6 @@
-"""Texts in a hospital's csv: made into tokens, alone or beside a table's numbers; and what is said of that.
+"""Texts in a hospital's csv as tokens, alone or beside a table's numbers, and notes on them.
 
-No text, and no word of one, is in a message: it may name a patient.
+Messages contain no text and no word of one, because it may name a patient.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from partitions.recipes.cells import GROUPS
 from partitions.splits import Array, together
 from partitions.tokens import BUCKETS, LENGTH, MOST_LENGTH, Hashed, encode, parse_vocabulary
 
-TABLE, TEXT = "columns", "text"  # what the two inputs of a sample are called
+TABLE, TEXT = "columns", "text"  # names of the two inputs of a sample
 
 
 @dataclass(frozen=True)
 class Take:
-    """Table options.
+    """Options of a table.
 
-    ``text``: the column of texts, "" for none; ``columns``: those of numbers (none:
-    all, but beside a text none); ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text;
-    ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
-    patients; ``separator``: between cells, "" as the first line shows; ``decimal``: the sign, a point or a comma, and
-    ``thousands``, "" as the cells show; ``dates``: their format; ``gaps``: more cells that mean a missing value.
+    * ``text``: the column of texts, "" for none.
+    * ``columns``: those of numbers; if empty, all columns without a text, and none beside a text.
+    * ``vocabulary``: ``hashed:BUCKETS``, or a file's path; ``length``: tokens of a text.
+    * ``patient``: the column of patients (``patients.patient_column``), or ``folder``: folders below the classes are
+      patients.
+    * ``separator``: of cells, "" as in the first line.
+    * ``decimal``: the sign, a point or a comma, and ``thousands``; "" as in the cells.
+    * ``dates``: their format; ``gaps``: more cells that mean a missing value.
     """
 
     text: str = ""
@@ -62,11 +65,11 @@ ALL_COLUMNS = Take()
 
 
 def read_inputs(rows: Sequence[SampleSource], values: Array, take: Take) -> tuple[Array, int, tuple[str, ...]]:
-    """The inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
+    """Return the inputs of a table's rows, the size of the vocabulary (0 without texts), and notes.
 
-    ``values``: the columns' numbers, float32 (n, columns), none where the text is the only input.
+    ``values``: the columns' numbers, float32 (n, columns), without columns where the text is the only input.
 
-    Raises DataError for a row without a word, where there is nothing besides.
+    Raises DataError for a row without a word, where the text is the only input.
     """
     if not take.text:
         return values, 0, ()
@@ -102,7 +105,7 @@ def sharing(vocabulary: Hashed) -> int:
 
 
 def copies(rows: Sequence[SampleSource], places: Array) -> tuple[str, ...]:
-    """A note where texts of the test part are also elsewhere. ``places``: the part of each row, text (n,)."""
+    """Return a note on texts of the test part that are also in another. ``places``: the part of each row, text (n,)."""
     elsewhere = {row.text for row, place in zip(rows, places, strict=True) if place != "test"}
     tested = [row for row, place in zip(rows, places, strict=True) if place == "test"]
     again = sum(row.text in elsewhere for row in tested if row.text)

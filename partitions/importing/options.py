@@ -14,15 +14,16 @@ from partitions.recipes.recipe import Recipe
 
 @dataclass(frozen=True)
 class ImportOptions(ReadOptions):
-    """Options of an import: how pictures and scans are read, how the source is written, and what is taken of it.
+    """Options of an import. Raises DataError for values out of their range.
 
-    ``label``: the label column of a csv, or several, joined by commas; ``survival``: the columns of time and event in
-    their place; ``labels``: names of all classes, in order; ``labels_from``: a csv of labels by study or patient;
-    ``seed``: of the split, where the source has none. ``take``: how a csv is written, the column of texts, what they
-    become, which numbers, and the column of patients. ``recipe``: how to read a table, in place of all that, and
-    ``pictures``: how to read pictures and scans; ``as_gaps``: cells that do not fit the recipe are gaps. ``subgroup``:
-    the column of subgroups (``subgroups.parse_column``). ``overwrite``: whether the data file may be there already;
-    ``cohort``: a name for the people whose data these are. Raises DataError for values out of their range.
+    * ``label``: the label column of a csv, or several, joined by commas; ``survival``: instead, the columns of time and
+      event; ``labels``: names of all classes, in order; ``labels_from``: a csv of labels by study or patient.
+    * ``seed``: of the split, where the source has none.
+    * ``take``: the format of a csv, and its columns of texts, numbers and patients.
+    * ``recipe``: how to read a table, instead of the above; ``pictures``: how to read pictures and scans; ``as_gaps``:
+      cells that do not fit the recipe are gaps.
+    * ``subgroup``: the column of subgroups (``subgroups.parse_column``).
+    * ``overwrite``: whether the data file may exist already; ``cohort``: a name for the people in the data.
     """
 
     label: str | None = None
@@ -41,7 +42,7 @@ class ImportOptions(ReadOptions):
 
     @property
     def reading(self) -> ReadOptions:
-        """Read options of pictures and scans alone, as a recipe keeps them: its own, where there is one."""
+        """Return the options for reading pictures and scans: those of the recipe, if there is one."""
         if self.pictures:
             return self.pictures.reading
         return ReadOptions(**{f.name: getattr(self, f.name) for f in fields(ReadOptions)})

@@ -1,4 +1,4 @@
-"""Images: image info, sizes, redacted errors."""
+"""Image info, sizes and redacted errors of pictures and scans."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from partitions.recipes.reading import Acquisition, ReadOptions
 
 MOST_SIDE = 1 << 14  # pixels; a longer side after resampling is a mistake in the spacing
 
-KEY = secrets.token_bytes(32)  # of this process; it is never written
+KEY = secrets.token_bytes(32)  # of this process, never written
 
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """Image info: what the header tells of a picture.
+    """Properties of a picture from its header.
 
-    ``deep``: it becomes float32 in 0..1 and not uint8; ``patient``: a pseudonym, "" without a named patient; ``notes``:
-    what a hospital must know of it, each a text that ends the sentence "12 of 340 pictures ..."; ``acquired``: what
-    other pictures must be alike in.
+    * ``deep``: it becomes float32 in 0..1, not uint8.
+    * ``patient``: a pseudonym, "" without a patient.
+    * ``notes``: remarks for the hospital, each a text that ends the sentence "12 of 340 pictures ...".
+    * ``acquired``: the properties that other pictures must share.
     """
 
     height: int
@@ -41,12 +42,12 @@ class ImageInfo:
 
 
 def pseudonym(name: str) -> str:
-    """A keyed hash in a patient's name's place, another one in every process; "" stays ""."""
+    """Return a keyed hash that replaces a patient's name, different in every process; "" stays ""."""
     return hashlib.blake2b(name.encode(errors="surrogatepass"), key=KEY, digest_size=16).hexdigest() if name else ""
 
 
 def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading: ReadOptions) -> tuple[int, int]:
-    """Height and width of a picture once it is as requested: as :func:`fit` makes it."""
+    """Return height and width of a picture after :func:`fit`."""
     sides = square(height, width, spacing, reading.spacing)
     return (reading.size, reading.size) if reading.size else sides
 
@@ -54,9 +55,9 @@ def fitted(height: int, width: int, spacing: tuple[float, float] | None, reading
 def square(
     height: int, width: int, spacing: tuple[float, float] | None, wanted: float | None = None
 ) -> tuple[int, int]:
-    """Height and width in square pixels of ``wanted`` mm, or of the smaller side of those that there are.
+    """Return height and width in square pixels of ``wanted`` mm, or of the smaller side of the present pixels.
 
-    ``spacing``: mm from row to row and from column to column, or None if unknown.
+    ``spacing``: the distances of rows and columns in mm, or None if unknown.
     """
     if spacing is None:
         if wanted:
@@ -72,10 +73,10 @@ def square(
 def fit(
     picture: Image.Image, spacing: tuple[float, float] | None, reading: ReadOptions, resampling: Image.Resampling
 ) -> Image.Image:
-    """A picture with square pixels, of the requested size.
+    """Return a picture with square pixels, of the requested size.
 
-    Without a requested spacing it is stretched to the size; with one it is cut, or widened with 0, about its centre, so
-    that a pixel keeps its mm.
+    Without a requested spacing it is stretched to the size. With one it is cropped, or padded with 0, about its centre,
+    so that a pixel keeps its mm.
     """
     height, width = square(picture.height, picture.width, spacing, reading.spacing)
     if reading.size and reading.spacing is None:
@@ -89,17 +90,17 @@ def fit(
 
 
 def parts_of(depth: int, count: int) -> list[int]:
-    """Which of ``depth`` slices to take: the middle ones of ``count`` equal parts, so one is the middle of all."""
+    """Return which of ``depth`` slices to use: the middles of ``count`` equal parts; a single one is the middle."""
     count = min(count, depth)
     return [(2 * i + 1) * depth // (2 * count) for i in range(count)]
 
 
 class ScanError(DataError):
-    """Fault of a scan, in a text that holds nothing of its header."""
+    """Fault of a scan, with a text that contains nothing from its header."""
 
 
 class Unavailable(DataError):
-    """The library that reads a kind of scan is not installed."""
+    """Error for a missing library that reads a kind of scan."""
 
     def __init__(self, kind: str, package: str, done: str = "read") -> None:
         super().__init__(
@@ -110,7 +111,7 @@ class Unavailable(DataError):
 
 @contextmanager
 def redacted_errors(where: str, kind: str, hint: str = "") -> Iterator[None]:
-    """Errors, warnings and logs of a library that reads scans may quote what a header says: nothing of them is shown.
+    """Context that hides errors, warnings and logs of libraries that read scans, because they may quote the header.
 
     Raises DataError, one line: ``where`` and a text of ours, or the kind of error alone.
     """

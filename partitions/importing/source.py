@@ -1,28 +1,31 @@
-"""A hospital's pictures or table made into a silo data file (`silofl import`).
+"""Conversion of a hospital's pictures or table to a silo data file (`silofl import`).
 
 Sources:
 
 * a folder with one csv of columns ``file, label`` (and ``split``, ``patient``), or that csv itself; files are pictures,
   DICOM or NIfTI
-* a folder with one folder of pictures per class; or ``train``, ``val`` and ``test`` folders of such; below the classes
-  there may be a folder per patient
-* a folder of DICOM files as a hospital exports them, with a csv of labels by study or patient (``dicom_series.py``)
-* a csv table: the column ``label``, or the one named, is the label, all others are numbers; or one is a text
-  (``notes.py``), with the numbers that are named beside it
+* a folder with one folder of pictures per class, or ``train``, ``val`` and ``test`` folders with these; below the
+  classes there may be a folder per patient
+* a folder of DICOM files from a hospital's export, with a csv of labels by study or patient (``dicom_series.py``)
+* a csv table: the column ``label``, or the named one, is the label, all others are numbers; or one is a text
+  (``notes.py``), beside the columns of numbers that are named
 
-Several label columns of 0, 1 or -1 (not known) are findings, of other numbers measurements; one column of numbers that
-are not whole is a measurement, too. A column of times and one of events (1, or 0 for censored) are survival, and a
-csv's column ``mask`` names a picture of classes for each picture: outlines. ``task`` says it where this does not.
+The task follows from the labels, or is set by ``task``:
 
-Labels that are whole numbers stay as they are. Others are numbered in the order of ``labels``, or else in
-alphabetical order, on which hospitals agree only if each has every class: where they may not, name them.
+* several columns of 0, 1 or -1 (unknown): findings; of other numbers: measurements
+* one column of numbers that are not whole: a measurement
+* a column of times and one of events (1, or 0 for censored): survival
+* a column ``mask`` with the file of a picture of classes for each picture: outlines
 
-Without a ``split`` column 20 % of the samples are for testing and 20 % of the rest for validation, drawn by
-seed. Where a column or a folder tells patients apart, or DICOM files say whose they are, all samples of a patient go
-to one side: no patient is in both training and test. A split that is given and does otherwise is refused. The
-data file then has patients' numbers, counted from 0 in the order of the samples, and no identifier (``patients.py``).
+Labels that are whole numbers do not change. Others are numbered in the order of ``labels``, or else in alphabetical
+order. The latter agrees between hospitals only if each has every class; otherwise name the classes.
 
-Pictures are looked at first, all of them, and then read one by one into the file: memory does not grow with them.
+Without a ``split`` column 20 % of the samples are for testing and 20 % of the rest for validation, drawn by seed. Where
+a column, a folder or DICOM files identify patients, all samples of a patient are in one part. A given split that
+violates this is refused. The data file then has patients' numbers, counted from 0 in the order of the samples, and no
+identifier (``patients.py``).
+
+All pictures are probed first, and then read one by one into the file, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -59,14 +62,16 @@ from partitions.splits import Array, SiloData, Split, inputs_of
 from partitions.subgroups import check_names
 from partitions.tokens import parse_vocabulary
 
-FEWEST_DIVIDED = 3  # patients; of fewer there is none for a part
+FEWEST_DIVIDED = 3  # patients; fewer would leave a part without one
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Result of an import. ``label_names``: of classes that had to be numbered, of findings, of measurements;
-    ``notes``: what was left out, and what the hospital must look at; ``recipe``: of a table, as it was used, or of
-    ``pictures``.
+    """Result of an import.
+
+    * ``label_names``: of classes that had to be numbered, of findings, or of measurements.
+    * ``notes``: what was left out, and what the hospital must check.
+    * ``recipe``: that of a table, as used; ``pictures``: that of pictures.
     """
 
     file: Path
@@ -80,20 +85,20 @@ class Imported:
 
     @property
     def data(self) -> SiloData:
-        """The samples, read from the file."""
+        """Return the samples, read from the file."""
         return read_silo_file(self.file)
 
     def __str__(self) -> str:
-        """Samples per split, what they are, and the number of each named class."""
+        """Describe the samples per split, and the number of each named class."""
         return self.description + "".join(f"\n{i} = {name}" for i, name in enumerate(self.label_names))
 
 
 def import_source(source: str | Path, out: str | Path, options: ImportOptions = DEFAULTS) -> Imported:
     """Read pictures, scans or a table, and write them as a silo data file; one picture at a time is in memory.
 
-    Pictures become uint8, those of more than 8 bits float32 in 0..1; if any is in colour all are.
+    Pictures become uint8, those of more than 8 bits float32 in 0..1; if one is in colour, all are.
 
-    Raises DataError, naming file and line, for anything that cannot be read; nothing is written then.
+    Raises DataError, naming file and line, for anything that cannot be read; then nothing is written.
     """
     source, out = Path(source), Path(out)
     check_paths(source, out, options.overwrite)
@@ -113,7 +118,7 @@ def import_source(source: str | Path, out: str | Path, options: ImportOptions = 
 
 @contextmanager
 def reading(source: Path) -> Iterator[None]:
-    """Context that names the source in every fault. Raises DataError."""
+    """Context that adds the source to errors of reading. Raises DataError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -123,7 +128,7 @@ def reading(source: Path) -> Iterator[None]:
 
 
 def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions) -> Imported:
-    """Write new rows as one part (``x``): to predict, because they have no labels or are too few to be divided."""
+    """Write new rows as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
     x, vocabulary, notes = new_inputs(found, recipe)
     arrays = {f"x_{name}" if name else "x": own for name, own in inputs_of(x).items()}
     names: tuple[str, ...] = ()
@@ -145,7 +150,7 @@ def import_whole(out: Path, found: Found, recipe: Recipe, options: ImportOptions
 
 
 def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: ImportOptions) -> Imported:
-    """Write new pictures as one part (``x``): to predict, because they have no labels or are too few to be divided."""
+    """Write new pictures as one part (``x``) for prediction, because they lack labels or are too few to be divided."""
     pictures, infos = new_pictures(found, recipe)
     like, samples = pictures.like, pictures.samples
     arrays, streams = {"x": like}, {"x": iter(pictures)}
@@ -168,7 +173,7 @@ def import_pictures(out: Path, found: Found, recipe: PictureRecipe, options: Imp
 
 
 def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> SiloData:
-    """Some rows of a table, read as the options' recipe says, and divided. Raises DataError."""
+    """Read some rows of a table by the options' recipe, and divide them. Raises DataError."""
     options = with_recipe(options)
     with reading(source):
         found = find_rows(source, options)
@@ -179,7 +184,7 @@ def read_rows(source: Path, options: ImportOptions, rows: Sequence[int]) -> Silo
 
 
 def with_recipe(options: ImportOptions) -> ImportOptions:
-    """The options as their recipe has them, if there is one."""
+    """Return the options with those of their recipe, if there is one."""
     if own := options.pictures:
         take = Take(patient=own.patient or None)
         made = replace(options, label=None, labels=own.classes, task=own.task, seed=own.seed, take=take)
@@ -194,7 +199,7 @@ def with_recipe(options: ImportOptions) -> ImportOptions:
 
 
 def check_paths(source: Path, out: Path, overwrite: bool) -> None:
-    """Raise DataError where the source is missing, or the file to write is there already."""
+    """Raise DataError where the source is missing, or the output file exists already."""
     if out.suffix != ".npz":
         raise DataError(f"{out} does not end in .npz")
     if out.exists() and not overwrite:
@@ -207,7 +212,7 @@ def check_paths(source: Path, out: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class Collected:
-    """The samples of a source, divided; pictures and masks have shape and type only, until they are written."""
+    """The divided samples of a source; pictures and masks have shape and type only, until they are written."""
 
     samples: list[SampleSource]
     data: SiloData
@@ -221,22 +226,22 @@ class Collected:
 
     @property
     def in_files(self) -> bool:
-        """Return whether the inputs are pictures or scans, each in a file of its own."""
+        """Return whether the inputs are pictures or scans, each in its own file."""
         return bool(self.samples[0].file)
 
     def order(self) -> dict[str, Array]:
-        """The samples' places in the source, per split."""
+        """Return the samples' indices in the source, per split."""
         return {split: np.flatnonzero(self.places == split) for split in SPLITS}
 
     def gaps_by_part(self) -> dict[str, Array]:
-        """Which values are filled, per split; empty where none is."""
+        """Return which values are filled, per split; empty where none is."""
         if self.gaps is None or not self.gaps.any():
             return {}
         return {split: self.gaps[chosen] for split, chosen in self.order().items()}
 
 
 def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
-    """Read the samples' labels, look at their inputs, and divide them."""
+    """Read the samples' labels, probe their inputs, and divide them."""
     take = options.take
     samples, notes, recipe, pictures = found.rows, found.notes, found.recipe, options.pictures
     check_options(source, samples, options)
@@ -270,7 +275,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
         )
     else:
         notes = (*notes, *rare_notes(found.table, recipe, patients))
-        names = recipe.classes or names  # of a shared schema; what this file calls them is in its recipe
+        names = recipe.classes or names  # of a shared schema; this file's own names are in its recipe
         classes = names if task in ONE_CLASS else recipe.classes
         recipe = filled(replace(recipe, task=task, classes=classes, outputs=outputs), found.table[places == "train"])
         x, vocabulary, more = read_inputs(samples, transform(found.table, recipe), take)
@@ -289,7 +294,7 @@ def collect(source: Path, found: Found, options: ImportOptions) -> Collected:
 def parts_of(
     x: Array, y: Array, patients: Array | None, groups: Array | None, places: Array
 ) -> tuple[Split, Split, Split]:
-    """The samples of the training, the validation and the test part."""
+    """Return the samples of the training, the validation and the test part."""
     train, val, test = (
         Split(rows_of(x, chosen), rows_of(y, chosen), of(patients, chosen), of(groups, chosen))
         for chosen in (np.flatnonzero(places == split) for split in SPLITS)
@@ -298,7 +303,7 @@ def parts_of(
 
 
 def filled(recipe: Recipe, training: Array) -> Recipe:
-    """A table's recipe with the values that fill its gaps, from the training part. Raises DataError where none can."""
+    """Return a table's recipe with the values for gaps from the training part. Raises DataError where none exists."""
     check_fills(training, recipe)
     return with_fills(recipe, fit(training, recipe))
 
@@ -311,19 +316,19 @@ def check_places(source: Path, places: Array, people: str) -> None:
 
 
 def of(values: Array | None, rows: Array) -> Array | None:
-    """Return these rows of what is known of the samples."""
+    """Return these rows of an optional array of the samples."""
     return None if values is None else values[rows]
 
 
 def check_options(source: Path, samples: list[SampleSource], options: ImportOptions) -> None:
-    """Raise DataError for options that are not for such samples."""
+    """Raise DataError for options that do not apply to these samples."""
     of_scans = options.window or options.slices > 1 or options.series
     if of_scans and all(sample.file is None or kind_of(sample.file) == "picture" for sample in samples):
         raise DataError(f"{source} has no scans; --window, --slices and --series are of DICOM and NIfTI")
     if options.subgroup and not any(sample.subgroup for sample in samples):
         raise DataError(f"{source}: --subgroup names a column of a csv that lists samples; none has a value there")
     if options.take.text:
-        parse_vocabulary(options.take.vocabulary)  # before anything is read of the labels
+        parse_vocabulary(options.take.vocabulary)  # checked before labels are read
     if (options.take.text or options.take.columns) and samples[0].file:
         raise DataError(f"{source} has pictures; --text and --columns are of a table")
 
@@ -341,7 +346,7 @@ def write_collected(out: Path, made: Collected, options: ImportOptions) -> None:
 
 
 def summary(data: SiloData) -> str:
-    """Samples per split, and what they are."""
+    """Describe the samples per split."""
     counts = f"train {len(data.train)}, val {len(data.val)}, test {len(data.test)} samples"
     if data.task == "multiclass":
         what = f"{data.classes} classes"

@@ -1,4 +1,4 @@
-"""Pictures and masks: described by their headers first, then streamed into the file one by one."""
+"""Pictures and masks: described from their headers first, then streamed into the file one by one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MOST_NAMED = 3  # pictures in a message
 
 
 def blank(shape: tuple[int, ...], dtype: type[np.generic]) -> Array:
-    """Shape and type of pictures or masks that are not in memory."""
+    """Return an array with shape and type of pictures or masks that are not in memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
 def rows_of(array: Array, chosen: Array) -> Array:
-    """These samples; of pictures and masks, which are blank, as many blank ones."""
+    """Return these samples; for blank pictures and masks, equally many blank ones."""
     return array[chosen] if array.ndim <= 2 else np.broadcast_to(array[:1], (len(chosen), *array.shape[1:]))
 
 
@@ -37,15 +37,15 @@ def probe_all(samples: Sequence[SampleSource], reading: ReadOptions) -> list[Ima
 
 
 def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe | None = None) -> Array:
-    """Blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as a recipe has them."""
+    """Return blank pictures, uint8 or float32 (n, h, w, c), c = 1, or 3 if any is in colour; or as in a recipe."""
     if recipe:
         check_expected(samples, infos, recipe)
         return blank((len(samples), *recipe.shape), np.dtype(recipe.dtype).type)
-    first, plain = infos[0], None  # the first one that is no scan, whose depth is what its maker chose
+    first, plain = infos[0], None  # plain: the first that is no scan, whose depth was chosen by its maker
     for sample, info in zip(samples, infos, strict=True):
         assert sample.file is not None
         what = f"{sample.where}: {name_of(sample.file)}"
-        if (info.height, info.width) != (first.height, first.width):  # volumes are alike already
+        if (info.height, info.width) != (first.height, first.width):  # volumes have equal shapes already
             sizes = f"{info.width} x {info.height}, those before it {first.width} x {first.height}"
             raise DataError(f"{what} is {sizes}; use --size")
         if kind_of(sample.file) == "picture":
@@ -58,7 +58,7 @@ def describe(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe
 
 
 def check_expected(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], recipe: PictureRecipe) -> None:
-    """Raise DataError, one line that names the first pictures which are not what the recipe expects, and how."""
+    """Raise DataError, one line, with the first pictures that do not match the recipe, and the differences."""
     faults = [
         f"{sample.where}: {'; '.join(found)}"
         for sample, info in zip(samples, infos, strict=True)
@@ -73,7 +73,7 @@ def check_expected(samples: Sequence[SampleSource], infos: Sequence[ImageInfo], 
 
 
 def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
-    """What of a picture cannot become what the recipe makes."""
+    """Yield the properties of a picture that prevent conversion to the recipe's shape and type."""
     *depth, height, width, channels = recipe.shape
     if info.channels > channels:
         yield "it is in colour, where the recipe has grey"
@@ -86,7 +86,7 @@ def unlike(info: ImageInfo, recipe: PictureRecipe) -> Iterator[str]:
 
 
 def draft_pictures(infos: Sequence[ImageInfo], like: Array, options: ImportOptions) -> PictureRecipe:
-    """The recipe by which pictures (n, h, w, c) are read; roles and labels are left open."""
+    """Return the recipe by which pictures (n, h, w, c) are read, without roles and labels."""
     return PictureRecipe(
         tuple(like.shape[1:]), str(like.dtype), options.reading, expect([info.acquired for info in infos])
     )
@@ -102,7 +102,7 @@ def count_notes(infos: Sequence[ImageInfo]) -> list[str]:
 def read_pictures(
     samples: Sequence[SampleSource], reading: ReadOptions, like: Array, progress: tqdm[NoReturn]
 ) -> Iterator[Array]:
-    """One picture after the other, in the shape and type of ``like``."""
+    """Yield the pictures one by one, in the shape and type of ``like``."""
     for sample in samples:
         picture = read(sample, reading)
         if like.dtype == np.float32 and picture.dtype == np.uint8:
@@ -112,7 +112,10 @@ def read_pictures(
 
 
 def probe_masks(samples: Sequence[SampleSource], reading: ReadOptions) -> tuple[Array, tuple[str, ...], int]:
-    """Blank masks uint8 (n, [d,] h, w), no names, and the number of classes: each is read now, and once more."""
+    """Return blank masks uint8 (n, [d,] h, w), no names, and the number of classes.
+
+    Each mask is read here, and again when it is written.
+    """
     first, seen = None, np.zeros(256, bool)
     for sample in tqdm(samples, desc="masks", unit=""):
         mask = read_mask(sample, reading)

@@ -1,4 +1,4 @@
-"""Lines of a csv, as hospitals' programs write them."""
+"""Lines of a csv in the formats of hospitals' programs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from partitions.recipes.cells import MINUS, is_number
 from partitions.recipes.lines import Line, Lines
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as Excel writes and reads it
+SEPARATOR_LINE = re.compile(r'"?sep=([,;|\t])"?')  # before the header, as in Excel
 WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?", re.ASCII)
-SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # as a user names them
+SEPARATORS = {",": ",", ";": ";", "|": "|", "\t": "\t", "tab": "\t", "\\t": "\t"}  # by the name in an option
 UTF8 = "utf-8-sig"  # with or without a byte order mark
 FALLBACK = "cp1252"  # of programs of Windows in Western Europe and America
-ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings in which any UTF-8 can be read, and reads wrong
-MARKS = {  # what a text with a byte order mark begins with, the longer mark first
+ONE_BYTE = ("cp125", "iso8859", "latin", "mac")  # encodings that decode any UTF-8, but wrongly
+MARKS = {  # byte order marks, the longer one first
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-NO_CSV = {  # what other files begin with, in small letters, and what to do with such a file
+NO_CSV = {  # the beginnings of other files, in lower case, and the remedy
     b"pk\3\4": "an Excel workbook or a zip archive: save the sheet as csv, or unpack it",
     b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as csv",
     b"\x1f\x8b": "compressed with gzip: unpack it",
@@ -41,17 +41,17 @@ NO_CSV = {  # what other files begin with, in small letters, and what to do with
 }
 MOST_LISTED = 20  # columns in a message
 
-LONGEST_SHOWN = 40  # characters of a cell that are put into a message
+LONGEST_SHOWN = 40  # characters of a cell in a message
 
-CELLS_UNCHECKED = 1 << 17  # between two looks at how many there are
+CELLS_UNCHECKED = 1 << 17  # cells between two checks of their number
 
 Label = str | tuple[str, ...] | None  # a column, or several joined by commas; time and event; None: the usual one
 
 
 @contextmanager
 def long_cells() -> Iterator[None]:
-    """Context in which a csv's cells may be long; elsewhere in the process the limit stays."""
-    before = csv.field_size_limit(MOST_LINE)  # the library's own limit is less than some hospital's notes have
+    """Context in which a csv's cells may be long; afterwards the library's limit is restored."""
+    before = csv.field_size_limit(MOST_LINE)  # some hospitals' notes exceed the library's own limit
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def long_cells() -> Iterator[None]:
 
 
 def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
-    """The lines of a csv. Raises TooLargeError where they have more cells than memory may hold."""
+    """Yield the lines of a csv. Raises TooLargeError where their cells would take more memory than allowed."""
     count = checked = 0
     for cells in lines:
         count += len(cells)
@@ -70,9 +70,9 @@ def counted(lines: Iterable[list[str]], path: Path) -> Iterator[list[str]]:
 
 
 def find_encoding(path: Path, wanted: str = "") -> str:
-    """The encoding of a text file: as asked for, by its byte order mark, UTF-8, or else Windows-1252.
+    """Return the encoding of a text file: as requested, by its byte order mark, UTF-8, or else Windows-1252.
 
-    Raises DataError where the file cannot be read so, or where it shows that it is written otherwise.
+    Raises DataError where the file cannot be decoded so, or evidently has another encoding.
     """
     with path.open("rb") as file:
         start = file.read(64)
@@ -99,7 +99,7 @@ def find_encoding(path: Path, wanted: str = "") -> str:
 
 
 def check_text(path: Path, encoding: str, start: bytes) -> None:
-    """Raise UnicodeError where a file is no text in this encoding, and DataError at a zero byte, which no text has.
+    """Raise UnicodeError where a file is not text in this encoding, and DataError at a zero byte, which is never text.
 
     ``start``: the file's first bytes.
     """
@@ -116,11 +116,11 @@ def check_text(path: Path, encoding: str, start: bytes) -> None:
 
 
 def check_not_utf8(path: Path, wanted: str) -> None:
-    """Raise DataError where lines are UTF-8, and so would be read wrong in an encoding of one byte per letter.
+    """Raise DataError where lines are UTF-8, and so would be decoded wrongly in an encoding of one byte per letter.
 
-    Where others are not, an encoding that is named (``wanted``) is believed: a line may be UTF-8 by chance.
+    Where other lines are not UTF-8, a requested encoding (``wanted``) is accepted: a line may be UTF-8 by chance.
     """
-    utf8 = other = 0  # the first such line
+    utf8 = other = 0  # the first line of each kind
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
             if not line.isascii():
@@ -139,8 +139,9 @@ def check_not_utf8(path: Path, wanted: str) -> None:
 
 
 def find_separator(path: Path, encoding: str) -> str:
-    """The sign between cells: as Excel's line ``sep=;`` says, or that of comma, semicolon, tab and bar that the first
-    line has most of.
+    """Return the separator of cells: that of Excel's line ``sep=;``, or the most frequent one in the first line.
+
+    The latter is one of comma, semicolon, tab and bar.
     """
     with path.open(encoding=encoding, newline="") as file:
         first = next(bounded_lines(file, path), "")
@@ -149,14 +150,14 @@ def find_separator(path: Path, encoding: str) -> str:
 
 
 class Stripped(dict[str, str]):
-    """Cells without blanks around them, equal ones as the same text: most of an export comes more than once."""
+    """Cells without surrounding blanks; equal cells are one object, because most cells of an export are repeated."""
 
     def __missing__(self, cell: str) -> str:
         return self.setdefault(cell, cell.strip())
 
 
 def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows that have a cell, each with the line that it begins on. Raises DataError at a quote out of place."""
+    """Yield the rows with cells, each with its first line's number. Raises DataError at a misplaced quote."""
     reader, start = csv.reader(bounded_lines(file, path), delimiter=separator, strict=True), 1
     plain = Stripped()
     try:
@@ -171,10 +172,9 @@ def records(file: IO[str], path: Path, separator: str) -> Iterator[tuple[int, li
 
 
 def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[list[str], Lines]:
-    """The columns of a csv and its lines. Without a header the columns are named here.
+    """Return the columns of a csv and its lines. Columns without a header get names here.
 
-    ``separator``: what stands between cells; "": as :func:`find_separator` has it; ``encoding``: "" as
-    :func:`find_encoding` has it.
+    ``separator``: of cells, "" for :func:`find_separator`; ``encoding``: "" for :func:`find_encoding`.
     """
     encoding = encoding or find_encoding(path)
     separator = separator or find_separator(path, encoding)
@@ -210,7 +210,7 @@ def read_lines(path: Path, separator: str = "", encoding: str = "") -> tuple[lis
 
 
 def mend_cells(count: int, columns: int, separator: str) -> str:
-    """How to mend a line of ``count`` cells below a header of other ``columns``."""
+    """Return how to mend a line of ``count`` cells below a header of another number of ``columns``."""
     if columns == 1:
         return "delete a title above the header, or name what separates its cells with --separator"
     if separator == "," and count > columns:
@@ -221,7 +221,7 @@ def mend_cells(count: int, columns: int, separator: str) -> str:
 
 
 def without_empty(lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """The lines without columns that have neither a name nor a value: Excel ends lines with separators."""
+    """Remove columns that have neither a name nor a value, because Excel ends lines with separators."""
     header = lines[0][1] if lines else []
     empty = {i for i, name in enumerate(header) if not name and not any(any(cells[i : i + 1]) for _, cells in lines)}
     if not empty:
@@ -230,7 +230,7 @@ def without_empty(lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[st
 
 
 def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns of the labels: as asked for, or the ``usual`` ones. A column's own name may have commas."""
+    """Return the label columns: the requested or the ``usual`` ones. A column's own name may contain commas."""
     if isinstance(label, str):
         columns = (label,) if label in header else tuple(filter(None, map(str.strip, label.split(","))))
     else:
@@ -242,7 +242,7 @@ def label_columns(path: Path, header: list[str], label: Label, usual: tuple[str,
 
 
 def feature_columns(path: Path, header: list[str], others: Collection[str], chosen: Sequence[str]) -> list[str]:
-    """The columns of numbers: the ``chosen`` ones, or else all but the ``others``."""
+    """Return the columns of numbers: the ``chosen`` ones, or else all except the ``others``."""
     free = [name for name in header if name not in others]
     for name in chosen:
         if name not in free:
@@ -251,13 +251,13 @@ def feature_columns(path: Path, header: list[str], others: Collection[str], chos
 
 
 def list_columns(header: Sequence[str]) -> str:
-    """The columns of a csv, for a message."""
+    """Return the columns of a csv as text for a message."""
     more = len(header) - MOST_LISTED
     return ", ".join(header[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def with_point(where: str, name: str, cell: str, decimal: str) -> str:
-    """A cell with a point for its ``decimal`` sign, if it is a number. ValueError where it has another sign."""
+    """Return a cell with a point for its ``decimal`` sign, if it is a number. Raises DataError for another sign."""
     if len(cell) > LONGEST_SHOWN:
         return cell
     if is_number(plain := cell.replace(MINUS, "-")) or WITH_COMMA.fullmatch(plain):
@@ -266,7 +266,7 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
         raise DataError(f"{where}: {name} is {cell!r}, which has a point: with --decimal , write numbers as 1234,5")
     if not WITH_COMMA.fullmatch(cell):
         return cell
-    if decimal != ",":  # also where none is named
+    if decimal != ",":  # also without a requested sign
         raise DataError(
             f"{where}: {name} is {cell!r}; add --decimal , if that is a decimal comma, or else write 1234 for 1,234"
         )
@@ -276,7 +276,7 @@ def with_point(where: str, name: str, cell: str, decimal: str) -> str:
 def labels_of(
     line: Line, columns: tuple[str, ...], decimal: str = ".", gaps: Collection[str] = ("",)
 ) -> tuple[str, ...]:
-    """A line's labels; each must be there. Numbers have a point, whatever their ``decimal`` sign."""
+    """Return a line's labels, with a point in numbers for every ``decimal`` sign. Raises DataError without a label."""
     where, row = line
     if missing := [column for column in columns if row[column].casefold() in gaps]:
         what = missing[0] if len(columns) > 1 else "label"
@@ -285,7 +285,7 @@ def labels_of(
 
 
 def split_of(line: Line) -> str:
-    """train, val or test, as a line's ``split`` says, or "" where it says nothing."""
+    """Return a line's ``split``: train, val or test, or "" for none. Raises DataError for another text."""
     where, row = line
     split = row.get("split", "")
     if split and split.lower() not in SPLIT_NAMES:

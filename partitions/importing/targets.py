@@ -1,4 +1,4 @@
-"""Labels of an import: the task they are for, and what a data file keeps of them."""
+"""Labels of an import: their task, and their form in a data file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partitions.recipes.reading import ReadOptions
 from partitions.schema import tidy
 from partitions.splits import Array
 
-LONGEST_LABEL = 200  # characters; what is longer is no name of a class, but somebody's note
+LONGEST_LABEL = 200  # characters; a longer text is a note, not the name of a class
 
 
 def find_import_task(samples: Sequence[SampleSource], task: str, classes: Sequence[str], survival: bool) -> str:
@@ -43,8 +43,10 @@ def read_answers(
     reading: ReadOptions,
     known: int = 0,
 ) -> tuple[Array, tuple[str, ...], int]:
-    """The labels as a data file keeps them (``labels.py``; masks blank), the names of classes that had to be numbered,
-    of findings or of measurements, and how many there are of them. ``known``: how many classes there are, by a recipe.
+    """Return the labels in the form of a data file (``labels.py``; masks blank), their names, and their number.
+
+    Names are of classes that had to be numbered, of findings or of measurements. ``known``: the number of classes in a
+    recipe.
     """
     wanted = {"segmentation": 0, "survival": 2, "multiclass": 1, "ordinal": 1}.get(task, len(samples[0].labels))
     if len(samples[0].labels) != wanted or bool(samples[0].mask or samples[0].masks) != (task == "segmentation"):
@@ -77,7 +79,7 @@ def read_answers(
 def number_labels(
     samples: Sequence[SampleSource], labels: Sequence[str], known: int = 0
 ) -> tuple[Array, tuple[str, ...]]:
-    """Labels as int64 (n,), and the names of the classes if they had to be numbered. ``known``: how many there are."""
+    """Return labels as int64 (n,), and the classes' names if they had to be numbered. ``known``: their number."""
     for sample in samples:
         if len(sample.labels[0]) > LONGEST_LABEL:
             raise DataError(
@@ -95,7 +97,7 @@ def number_labels(
 
 
 def _declared_names(samples: Sequence[SampleSource], labels: Sequence[str]) -> tuple[str, ...]:
-    """The classes that --labels names. Raises DataError where a sample has another one."""
+    """Return the classes that --labels names. Raises DataError where a sample has another one."""
     if len(set(labels)) != len(labels):
         raise DataError("labels names a class twice")
     for sample in samples:
@@ -105,7 +107,7 @@ def _declared_names(samples: Sequence[SampleSource], labels: Sequence[str]) -> t
 
 
 def _class_numbers(samples: Sequence[SampleSource], known: int) -> Array:
-    """Labels that are class numbers, int64 (n,). Raises DataError where they cannot be all classes from 0 on."""
+    """Return labels that are class numbers, int64 (n,). Raises DataError where they cannot be all classes from 0."""
     for sample in samples:
         if int(sample.labels[0]) >= (known or MOST_CLASSES):
             raise DataError(f"{sample.where}: the label is {sample.labels[0]}; labels are class numbers 0, 1, ...")
@@ -116,7 +118,7 @@ def _class_numbers(samples: Sequence[SampleSource], known: int) -> Array:
 
 
 def _found_names(samples: Sequence[SampleSource], found: Sequence[str]) -> tuple[str, ...]:
-    """The classes of labels that are texts, in order. Raises DataError where there is one, or two are one."""
+    """Return the classes of labels that are texts, in order. Raises DataError for one class, or for two spellings."""
     check_spellings(samples)
     if len(found) == 1:
         raise unnumbered(
@@ -126,7 +128,7 @@ def _found_names(samples: Sequence[SampleSource], found: Sequence[str]) -> tuple
 
 
 def check_spellings(samples: Sequence[SampleSource]) -> None:
-    """Raise DataError where two labels are one, written in two ways, or one is a mark beside labels that are words."""
+    """Raise DataError for two spellings of one label, or for a mark among labels that are words."""
     first: dict[str, str] = {}
     words = any(any(map(str.isalnum, sample.labels[0])) for sample in samples)
     mend = "write them alike, or make them one in the recipe with `label-values`"
@@ -144,7 +146,7 @@ def check_spellings(samples: Sequence[SampleSource]) -> None:
 
 
 def unnumbered(samples: Sequence[SampleSource], found: str) -> DataError:
-    """The error for labels that cannot be all classes there are: one, or numbers with gaps."""
+    """Return the error for labels that cannot be all classes: only one, or numbers with gaps."""
     return DataError(
         f"the {len(samples)} labels are {found}: not all classes from 0 on, two at least, are here; "
         "name every class of the federation, in order, with --labels A,B"
