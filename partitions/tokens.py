@@ -1,13 +1,14 @@
-"""Texts as tokens: how a text is cut into words, and which number a word has.
+"""Tokens of texts: the division of a text into words, and the number of each word.
 
-0 stands for no word (padding, behind), 1 for a word that the vocabulary does not have. There are three vocabularies:
+0 is no word (padding at the end), 1 a word that is not in the vocabulary. There are three vocabularies:
 
-* ``Words``: a list, word i being token i + 2; of a public data set's own words the most frequent first (`by_frequency`)
-* ``Hashed``: no list at all, a word's token is a hash of it, the same in every process and on every machine
-* ``Pieces``: BERT's ``vocab.txt`` with its own numbers; words that it does not have are put together of pieces
+* ``Words``: a list; word i is token i + 2. For a public data set, its own words, the most frequent first
+  (`by_frequency`).
+* ``Hashed``: no list; a word's token is a hash of it, the same in every process and on every machine.
+* ``Pieces``: BERT's ``vocab.txt`` with its own numbers; other words are composed of pieces.
 
-A vocabulary that is made of hospitals' texts tells what is in them (docs/privacy.md): hospitals take a hash, or a list
-that is public.
+A vocabulary from hospitals' texts would disclose their content (docs/privacy.md). So hospitals use a hash, or a public
+list.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from partitions.common.errors import DataError
 from partitions.splits import Array
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
-LENGTH = 200  # tokens of a text; what is longer is cut
+LENGTH = 200  # tokens of a text; longer texts are cut
 BUCKETS = 1 << 16
 MOST_BUCKETS = 1 << 24
 MOST_LENGTH = 1 << 16
 CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2CEAF), (0x2F800, 0x2FA1F))
-LONGEST_WORD = 100  # characters; BERT takes a longer one for unknown
+LONGEST_WORD = 100  # characters; for BERT a longer word is unknown
 SPACED = (  # what torchtext's basic_english replaces, in its order
     ("'", " ' "),
     ('"', ""),
@@ -48,9 +49,9 @@ SPACED = (  # what torchtext's basic_english replaces, in its order
 
 
 def basic_english(text: str) -> list[str]:
-    """The words of a text in small letters, marks being words of their own, as torchtext's ``basic_english`` has them.
+    """Return the words of a text in lower case, with marks as separate words, as torchtext's ``basic_english``.
 
-    Quotation marks, colons, semicolons and ``<br />`` only divide or vanish.
+    Quotation marks, colons, semicolons and ``<br />`` become blanks or are removed.
     """
     text = text.lower()
     for mark, spaced in SPACED:
@@ -59,10 +60,10 @@ def basic_english(text: str) -> list[str]:
 
 
 class Vocabulary(Protocol):
-    """Vocabulary: maps a text to tokens.
+    """Vocabulary that maps a text to tokens.
 
-    ``size``: tokens are below it; ``unknown``: the token of an unknown word; ``end``:
-    tokens that close every text, also one that is cut.
+    ``size``: all tokens are below it; ``unknown``: the token of an unknown word; ``end``: tokens at the end of every
+    text, also of one that is cut.
     """
 
     size: int
@@ -70,12 +71,12 @@ class Vocabulary(Protocol):
     end: tuple[int, ...]
 
     def tokens(self, text: str) -> list[int]:
-        """All tokens of a text."""
+        """Return all tokens of a text."""
         ...
 
 
 class Words:
-    """A list of words, the first one being token 2."""
+    """Vocabulary from a list of words; the first one is token 2."""
 
     unknown: int = UNKNOWN
     end: tuple[int, ...] = ()
@@ -89,8 +90,9 @@ class Words:
 
 
 class Hashed:
-    """Any word is token 2 + h mod ``buckets``, where h are the first 64 bits of its SHA-256: none is unknown, and
-    several may share a token. The same in every process and on every machine.
+    """Vocabulary by hash: a word is token 2 + h mod ``buckets``, with h the first 64 bits of its SHA-256.
+
+    No word is unknown, and several may share a token. Tokens are the same in every process and on every machine.
     """
 
     unknown: int = UNKNOWN
@@ -106,7 +108,7 @@ class Hashed:
         return [self.token(word) for word in basic_english(text)]
 
     def token(self, word: str) -> int:
-        """The token of one word."""
+        """Return the token of one word."""
         if word not in self.number:
             digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
             self.number[word] = FIRST_WORD + int.from_bytes(digest[:8], "big") % self.buckets
@@ -114,11 +116,11 @@ class Hashed:
 
 
 class Pieces:
-    """BERT's WordPiece (Devlin et al., NAACL 2019): a word is the longest piece of the list that it begins with, then
-    the longest ``##piece`` that the rest begins with, and so on; ``[UNK]`` where that does not come out.
+    """BERT's WordPiece (Devlin et al., NAACL 2019).
 
-    Texts are in small letters and without accents, unless the list itself has capitals. ``[CLS]`` opens a text and
-    ``[SEP]`` closes it.
+    A word is divided into the longest piece at its beginning, then the longest ``##piece`` at the beginning of the
+    rest, and so on; a word that cannot be divided is ``[UNK]``. Texts are converted to lower case without accents,
+    unless the list has capitals. ``[CLS]`` begins a text, ``[SEP]`` ends it.
     """
 
     def __init__(self, pieces: Sequence[str]) -> None:
@@ -134,14 +136,14 @@ class Pieces:
         return [self.start, *(n for word in self.words(text) for n in self.pieces(word)), *self.end]
 
     def words(self, text: str) -> list[str]:
-        """A text's words; marks, and Chinese characters, are words of their own."""
+        """Return a text's words; marks and Chinese characters are separate words."""
         kept = "".join(" " if character.isspace() else character for character in text if not _is_control(character))
         if not self.cased:
             kept = "".join(c for c in unicodedata.normalize("NFD", kept.lower()) if unicodedata.category(c) != "Mn")
         return "".join(f" {c} " if _is_mark(c) or _is_chinese(c) else c for c in kept).split()
 
     def pieces(self, word: str) -> list[int]:
-        """The pieces that a word is put together of."""
+        """Return the tokens of a word's pieces."""
         found: list[int] = []
         start = 0
         while start < len(word) <= LONGEST_WORD:
@@ -173,15 +175,15 @@ def _is_chinese(character: str) -> bool:
 
 
 def by_frequency(texts: Iterable[str]) -> Words:
-    """All words of these texts, the most frequent first, those of one frequency in alphabetical order."""
+    """Return all words of these texts, the most frequent first, words of equal frequency in alphabetical order."""
     counts = Counter(word for text in texts for word in basic_english(text))
     return Words(sorted(counts, key=lambda word: (-counts[word], word)))
 
 
 def read_vocabulary(path: Path) -> Words | Pieces:
-    """A vocabulary of a file, one word per line: BERT's where the first line is ``[PAD]``, else a list of words.
+    """Read a vocabulary with one word per line: BERT's where the first line is ``[PAD]``, else a list of words.
 
-    Raises DataError, one line, where it is none.
+    Raises DataError, one line, for an invalid file.
     """
     try:
         lines = path.read_text("utf-8").removeprefix("\ufeff").split("\n")
@@ -206,7 +208,7 @@ def read_vocabulary(path: Path) -> Words | Pieces:
 
 
 def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
-    """``hashed``, ``hashed:BUCKETS`` or a file's path; and what is said of it, for hospitals to compare."""
+    """Return the vocabulary for ``hashed``, ``hashed:BUCKETS`` or a file's path, and a note that hospitals compare."""
     kind, _, number = asked.partition(":")
     if kind == "hashed":
         if number and not (number.isascii() and number.isdigit()):
@@ -224,8 +226,9 @@ def parse_vocabulary(asked: str) -> tuple[Vocabulary, str]:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Texts as tokens ``x``, int32 (n, length); how many of them were ``cut``; how many ``words`` (or pieces) they have
-    in all, and how many of these are ``unknown``.
+    """Encoded texts: tokens ``x``, int32 (n, length), and three counts.
+
+    The counts are ``cut`` texts, all ``words`` (or pieces), and ``unknown`` words.
     """
 
     x: Array
@@ -235,7 +238,7 @@ class Encoded:
 
 
 def encode(texts: Sequence[str], vocabulary: Vocabulary, length: int = 0) -> Encoded:
-    """The tokens of each text, cut at ``length`` and filled with 0 behind; a length of 0: that of the longest text."""
+    """Return the tokens of each text, cut at ``length`` and padded with 0; a length of 0: that of the longest text."""
     if not 0 <= length <= MOST_LENGTH:
         raise DataError(f"a text has 1 to {MOST_LENGTH} tokens, not {length}")
     found = [vocabulary.tokens(text) for text in texts]

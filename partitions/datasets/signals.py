@@ -172,8 +172,9 @@ def feature_clients(name: str, folders: dict[str, Path]) -> list[str]:
 def read_clients(
     name: str, folders: dict[str, Path], clients: Sequence[str], classes: int, single: Sequence[str] = ()
 ) -> tuple[Array, Array, list[int]]:
-    """Both inputs of all clients' samples as one array (n,), their labels int64 (n,), and each client's number of
-    samples. ``single``: inputs that have one step only, and become tables.
+    """Return both inputs of all clients' samples as one array (n,), labels int64 (n,), and each client's sample count.
+
+    ``single``: inputs with one step only, which become tables.
     """
     parts: dict[str, list[Feature]] = {own: [] for own in folders}
     sizes = []
@@ -191,7 +192,7 @@ def read_clients(
 
 
 def padded(name: str, folder: Path, features: Sequence[Feature], single: bool) -> Array:
-    """The features with zeros behind, float32 (n, steps, channels), or (n, channels) of a single step."""
+    """Return the features, padded with zeros, float32 (n, steps, channels), or (n, channels) for a single step."""
     there = [feature.values.shape for feature in features if feature.values is not None]
     if not there or len({channels for _, channels in there}) > 1:
         raise DataError(f"{name}: features in {folder} have different numbers of values, or there are none; {WHENCE}")
@@ -206,7 +207,7 @@ def padded(name: str, folder: Path, features: Sequence[Feature], single: bool) -
 
 
 def read_features(name: str, path: Path, classes: int) -> list[Feature]:
-    """A pickle of entries ``[key, path, label, array]``; nothing in it is run (``pickles.py``)."""
+    """Read a pickle of entries ``[key, path, label, array]`` without running its code (``pickles.py``)."""
     found = []
     try:
         entries = read_pickle(path.read_bytes())

@@ -1,6 +1,6 @@
-"""Data sets of texts: AG News, Sent-140, and notes of MIMIC-III as a csv that you make yourself.
+"""Data sets of texts: AG News, Sent-140, and notes of MIMIC-III from a csv that the user makes.
 
-Texts come as tokens (``tokens.py``).
+Texts are read as tokens (``tokens.py``).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NEWS_PLACES = ("ag_news", "ag-news", "AG_NEWS", "ag_news_csv")
 
 
 def load_ag_news(name: str, data_dir: str) -> Dataset:
-    """AG News: 120,000 and 7,600 news of four classes, title and description, cut at 200 tokens.
+    """Load AG News: 120,000 and 7,600 news of four classes, title and description, cut at 200 tokens.
 
-    Tokens are words in torchtext's ``basic_english``, their vocabulary all words of both files (FedALA pools them), the
-    most frequent first. Where there is only ``test.csv``, 20 % of each of its classes, chosen once and for all, are the
-    test samples, and the log says so.
+    Tokens are words of torchtext's ``basic_english``. The vocabulary is all words of both files (FedALA pools them),
+    the most frequent first. With ``test.csv`` only, a fixed 20 % of each of its classes are the test samples, and a
+    warning is logged.
     """
     whence = "it is in ag_news_csv.tar.gz"
     test = require(name, ["test.csv"], NEWS_PLACES, data_dir, whence)
@@ -47,9 +47,9 @@ def load_ag_news(name: str, data_dir: str) -> Dataset:
 
 
 def read_news(name: str, path: Path) -> list[tuple[str, int]]:
-    """Text and class, from 0, of each line ``"class 1-4","title","description"``.
+    """Return text and class, from 0, of each line ``"class 1-4","title","description"``.
 
-    A backslash, which stands for a line break there, stays within its word, as with torchtext.
+    A backslash, which means a line break there, stays within its word, as in torchtext.
     """
     rows = []
     try:
@@ -70,17 +70,17 @@ def read_news(name: str, path: Path) -> list[tuple[str, int]]:
 
 SENT_FILE = "training.1600000.processed.noemoticon.csv"
 SENT_PLACES = ("sent140", "sent-140", "sentiment140", "Sentiment")
-SENT_READ, SENT_USERS = 50, 15  # whose tweets make the vocabulary; the last of them are the silos
+SENT_READ, SENT_USERS = 50, 15  # users for the vocabulary, of whom the last ones are the silos
 BERT_FILE = "vocab.txt"
 
 
 def load_sent140(name: str, data_dir: str) -> Dataset:
-    """Sent-140: tweets of 15 users, unhappy (0) or happy (1), as PLayer-FL has them.
+    """Load Sent-140: tweets of 15 users, unhappy (0) or happy (1), as in PLayer-FL.
 
-    The silos are the users ranked 36 to 50 by their number of tweets, those with as many in the order in which they
-    come. Where BERT's ``vocab.txt`` (uncased) lies beside the csv, tokens are its pieces, numbered anew by those that
-    the 50 users' tweets have; else words by their frequency there. The log says which. As long as the longest tweet of
-    the 50. For partitions other than `natural`, 20 % of each class are the test samples.
+    The silos are the users ranked 36 to 50 by their number of tweets, in a tie in the order of the file. With BERT's
+    ``vocab.txt`` (uncased) beside the csv, tokens are its pieces, renumbered over those in the 50 users' tweets.
+    Otherwise they are words by their frequency there. The choice is logged. The length is that of the longest tweet of
+    the 50 users. For partitions other than `natural`, 20 % of each class are the test samples.
     """
     path = require(name, [SENT_FILE], SENT_PLACES, data_dir, "unpack it from Stanford's trainingandtestdata.zip")
     bert = path.parent / BERT_FILE
@@ -93,7 +93,7 @@ def load_sent140(name: str, data_dir: str) -> Dataset:
         tweets = [tweet for tweet in read_tweets(name, path) if tweet[0] in chosen]
         texts = [text for _, text, _ in tweets]
         x, size = own_tokens(texts, bert, 0)
-        # By rank, each user's tweets in their order; accounts are not named.
+        # Sorted by rank, each user's tweets in their order; silos have no account names.
         ranks = np.array([users.index(user) + 1 for user, _, _ in tweets])
         rows = np.concatenate([np.flatnonzero(ranks == i + 1) for i in range(len(users))[-SENT_USERS:]])
         y = np.array([happy for _, _, happy in tweets], np.int64)
@@ -107,7 +107,7 @@ def load_sent140(name: str, data_dir: str) -> Dataset:
 
 
 def read_tweets(name: str, path: Path) -> Iterator[tuple[str, str, int]]:
-    """User, text and 0 or 1 of each line ``target, id, date, flag, user, text`` with a target of 0 or 4."""
+    """Yield user, text and class 0 or 1 of each line ``target, id, date, flag, user, text`` with a target of 0 or 4."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             lines = csv.reader(file)
@@ -120,8 +120,10 @@ def read_tweets(name: str, path: Path) -> Iterator[tuple[str, str, int]]:
 
 
 def own_tokens(texts: Sequence[str], bert: Path, length: int) -> tuple[Array, int]:
-    """Tokens, int32 (n, length), and how many there are: BERT's pieces where ``bert`` is its ``vocab.txt``, numbered
-    anew by those that occur (0 stays padding); else words by frequency. A length of 0: that of the longest text.
+    """Return tokens, int32 (n, length), and the size of the vocabulary; a length of 0: that of the longest text.
+
+    If the file ``bert`` (``vocab.txt``) exists, tokens are its pieces, renumbered over those that occur (0 stays
+    padding). Otherwise they are words by frequency.
     """
     if not bert.is_file():
         words = by_frequency(texts)
@@ -143,10 +145,10 @@ MIMIC_LENGTH = 512
 
 
 def load_mimic(name: str, data_dir: str) -> Dataset:
-    """Notes of the first day, and whether the patient died in hospital; four groups of diagnoses, as in PLayer-FL.
+    """Load MIMIC-III: notes of the first day, and death in hospital; four groups of diagnoses, as in PLayer-FL.
 
-    The data must not be redistributed, so you make the csv (docs/researcher.md says how): columns ``text``,
-    ``mortality`` (0 or 1) and ``group`` (mi, gi, infection, brain), a line per admission. Tokens as with
+    The data must not be redistributed, so the user makes the csv (see docs/researcher.md): columns ``text``,
+    ``mortality`` (0 or 1) and ``group`` (mi, gi, infection, brain), a line per admission. Tokens are as in
     :func:`load_sent140`, cut at 512. For partitions other than `natural`, 20 % of each class are the test samples.
     """
     whence = "make it of MIMIC-III as docs/researcher.md says"

@@ -328,7 +328,10 @@ def warnings_of(dataset: Dataset) -> tuple[str, ...]:
 
 
 def check_decoder(dataset: Dataset, path: Path) -> None:
-    """Raise an error for a compression without an installed decoder, before hours of reading, or too large pixels."""
+    """Raise ScanError for a compression without an installed decoder, before hours of reading.
+
+    Raises TooLargeError for pixels that would become too large.
+    """
     from pydicom.pixels import get_decoder
     from pydicom.uid import UID
 

@@ -123,7 +123,7 @@ def _canonical(image: Any) -> tuple[tuple[int, int, int], tuple[float, float, fl
 
 
 def _values(path: Path) -> tuple[Array, tuple[float, float]]:
-    """Read the first volume in canonical orientation, float32 (x, y, z), and its distances of rows and columns in mm."""
+    """Read the first volume in canonical orientation, float32 (x, y, z), and the mm between rows and columns."""
     image, turning = load(path), _nibabel().orientations
     stored = np.asarray(image.dataobj[..., 0] if len(image.shape) == 4 else image.dataobj, np.float32)
     turned = turning.apply_orientation(stored, turning.io_orientation(image.affine))

@@ -1,1 +1,1 @@
-"""How a hospital's table becomes a data file, written down: proposed, repeated on other rows, sent with a model."""
+"""Recipes for converting a hospital's table to a data file: drafted, repeated on other rows, sent with a model."""

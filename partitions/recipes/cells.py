@@ -1,4 +1,4 @@
-"""Cells of a csv as numbers and dates, by the signs that a recipe states."""
+"""Parsing of a csv's cells as numbers and dates, by a recipe's signs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 LARGEST = float(np.finfo(np.float32).max)
 MINUS = "\u2212"  # of typesetting, beside the hyphen that programs write
-SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, and never before decimals
+SPACES = (" ", "'", "\u2019", "\u00a0", "\u202f")  # between groups of three digits, never before decimals
 GROUPS = ("", ",", ".", *SPACES)  # signs between thousands
 EPOCH = "2000-01-01"
-DAYS = {"days": 1.0, "years": 365.25}  # of the unit in which a date is counted
-# What dates look like in exports. Several that fit the same cells are asked for.
+DAYS = {"days": 1.0, "years": 365.25}  # days in each unit of time since a date
+# Formats of dates in exports. Where several fit the same cells, the user must choose.
 DATE_FORMATS = tuple(
     f"{day}{time}"
     for day in ("%Y-%m-%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", "%d-%b-%Y")
@@ -24,12 +24,12 @@ LOOKS_LIKE_A_DATE = re.compile(r"\d{1,4}[-./](\d{1,2}|[A-Za-z]{3})[-./]\d{2,4}([
 
 
 def is_number(text: str) -> bool:
-    """Return whether the text is a finite number of float32, as other programs write it: not 1_000, as Python."""
+    """Return whether the text is a finite float32 number in common notation, without Python's 1_000."""
     return bool(NUMBER.fullmatch(text)) and abs(float(text)) <= LARGEST
 
 
 def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
-    """The number in a cell, or None where it is none by these signs."""
+    """Return the number in a cell, or None where it is not a number with these signs."""
     cell = cell.replace(MINUS, "-")
     if thousands and thousands in cell:
         sign, group = re.escape(decimal), re.escape(thousands)
@@ -44,7 +44,7 @@ def parse_number(cell: str, decimal: str, thousands: str) -> float | None:
 
 
 def parse_date(cell: str, form: str) -> datetime | None:
-    """The date in a cell without its time zone, or None where it is not written so."""
+    """Return the date in a cell without its time zone, or None where it has another format."""
     try:
         return datetime.strptime(cell, form).replace(tzinfo=None)
     except ValueError:
@@ -52,7 +52,7 @@ def parse_date(cell: str, form: str) -> datetime | None:
 
 
 def date_formats(cells: list[str]) -> list[str]:
-    """The formats in which all of these cells are dates."""
+    """Return the formats in which all of these cells are dates."""
     if not all(LOOKS_LIKE_A_DATE.fullmatch(cell) for cell in cells):
         return []
     return [form for form in DATE_FORMATS if all(parse_date(cell, form) for cell in cells)]

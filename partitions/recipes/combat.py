@@ -1,7 +1,7 @@
-"""The section ``[combat]`` of a recipe: by which numbers a hospital's columns are harmonised (``silofl survey``).
+"""The section ``[combat]`` of a recipe: the numbers that harmonise a hospital's columns (``silofl survey``).
 
     [combat]
-    silo = "north"                 # whose gamma and delta these are
+    silo = "north"                 # the hospital of gamma and delta
     covariates = ["age", "sex=male"]
     columns = [{name = "glucose", alpha = 5.9, beta = [0.01, 0.2], sigma = 1.1, gamma = 0.4, delta = 1.3}]
 
@@ -22,12 +22,12 @@ from partitions.recipes.values import number, refuse_unknown, table_of, texts, t
 from partitions.schema import few
 from partitions.splits import Array
 
-Terms = Mapping[str, tuple[int, int | None]]  # a covariate's place in the table, and its code there, if it has one
+Terms = Mapping[str, tuple[int, int | None]]  # a covariate's column in the table, and its code there, if it has one
 
 
 @dataclass(frozen=True)
 class Harmonised:
-    """One column's numbers; ``beta``: of each covariate."""
+    """The numbers of one column; ``beta``: of each covariate."""
 
     name: str
     alpha: float
@@ -43,7 +43,7 @@ class Harmonised:
 
 @dataclass(frozen=True)
 class Combat:
-    """How one hospital's columns are harmonised. ``covariates``: a column of numbers, or COLUMN=CATEGORY."""
+    """Harmonisation of one hospital's columns. ``covariates``: a column of numbers, or COLUMN=CATEGORY."""
 
     silo: str
     covariates: tuple[str, ...]
@@ -55,13 +55,13 @@ class Combat:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As TOML has it."""
+        """The section for TOML."""
         columns = [asdict(column) | {"beta": list(column.beta)} for column in self.columns]
         return {"silo": self.silo, "covariates": list(self.covariates), "columns": columns}
 
 
 def parse_combat(content: object) -> Combat:
-    """The section of a recipe. Raises DataError, one line."""
+    """Parse the section of a recipe. Raises DataError, one line."""
     table = table_of(content, "[combat]")
     refuse_unknown(table, ("silo", "covariates", "columns"), "[combat]")
     covariates, columns = texts(table.get("covariates", []), "covariates of [combat]"), table.get("columns")
@@ -74,7 +74,7 @@ def parse_combat(content: object) -> Combat:
 
 
 def parse_harmonised(content: object, covariates: int) -> Harmonised:
-    """One column's numbers. Raises DataError."""
+    """Parse the numbers of one column. Raises DataError."""
     table = table_of(content, "a column of [combat]")
     keys = tuple(own.name for own in fields(Harmonised))
     refuse_unknown(table, keys, "a column of [combat]")
@@ -84,18 +84,18 @@ def parse_harmonised(content: object, covariates: int) -> Harmonised:
 
 
 def parse_beta(content: object, name: str, covariates: int) -> tuple[float, ...]:
-    """A number for each covariate. Raises DataError."""
+    """Parse a number for each covariate. Raises DataError."""
     if not isinstance(content, list) or len(content) != covariates:
         raise DataError(f"beta of {name!r} is a list of {covariates} numbers, one for each covariate")
     return tuple(number(own, f"beta of {name!r}") for own in content)
 
 
 def harmonised(x: Array, combat: Combat, places: Mapping[str, int], terms: Terms) -> Array:
-    """The table ``x`` (n, columns) with harmonised columns, by the equation above, float32.
+    """Return the table ``x`` (n, columns) with harmonised columns, by the equation above, float32.
 
-    ``places``: of the columns that may be harmonised; ``terms``: of each covariate, and its code (``places.py``). Each
-    row is computed by itself, in one order, so that the same row gives the same bits whatever stands beside it.
-    Raises DataError where a column or a covariate is missing.
+    ``places``: indices of the columns that may be harmonised; ``terms``: of each covariate (``places.py``). Each row is
+    computed separately, in a fixed order, so that its result does not depend on other rows in any bit. Raises DataError
+    where a column or a covariate is missing.
     """
     if missing := [name for name in combat.names if name not in places]:
         raise DataError(f"[combat] harmonises {few(missing)}, and the recipe has no such column of numbers")
@@ -111,7 +111,7 @@ def harmonised(x: Array, combat: Combat, places: Mapping[str, int], terms: Terms
 
 
 def design(x: Array, covariates: Sequence[str], terms: Terms) -> Array:
-    """The covariates' values, float64 (n, p). Raises DataError where one is missing."""
+    """Return the covariates' values, float64 (n, p). Raises DataError where one is missing."""
     if missing := [name for name in covariates if name not in terms]:
         raise DataError(f"[combat] has the covariates {few(missing)}, which are none of the recipe's: {few([*terms])}")
     found = np.zeros((len(x), len(covariates)))

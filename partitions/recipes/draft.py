@@ -1,7 +1,7 @@
-"""The first draft of a recipe, from a csv: each column with the reason for what it becomes.
+"""The first draft of a recipe from a csv, with a reason for the use of each column.
 
-What cannot be told from the cells is not guessed: one line asks, and names the option that answers. Ranges are never
-drafted, because the smallest and largest value are some patient's.
+Where the cells are ambiguous, nothing is guessed: an error names the option that decides. Ranges are never drafted,
+because the smallest and the largest value belong to patients.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from partitions.recipes.pipeline import shown
 from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import few, tidy
 
-# In small letters. A dash is none of them: beside a plus it is a finding.
+# In lower case. A dash is not included, because beside a plus it is a finding.
 GAPS = ("", "?", "na", "n/a", "nan", "null", "#n/a", "#na", "#nv")
 FEWEST = 5  # patients of a category that a recipe names
 MOST_OPTION = 12  # characters of a cell that a message proposes as an option
 MOST_LEVELS = 30  # categories of a column; more are a text
-MOST_NUMBERS = 0.5  # share of numbers in a column above which a cell that is none is a mistake
+MOST_NUMBERS = 0.5  # above this share of numbers in a column, another cell is a mistake
 CODED_GAPS = tuple(map(str, (-1, -9, -99, -999, -9999)))
 NINES = tuple(map(str, (99, 999, 9999, 99999)))
-FEW_BELOW = 0.05  # share of cells below 0 that are likely mistakes
-MOST_TRIED = 200  # cells that are tried with each date format
+FEW_BELOW = 0.05  # up to this share, cells below 0 are likely mistakes
+MOST_TRIED = 200  # cells tested with each date format
 PLAIN = "number; a gap in other rows becomes the training part's median"
 SPACED = "".join(SPACES)
 SIGN = f"[+{MINUS}-]?"
@@ -51,7 +51,7 @@ WITH_UNIT = re.compile(rf"[<>]?\s*{SIGN}\d[\d.,]*(\s*[%\u2030\u00b0\u20ac$\u00a3
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user says of a csv. Empty: to be found out."""
+    """The user's options on a csv's format. Empty: to be determined from the cells."""
 
     decimal: str = ""
     thousands: str = ""
@@ -61,7 +61,7 @@ class Asked:
 
 @dataclass
 class Evidence:
-    """The signs that a column's cells show: each with the first cell that does."""
+    """The signs that a column's cells show, each with the first such cell."""
 
     decimal: dict[str, tuple[str, str]] = field(default_factory=dict)
     thousands: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class Evidence:
 
 
 def find_gaps(lines: Sequence[Line], columns: Sequence[str], asked: Asked) -> tuple[str, ...]:
-    """The cells in these columns that mean a missing value, as they are written; the empty one first."""
+    """Return the cells in these columns that mean a missing value, unchanged; the empty one first."""
     found = {cell for name in columns for cell in set(column_of(lines, name)) if cell.casefold() in GAPS}
     return tuple(dict.fromkeys(["", *sorted(found), *asked.gaps]))
 
 
 def evidence_of(cells: Mapping[str, str]) -> Evidence:
-    """Which signs some cells show. ``cells``: each with where it stands."""
+    """Return the signs that cells show. ``cells``: each with its place."""
     found = Evidence()
     for cell, where in cells.items():
         if match := BOTH.fullmatch(cell):
@@ -99,7 +99,7 @@ class Signs:
 
 
 def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
-    """A column's signs: as asked for, as its cells show, or else as the file's other columns show. Raises DataError."""
+    """Return a column's signs: as requested, from its cells, or else from other columns. Raises DataError."""
     if asked.decimal:
         decimal = asked.decimal
     elif len(own.decimal) > 1:
@@ -118,7 +118,7 @@ def signs_of(name: str, own: Evidence, file: Evidence, asked: Asked) -> Signs:
 
 
 def sign_asked(sign: str, asked: Asked, cell: str) -> str:
-    """What to say of a sign that may mean two things."""
+    """Return the text of a message on an ambiguous sign."""
     if sign == ".":
         return (
             f", which has a point: with --decimal , write numbers as 1234,5, or add --thousands . if {cell} has no "
@@ -132,9 +132,9 @@ def sign_asked(sign: str, asked: Asked, cell: str) -> str:
 def draft_columns(
     lines: Lines, columns: Sequence[str], gaps: Collection[str], asked: Asked, patient: str
 ) -> tuple[tuple[Column, ...], str]:
-    """A column of the recipe for each of the csv's, and the decimal sign of most. ``patient``: a column, or "".
+    """Return a column of the recipe for each of the csv's, and the most frequent decimal sign.
 
-    Raises DataError, one line, for what the cells do not tell.
+    ``patient``: the column of patients, or "". Raises DataError, one line, where the cells are ambiguous.
     """
     cells = {name: cells_in(lines, name, gaps) for name in columns}
     evidence = {name: evidence_of(own) for name, own in cells.items() if share_of_numbers(own) > MOST_NUMBERS}
@@ -155,14 +155,14 @@ def draft_columns(
 
 
 def share_of_numbers(cells: Collection[str]) -> float:
-    """The share of different cells that are numbers by some signs."""
+    """Return the share of different cells that are numbers with any signs."""
     whole, decimal, groups, both = (own.fullmatch for own in ANY_NUMBER)
     count = sum(1 for cell in cells if whole(cell) or decimal(cell) or groups(cell) or both(cell))
     return count / max(len(cells), 1)
 
 
 def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], signs: Signs) -> Column:
-    """A column of numbers. Raises DataError at a cell that is none."""
+    """Draft a column of numbers. Raises DataError at another cell."""
     values = {cell: parse_number(cell, signs.decimal, signs.thousands) for cell in cells}
     counts = Counter(lines.columns[name])
     if strange := [cell for cell, value in values.items() if value is None]:
@@ -185,7 +185,7 @@ def draft_number(name: str, lines: Lines, cells: Places, gaps: Collection[str], 
 
 
 def no_number(name: str, where: str, cell: str, count: int) -> DataError:
-    """The error for cells in a column of numbers that are none: how many, and the first one with its place."""
+    """Return the error for other cells in a column of numbers, with their count and the first one's place."""
     mend = "fill or drop such rows"
     if shown(cell) != repr(cell):
         mend = f"--text {name} takes it as such"
@@ -199,7 +199,7 @@ def no_number(name: str, where: str, cell: str, count: int) -> DataError:
 
 
 def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, float]) -> Iterator[str]:
-    """What a person should look at in a column of numbers. ``counts``: how often a cell comes."""
+    """Yield remarks on a column of numbers that a person should check. ``counts``: the number of each cell."""
     negative = [cell for cell, value in values.items() if value < 0]
     below = sum(counts[cell] for cell in negative)
     if len(negative) == 1 and negative[0] in CODED_GAPS:
@@ -217,7 +217,7 @@ def odd_numbers(cells: Places, counts: Mapping[str, int], values: Mapping[str, f
 
 
 def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], filled: str) -> str:
-    """How many gaps a column has, or nothing."""
+    """Return a remark on a column's gaps, or an empty text."""
     count = sum(cell in gaps for cell in column_of(lines, name))
     return f"{count} gaps become {filled}" if count else ""
 
@@ -225,7 +225,7 @@ def remark_on_gaps(lines: Sequence[Line], name: str, gaps: Collection[str], fill
 def draft_other(
     name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], asked: Asked, patient: str
 ) -> Column:
-    """A column of dates or categories, or one that is left out, with the reason."""
+    """Draft a column of dates or categories, or one that is left out, with the reason."""
     source = name if tidy(name) != name else ""
     if not cells:
         return Column(tidy(name), "skip", source, why="left out: it has no values")
@@ -246,7 +246,7 @@ def draft_other(
 
 
 def check_dates(name: str, cells: Mapping[str, str]) -> None:
-    """Raise DataError where most cells are dates, and not all are written in one way."""
+    """Raise DataError where most cells are dates, but not all in one format."""
     tried = [cell for cell in cells if LOOKS_LIKE_A_DATE.fullmatch(cell)][:MOST_TRIED]
     if len(tried) <= MOST_NUMBERS * min(len(cells), MOST_TRIED):
         return
@@ -261,13 +261,13 @@ def check_dates(name: str, cells: Mapping[str, str]) -> None:
 
 
 def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Collection[str], patient: str) -> Column:
-    """A column of categories; rare ones become ``other``, because their names would tell of a few patients."""
+    """Draft a column of categories; rare ones become ``other``, because their names would disclose few patients."""
     source = name if tidy(name) != name else ""
     if len(cells) > MOST_LEVELS or any(shown(cell) != repr(cell) for cell in cells):
         why = f"left out: {len(cells)} different texts in {len(lines)} rows; --text takes a column of notes as text"
         return Column(tidy(name), "skip", source, why="; ".join([why, *remarks_on_units(cells)]))
     whose: dict[str, set[str]] = {}
-    spellings: dict[str, list[str]] = {}  # of each value: cells may differ in blanks and line breaks
+    spellings: dict[str, list[str]] = {}  # the cells of each value, which may differ in blanks and line breaks
     tidied = {cell: tidy(cell) for cell in dict.fromkeys(lines.columns[name])}
     patients = lines.columns.get(patient, [""] * len(lines))
     for i, (cell, own) in enumerate(zip(lines.columns[name], patients, strict=True)):
@@ -304,7 +304,7 @@ def draft_category(name: str, lines: Lines, cells: Mapping[str, str], gaps: Coll
 
 
 def remarks_on_units(cells: Collection[str]) -> list[str]:
-    """What to do where most texts of a column are numbers with something behind them."""
+    """Return remarks on a column in which most texts are numbers with a unit."""
     found = [cell for cell in cells if WITH_UNIT.fullmatch(cell)]
     if len(found) <= MOST_NUMBERS * len(cells):
         return []
@@ -312,7 +312,7 @@ def remarks_on_units(cells: Collection[str]) -> list[str]:
 
 
 def explain(recipe: Recipe) -> Iterator[str]:
-    """What a draft does with each column that is more than a plain number, one line each."""
+    """Yield a line on each column of a draft, except plain numbers."""
     for column in recipe.columns:
         if column.why not in ("", PLAIN):
             yield f"{column.source or column.name}: {column.why}"

@@ -1,4 +1,4 @@
-"""``combat.toml``: what ``silofl survey --harmonize`` found, and the section ``[combat]`` that a recipe takes from it.
+"""``combat.toml``: the result of ``silofl survey --harmonize``, and the section ``[combat]`` of a recipe from it.
 
     version = 1
     covariates = ["age", "sex=male"]
@@ -12,7 +12,8 @@
     gamma = {glucose = 0.4}
     delta = {glucose = 1.3}
 
-A hospital needs the part of all and its own. That part, with its own rows, tells of the others (docs/privacy.md).
+A hospital needs the common part and its own. The common part, with its own rows, discloses information on the others
+(docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Harmonisation:
     silos: Mapping[str, Sequence[Harmonised]]
 
     def toml(self, about: Sequence[str] = ()) -> str:
-        """As a file for people, with these lines above."""
+        """Return the content of the file, with the lines ``about`` as comments at the top."""
         shared = {own.name: own for columns in self.silos.values() for own in columns}
         lines = [
             *(f"# {line}" for line in about),
@@ -66,7 +67,7 @@ def load_harmonisation(path: Path) -> Harmonisation:
 
 
 def parse_harmonisation(content: object) -> Harmonisation:
-    """The content of the file. Raises DataError."""
+    """Parse the content of the file. Raises DataError."""
     top = table_of(content, "the file")
     refuse_unknown(top, ("version", "covariates", "columns", "silos"), "the file")
     if top.get("version") != VERSION:
@@ -104,7 +105,7 @@ def parse_harmonisation(content: object) -> Harmonisation:
 
 
 def tables(top: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """A list of tables. Raises DataError."""
+    """Return the list of tables under a key. Raises DataError."""
     listed = top.get(key)
     if not isinstance(listed, list) or not listed:
         raise DataError(f"{key} are tables [[{key}]], one or more")
@@ -112,7 +113,7 @@ def tables(top: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def with_combat(recipe: Recipe, found: Harmonisation, silo: str, path: object) -> Recipe:
-    """The recipe with a hospital's section. Raises DataError where it has one, or lacks a column or a covariate."""
+    """Add a hospital's section to the recipe. Raises DataError where it has one, or lacks a column or a covariate."""
     if recipe.combat:
         raise DataError(
             f"the recipe is harmonised already, for {recipe.combat.silo!r}: take the one without [combat]; twice would "
@@ -123,5 +124,5 @@ def with_combat(recipe: Recipe, found: Harmonisation, silo: str, path: object) -
     combat = Combat(silo, found.covariates, tuple(found.silos[silo]))
     made = replace(recipe, combat=combat)
     check_recipe(made)
-    harmonise(np.empty((0, len(made.features)), np.float32), made, combat)  # a covariate that is missing is named here
+    harmonise(np.empty((0, len(made.features)), np.float32), made, combat)  # raises for a missing covariate
     return made

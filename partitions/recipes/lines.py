@@ -1,4 +1,4 @@
-"""Lines of a csv, kept by column: a cell that comes again is the same text, and a line's place is its number."""
+"""Lines of a csv, stored by column: equal cells are one object, and a line's place is its number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Line = tuple[str, Mapping[str, str]]  # "table.csv, line 7", and its cells by co
 
 
 class Lines(Sequence[Line]):
-    """The lines of a csv. ``columns``: each one's cells; ``numbers``: of the lines in the file, from 1."""
+    """The lines of a csv. ``columns``: the cells of each; ``numbers``: of the lines in the file, from 1."""
 
     def __init__(self, path: Path, columns: Mapping[str, Sequence[str]], numbers: Sequence[int]) -> None:
         self.path, self.columns, self.numbers = path, columns, numbers
 
     def where(self, i: int) -> str:
-        """The place of a line, for messages."""
+        """Return the place of a line, for messages."""
         return f"{self.path}, line {self.numbers[i]}"
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class Lines(Sequence[Line]):
 
 
 class Places(Mapping[str, str]):
-    """The different cells of a column, each with where it first stands. ``first``: the lines, from 0."""
+    """The different cells of a column, each with its first place. ``first``: the lines, from 0."""
 
     def __init__(self, lines: Lines, first: Mapping[str, int]) -> None:
         self.lines, self.first = lines, first
@@ -47,12 +47,12 @@ class Places(Mapping[str, str]):
 
 
 def column_of(lines: Sequence[Line], name: str) -> Sequence[str]:
-    """The cells of a column, one for each line."""
+    """Return the cells of a column, one for each line."""
     return lines.columns[name] if isinstance(lines, Lines) else [row[name] for _, row in lines]
 
 
 def cells_in(lines: Lines, name: str, gaps: Collection[str]) -> Places:
-    """The different cells of a column that are no gaps, in the order of the lines, each with where it first stands."""
+    """Return the different cells of a column without gaps, in the order of the lines, each with its first place."""
     cells = lines.columns[name]
     first = dict(zip(reversed(cells), range(len(cells) - 1, -1, -1), strict=True))
     return Places(lines, {cell: first[cell] for cell in dict.fromkeys(cells) if cell not in gaps})

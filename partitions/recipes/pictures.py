@@ -1,4 +1,4 @@
-"""A recipe of pictures and scans: how they become inputs, how labels are found, and what other pictures must be like.
+"""A recipe of pictures and scans: their conversion to inputs, the source of labels, and checks of other pictures.
 
     version = 1
     kind = "pictures"
@@ -6,7 +6,7 @@
     label = ["finding"]            # columns of the csv
     task = "multiclass"
     classes = ["no", "yes"]
-    [pictures]                     # what is made: as `silofl import` has these options
+    [pictures]                     # the result, with options as in `silofl import`
     shape = [224, 224, 1]          # height, width, channels; of whole volumes [depth, height, width, 1]
     dtype = "float32"
     window = [40.0, 400.0]
@@ -17,9 +17,9 @@
     modalities = ["CT"]
     planes = ["axial"]
     rescaled = ["yes"]
-    pixel-mm = [0.3, 2.0]          # half of the smallest pixel's to twice the largest's, rounded
+    pixel-mm = [0.3, 2.0]          # half of the smallest pixel to twice the largest, rounded
 
-It holds no name, date, identifier or text of a header: only codes that DICOM defines, and the rounded range.
+It contains no name, date, identifier or text of a header, only codes that DICOM defines, and rounded ranges.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FORMATS = ("picture", "dicom", "nifti")
 LABELS_BY = ("file", "folder", "study", "accession", "patient", "outlines")
 PLANES = ("axial", "coronal", "sagittal", "")
 ANSWERS = ("yes", "no")
-# Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. What a header says besides is called "other".
+# Defined terms of (0008,0060), DICOM PS3.3, C.7.3.1.1.1. All other values become "other".
 MODALITIES = frozenset(
     re.findall(
         r"\w+",
@@ -68,9 +68,9 @@ COMMENTS = (
 
 @dataclass(frozen=True)
 class Expected:
-    """What the pictures were whose recipe this is: each of several, "" where a header does not say.
+    """The properties of the recipe's pictures, each as a list of values; "" for a header without a value.
 
-    ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where it is not to be looked at.
+    ``pixel``, ``between``: mm of a pixel, and between slices, from .. to; None where they are not checked.
     """
 
     formats: tuple[str, ...] = ()
@@ -83,14 +83,14 @@ class Expected:
 
     @property
     def content(self) -> dict[str, Any]:
-        """What is expected, as TOML and JSON have it."""
+        """The expected properties for TOML and JSON."""
         known = {key: getattr(self, key) for key in LISTS} | {key: getattr(self, own) for key, own in RANGES.items()}
         return {key: list(own) for key, own in known.items() if own}
 
 
 @dataclass(frozen=True)
 class PictureRecipe:
-    """How pictures are read; ``shape``: (h, w, c) of each, as a data file keeps it, or (d, h, w, c) of a volume."""
+    """A recipe of pictures; ``shape``: (h, w, c) of each in a data file, or (d, h, w, c) of a volume."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -106,12 +106,12 @@ class PictureRecipe:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """Pictures have no columns."""
+        """No features, because pictures have no columns."""
         return ()
 
     @property
     def content(self) -> dict[str, Any]:
-        """The recipe as TOML and JSON have it."""
+        """The recipe for TOML and JSON."""
         top: dict[str, Any] = {"version": VERSION, "kind": KIND, "seed": self.seed, "labels-by": self.labels_by}
         top |= {"label": list(self.label), "task": self.task}
         top |= {"classes": list(self.classes)} if self.classes else {}
@@ -130,13 +130,13 @@ class PictureRecipe:
 
     @property
     def json(self) -> str:
-        """The recipe as data files and model cards hold it."""
+        """Return the recipe as JSON, for data files and model cards."""
         return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def toml(
         self, about: str = "", reasons: Mapping[str, str] = MappingProxyType({}), open_: Sequence[str] = ()
     ) -> str:
-        """The recipe as a file for people. ``reasons``: a comment above a key; ``open_``: questions of a draft."""
+        """Return the recipe as TOML. ``reasons``: a comment above a key; ``open_``: questions of a draft."""
         content = self.content
         tables = {key: content.pop(key) for key in ("pictures", "expected")}
         content = ({"questions": list(open_)} if open_ else {}) | content
@@ -154,7 +154,7 @@ class PictureRecipe:
 
 
 def commented(text: str) -> Iterator[str]:
-    """A text as TOML's comments, which have no control characters."""
+    """Yield a text's lines as TOML comments, without control characters."""
     for line in text.splitlines():
         yield "".join(c if c.isprintable() else "?" for c in f"# {line}").rstrip()
 
@@ -163,24 +163,24 @@ AnyRecipe = Recipe | PictureRecipe
 
 
 def load_any(path: Path) -> AnyRecipe:
-    """The recipe of a .toml file, of a table or of pictures. Raises DataError, one line that names the file."""
+    """Load the recipe of a table or of pictures from a .toml file. Raises DataError, one line that names the file."""
     return loaded(path, parse_any)
 
 
 def read_any(text: str) -> AnyRecipe:
-    """The recipe of a JSON text, of a table or of pictures. Raises DataError, one line."""
+    """Read the recipe of a table or of pictures from JSON text. Raises DataError, one line."""
     return read(text, parse_any)
 
 
 def parse_any(content: object) -> AnyRecipe:
-    """The recipe of a TOML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
+    """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     if isinstance(content, Mapping) and "kind" in content:
         return parse_pictures(content)
     return parse_recipe(content)
 
 
 def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
-    """The recipe of pictures. Raises DataError, one line."""
+    """Parse the recipe of pictures. Raises DataError, one line."""
     refuse_unknown(content, (*TOP, "pictures", "expected"), "a recipe of pictures")
     if content["kind"] != KIND or content.get("version") != VERSION:
         raise DataError(f'a recipe of version {VERSION} has no kind, or kind = "{KIND}"')
@@ -213,13 +213,13 @@ def parse_pictures(content: Mapping[str, Any]) -> PictureRecipe:
 
 
 def check_in(key: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise DataError for a value that is none of these."""
+    """Raise DataError for a value that is not in ``allowed``."""
     if value not in allowed:
         raise DataError(f"{key} is {value[:40]!r}; it is one of {', '.join(map(repr, allowed))}")
 
 
 def shape_of(value: object) -> tuple[int, ...]:
-    """(h, w, c) or (d, h, w, 1). Raises DataError."""
+    """Parse a shape (h, w, c) or (d, h, w, 1). Raises DataError."""
     shape = numbers(value, "shape", 4 if isinstance(value, list) and len(value) == 4 else 3)
     channels = (1,) if len(shape) == 4 else (1, 3)
     if not all(own.is_integer() and 1 <= own < 1 << 15 for own in shape) or shape[-1] not in channels:
@@ -228,7 +228,7 @@ def shape_of(value: object) -> tuple[int, ...]:
 
 
 def parse_reading(made: Mapping[str, Any], shape: tuple[int, ...]) -> ReadOptions:
-    """How pictures of this shape are read. Raises DataError."""
+    """Parse the read options for pictures of this shape. Raises DataError."""
     resize = typed(made, "resize", False)
     if resize and shape[0] != shape[1]:
         raise DataError("resize makes squares; shape has another height than width")
@@ -247,7 +247,7 @@ def parse_reading(made: Mapping[str, Any], shape: tuple[int, ...]) -> ReadOption
 
 
 def parse_expected(table: Mapping[str, Any]) -> Expected:
-    """What pictures must be like. Raises DataError."""
+    """Parse the expected properties of pictures. Raises DataError."""
     known: dict[str, tuple[str, ...] | frozenset[str]] = {
         "formats": FORMATS,
         "modalities": MODALITIES | {"other", ""},
@@ -264,7 +264,7 @@ def parse_expected(table: Mapping[str, Any]) -> Expected:
 
 
 def range_of(table: Mapping[str, Any], key: str) -> tuple[float, float] | None:
-    """A range of mm, None where there is none. Raises DataError."""
+    """Parse a range of mm; None where there is none. Raises DataError."""
     if key not in table:
         return None
     low, high = numbers(table[key], key, 2)
@@ -274,17 +274,17 @@ def range_of(table: Mapping[str, Any], key: str) -> tuple[float, float] | None:
 
 
 def numbers(value: object, what: str, count: int) -> tuple[float, ...]:
-    """A list of so many numbers. Raises DataError."""
+    """Parse a list of ``count`` numbers. Raises DataError."""
     if not isinstance(value, list) or len(value) != count:
         raise DataError(f"{what} is a list of {count} numbers")
     return tuple(number(own, what) for own in value)
 
 
-# What pictures are, and what they must be
+# Properties of pictures, and their check
 
 
 def expect(seen: Sequence[Acquisition]) -> Expected:
-    """What a recipe expects of other pictures, from those that there were."""
+    """Return the properties that a recipe expects of other pictures, from those of its own."""
     return Expected(
         formats=found(own.format for own in seen),
         modalities=found(own.modality for own in seen if own.format == "dicom"),
@@ -297,12 +297,12 @@ def expect(seen: Sequence[Acquisition]) -> Expected:
 
 
 def found(values: Iterator[str]) -> tuple[str, ...]:
-    """What there is, sorted."""
+    """Return the different values, sorted."""
     return tuple(sorted(set(values)))
 
 
 def rounded(sizes: Sequence[float | None]) -> tuple[float, float] | None:
-    """Half of the smallest to twice the largest, to one digit; None where not each is known."""
+    """Return half of the smallest and twice the largest size, to one digit; None where one is unknown."""
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return None
@@ -310,7 +310,7 @@ def rounded(sizes: Sequence[float | None]) -> tuple[float, float] | None:
 
 
 def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
-    """What of a picture is not as expected, each a text such as "its modality is MR, where the recipe has CT"."""
+    """Yield each difference from the expected properties, such as "its modality is MR, where the recipe has CT"."""
     stated = [("format", own.format, expected.formats)]
     if own.format == "dicom":
         stated.append(("modality", own.modality, expected.modalities))
@@ -333,7 +333,7 @@ def differences(own: Acquisition, expected: Expected) -> Iterator[str]:
 
 
 def outside(what: str, size: float | None, known: tuple[float, float]) -> Iterator[str]:
-    """What of a distance is not as expected."""
+    """Yield a text where a distance is unknown, or outside the expected range."""
     low, high = known
     if size is None:
         yield f"it does not say how large its pixels are, where the recipe has {low:g} to {high:g} mm"
@@ -342,7 +342,7 @@ def outside(what: str, size: float | None, known: tuple[float, float]) -> Iterat
 
 
 def photometric_notes(seen: Sequence[Acquisition], expected: Expected) -> list[str]:
-    """Notes on grey values and colours that are written in another way than the recipe's, and are converted."""
+    """Return notes on pictures whose grey values or colours are stored in another way, and are converted."""
     if not expected.photometric:
         return []
     others = Counter(own.photometric for own in seen if own.format == "dicom")

@@ -1,7 +1,7 @@
-"""A recipe at work: cells become values, what does not fit is named, and scikit-learn fills, encodes and joins columns.
+"""Application of a recipe: cells become values, misfits are reported, scikit-learn fills, encodes and joins columns.
 
-What is fitted, the value for gaps, comes from the training part alone, and stands in the recipe from then on. So the
-same recipe gives other rows the same treatment, bit for bit, and nothing has to be pickled.
+Only the values for gaps are fitted, from the training part alone, and are then stored in the recipe. So the same recipe
+gives the same result for other rows, bit for bit, and nothing is pickled.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from partitions.recipes.recipe import Column, Recipe
 from partitions.schema import NO_SCHEMA, few
 from partitions.splits import Array
 
-LONGEST_SHOWN = 40  # characters of a cell that are put into a message
+LONGEST_SHOWN = 40  # characters of a cell in a message
 MOST_SHOWN = 3  # cells in a message
-ENOUGH_VALUES = 10  # that a fill which was fitted elsewhere is held against
+ENOUGH_VALUES = 10  # least number of values for the check of a fill value
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """A cell that a recipe does not foresee."""
+    """A cell that does not fit a recipe."""
 
     where: str
     what: str
@@ -40,16 +40,16 @@ class Misfit:
 
 
 def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]:
-    """The cells as floats and categories, object (n, used columns), None for gaps; and the cells that do not fit.
+    """Return the cells as floats and categories, object (n, used columns), None for gaps; and the misfits.
 
-    These are gaps in the array, or the category ``other`` of their column.
+    Misfits are gaps in the array, or the category ``other`` of their column.
     """
     found: list[tuple[int, Misfit]] = []
     made = np.full((len(lines), len(recipe.used)), None, object)
     gaps, formats = frozenset(recipe.gaps), {c.source or c.name: c.format for c in recipe.columns if c.format}
     for j, column in enumerate(recipe.used):
         cells = column_of(lines, column.source or column.name)
-        # Each different cell once, or pair of cells where a date counts from another one.
+        # Each different cell is converted once, or each pair of cells for the time between two dates.
         others = column_of(lines, column.since) if column.since in formats else [""] * len(cells)
         values = {
             (cell, other): (None, "") if cell in gaps else value_of(cell, column, {column.since: other}, gaps, formats)
@@ -69,7 +69,7 @@ def convert(lines: Sequence[Line], recipe: Recipe) -> tuple[Array, list[Misfit]]
 def value_of(
     cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
 ) -> tuple[Any, str]:
-    """A cell's value, and what is wrong with it."""
+    """Return a cell's value, and the fault in it, if any."""
     if column.kind == "category":
         level = column.values.get(cell, cell)
         if level in column.levels:
@@ -89,7 +89,7 @@ def value_of(
 def elapsed(
     cell: str, column: Column, row: Mapping[str, str], gaps: frozenset[str], formats: Mapping[str, str]
 ) -> tuple[float | None, str]:
-    """Days or years from the column's ``since`` to the date in a cell, and what is wrong with it."""
+    """Return days or years from the column's ``since`` to the date in a cell, and the fault in it, if any."""
     when = parse_date(cell, column.format)
     if when is None:
         return None, f"no date as {column.format}"
@@ -107,7 +107,7 @@ def elapsed(
 
 
 def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
-    """Notes on cells that do not fit. Raises DataError, one line that names them, unless they may be gaps."""
+    """Return notes on misfits. Raises DataError, one line that names them, unless they may be gaps."""
     refused = [misfit for misfit in misfits if not misfit.taken_as]
     if refused and not as_gaps:
         first, more = refused[0], len(refused) - 1
@@ -128,13 +128,13 @@ def check_misfits(misfits: Sequence[Misfit], as_gaps: bool) -> tuple[str, ...]:
 
 
 def gaps_in(made: Array) -> Array:
-    """Which cells of an array of objects are None, bool of its shape."""
+    """Return which cells of an array of objects are None, bool of its shape."""
     missing: Array = np.equal(made, np.array(None, object))
     return missing.astype(bool)
 
 
 def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
-    """Raise DataError where a column without a way to fill gaps has one."""
+    """Raise DataError where a column whose gaps are refused has a gap."""
     for j, column in enumerate(recipe.used):
         empty = np.flatnonzero(gaps_in(made[:, j])) if column.fill == "refuse" else np.empty(0, int)
         if len(empty):
@@ -145,7 +145,7 @@ def check_gaps(made: Array, lines: Sequence[Line], recipe: Recipe) -> None:
 
 
 def check_fills(made: Array, recipe: Recipe) -> None:
-    """Raise DataError where a recipe's median or mean lies outside the training part ``made``: of another unit."""
+    """Raise DataError where a recipe's median or mean is outside the values ``made``, which indicates another unit."""
     for j, column in enumerate(recipe.used):
         known = [value for value in made[:, j] if value is not None]
         if column.fill not in ("median", "mean") or column.fill_value is None or len(known) < ENOUGH_VALUES:
@@ -159,7 +159,7 @@ def check_fills(made: Array, recipe: Recipe) -> None:
 
 
 def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
-    """The value for gaps of each column whose recipe has none yet. ``made``: the training part's rows."""
+    """Return the value for gaps of each column without one in the recipe. ``made``: the training part's rows."""
     fills: dict[str, float | str] = {}
     lacking: dict[tuple[bool, str], list[int]] = {}
     for j, column in enumerate(recipe.used):
@@ -179,7 +179,7 @@ def fit(made: Array, recipe: Recipe) -> dict[str, float | str]:
 
 
 def gaps_of(made: Array, recipe: Recipe) -> Array:
-    """Which values of the data file's columns are filled, bool (n, columns). ``made``: as :func:`convert` has it."""
+    """Return which values of the data file's columns are filled, bool (n, columns). ``made``: from :func:`convert`."""
     missing = gaps_in(made)
     counts = [len(column.features) for column in recipe.used]
     flags = np.repeat(missing, counts, axis=1)
@@ -189,9 +189,9 @@ def gaps_of(made: Array, recipe: Recipe) -> Array:
 
 
 def transform(made: Array, recipe: Recipe) -> Array:
-    """The inputs, float32 (n, columns of the data file), of a recipe whose gaps have values.
+    """Return the inputs, float32 (n, columns of the data file), by a recipe with values for gaps.
 
-    The section ``[combat]`` harmonises them last, filled values too.
+    The section ``[combat]`` harmonises them last, filled values included.
     """
     if not recipe.used:
         return np.empty((len(made), 0), np.float32)
@@ -199,7 +199,7 @@ def transform(made: Array, recipe: Recipe) -> Array:
 
     steps = []
     for plain, group in groupby(enumerate(recipe.used), lambda own: is_plain(own[1])):
-        members = list(group)  # neighbours that are plain numbers go through one transformer
+        members = list(group)  # neighbouring plain numbers share one transformer
         for chosen in [members] if plain else [[own] for own in members]:
             places, columns = [j for j, _ in chosen], [column for _, column in chosen]
             steps.append((str(places[0]), pipeline(columns), places))
@@ -208,19 +208,19 @@ def transform(made: Array, recipe: Recipe) -> Array:
 
 
 def harmonise(x: Array, recipe: Recipe, combat: Combat) -> Array:
-    """The inputs (n, columns of the data file) by a section of the recipe. Raises DataError where it does not fit."""
+    """Harmonise the inputs (n, columns of the data file) by ``combat``. Raises DataError where it does not fit."""
     own = columns_of(NO_SCHEMA, recipe, x.shape[1])
     numbers = {column.name: column.places[0] for column in own if column.kind == "number"}
     return harmonised(x, combat, numbers, terms_of(own))
 
 
 def is_plain(column: Column) -> bool:
-    """Return whether a column is a number, or a date, whose gaps are filled, and nothing more."""
+    """Return whether a column is a number or a date whose gaps are filled without a mark."""
     return column.kind != "category" and column.fill != "refuse" and not column.mark_gaps
 
 
 def pipeline(columns: Sequence[Column]) -> Any:
-    """The scikit-learn transformer of one column, or of several plain ones."""
+    """Return the scikit-learn transformer of one column, or of several plain ones."""
     from sklearn.impute import MissingIndicator
     from sklearn.pipeline import FeatureUnion, Pipeline
     from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder
@@ -244,22 +244,22 @@ def pipeline(columns: Sequence[Column]) -> Any:
 
 
 def imputer(fill: str, texts: bool) -> Any:
-    """scikit-learn's imputer, by the recipe's name of the statistic."""
+    """Return scikit-learn's imputer for the recipe's name of the statistic."""
     from sklearn.impute import SimpleImputer
 
     return SimpleImputer(missing_values=missing_of(texts), strategy=fill.replace("-", "_"))
 
 
 def missing_of(texts: bool) -> float | None:
-    """What stands for a gap: NaN among numbers, None among categories."""
+    """Return the value of a gap: NaN among numbers, None among categories."""
     return None if texts else np.nan
 
 
 def typed(values: Array, texts: bool) -> Array:
-    """Columns (n, k): numbers as float64 with NaN for gaps, categories as objects."""
+    """Return columns (n, k): numbers as float64 with NaN for gaps, categories as objects."""
     return values if texts else values.astype(np.float64)
 
 
 def shown(cell: str) -> str:
-    """A cell for a message; a long one may be a patient's text."""
+    """Return a cell for a message, without a long text, which may be a patient's."""
     return repr(cell) if len(cell) <= LONGEST_SHOWN else f"a text of {len(cell)} characters"

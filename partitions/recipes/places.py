@@ -1,4 +1,4 @@
-"""Where the columns of a recipe, or of a schema, are in a data file's table."""
+"""Places of the columns of a recipe, or of a schema, in a data file's table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partitions.schema import Feature, Schema, tidy
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of the schema, or several that one category became: their places in the table, and their cells."""
+    """A column of the schema, or the several columns of one category: indices in the table, and categories."""
 
     name: str
     kind: str  # number, date, category
@@ -23,9 +23,9 @@ class TableColumn:
 
     @property
     def terms(self) -> Terms:
-        """Each number or category that a model may have as a covariate: its place, and the code that it has there.
+        """The possible covariates, numbers and categories: the column of each, and its code there.
 
-        A number has no code; nor has a category with a column of its own, which is 0 or 1.
+        A number has no code, nor has a category with its own column of 0 and 1.
         """
         if self.kind != "category":
             return {self.name: (self.places[0], None)}
@@ -36,13 +36,13 @@ class TableColumn:
 
 
 def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableColumn]:
-    """The columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
+    """Return the columns of a table with ``count`` columns, by the schema and the recipe of the hospital's own file."""
     features = schema.features or tuple(Feature(f"column {i + 1}") for i in range(count))
     if recipe is None or not recipe.used:
         return [TableColumn(f.name, "number", (i,), f.unit, f.range) for i, f in enumerate(features)]
     found, at = [], 0
     for own in recipe.used:
-        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # behind them the column that marks gaps
+        places = tuple(range(at, at + len(own.features) - own.mark_gaps))  # the column that marks gaps follows
         at += len(own.features)
         feature = features[places[0]]
         range_ = None if own.kind == "category" else feature.range
@@ -51,5 +51,5 @@ def columns_of(schema: Schema, recipe: Recipe | None, count: int) -> list[TableC
 
 
 def terms_of(columns: Sequence[TableColumn]) -> Terms:
-    """The terms of all columns."""
+    """Return the terms of all columns."""
     return {name: term for column in columns for name, term in column.terms.items()}

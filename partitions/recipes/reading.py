@@ -1,4 +1,4 @@
-"""How pictures and scans are read: the options of ``silofl import`` that a recipe repeats."""
+"""Options for reading pictures and scans in ``silofl import``, which a recipe repeats."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MOST_SIDE = 4096  # voxels of a volume, on a side
 class ReadOptions:
     """Read options of pictures and scans.
 
-    ``size``: pixels of a side, to which pictures are resized (None: as they are, all alike); ``window``: centre and
-    width, in the scan's own units; ``spacing``: mm of a pixel; ``slices``: of each series or volume; ``series``: a
-    pattern for its description. ``volume``: (d, h, w) of a whole volume, in place of slices; ``voxel``: mm of its
-    voxels along these axes, None for stretching it; ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT
-    objects.
+    * ``size``: side in pixels after resizing (None: pictures are not resized, and must have one size).
+    * ``window``: centre and width, in the scan's own units; ``spacing``: mm of a pixel.
+    * ``slices``: number per series or volume; ``series``: a pattern for its description.
+    * ``volume``: (d, h, w) of a whole volume, instead of slices; ``voxel``: mm of its voxels along these axes, None to
+      stretch it.
+    * ``outlines``: names of the classes 1, 2, ... in SEG and RTSTRUCT objects.
     """
 
     size: int | None = None
@@ -54,12 +55,13 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Acquisition:
-    """What a header says of how a picture was taken, as far as other pictures must be alike.
+    """The properties of a picture's acquisition in the header that other pictures must share.
 
-    ``format``: picture, dicom or nifti; ``modality``: as DICOM codes it; ``plane``: axial, coronal, sagittal, or ""
-    where it is not stated; ``photometric``: DICOM's interpretation; ``rescaled``: whether values are in a unit of the
-    machine, by slope and intercept or a table; ``pixel``: mm of a pixel's smaller side, None where it is not stated;
-    ``between``: mm from slice to slice of a volume.
+    * ``format``: picture, dicom or nifti; ``modality``: DICOM's code.
+    * ``plane``: axial, coronal, sagittal, or "" where it is not stated.
+    * ``photometric``: DICOM's interpretation; ``rescaled``: whether values are in a unit of the machine, by slope and
+      intercept or a table.
+    * ``pixel``: mm of a pixel's smaller side, None where it is not stated; ``between``: mm between slices of a volume.
     """
 
     format: str = "picture"

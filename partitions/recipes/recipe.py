@@ -1,21 +1,21 @@
-"""A recipe: how the columns of a hospital's csv become the inputs and labels of a data file, as TOML or JSON.
+"""A recipe: conversion of a hospital's csv columns to inputs and labels of a data file, as TOML or JSON.
 
     version = 1
-    label = ["state"]              # its columns; `task` and `classes` as `silofl import` has them
+    label = ["state"]              # label columns; `task` and `classes` as in `silofl import`
     task = "multiclass"
     classes = ["well", "ill"]
     patient = "Patient-ID"
-    [file]                         # how the csv is written
+    [file]                         # the csv's format
     encoding = "utf-8"
     separator = ";"
     gaps = ["", "NA"]              # cells that mean a missing value
     [[columns]]
-    name = "age"                   # what the data file calls it; `from` is the csv's name where that is another one
+    name = "age"                   # in the data file; `from` is the csv's name where it is another one
     kind = "number"                # number, category, date, skip
     decimal = ","
-    fill = "median"                # what a gap becomes; `fill-value` is that value, of the training part
+    fill = "median"                # the value for gaps; `fill-value` is that value in the training part
 
-Nothing in a recipe is run. It holds no row; names of categories and values for gaps come from the hospital's rows.
+A recipe contains no code and no row. Names of categories and values for gaps come from the hospital's rows.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ MOST_CATEGORIES, MOST_COLUMNS, LONGEST_RECIPE = 1000, 100_000, 1 << 24
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the csv. ``source``: its name there (TOML: ``from``); ``name``: what the data file calls it.
+    """A column of the csv. ``source``: its name there (TOML: ``from``); ``name``: its name in the data file.
 
-    Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``. Categories:
-    ``values`` gives a cell's category where the two differ, ``other`` is the category of all other cells, ``encode`` is
-    ``one-hot`` or ``codes`` (the place in ``categories``). Dates: ``format``, and the ``days`` or ``years`` (``per``)
-    ``since`` a day, or since the date in another column.
+    * Numbers: ``unit``, ``range``, ``decimal``, ``thousands``; the value is ``cell * factor + offset``.
+    * Categories: ``values`` maps a cell to its category where the two differ, ``other`` is the category of all other
+      cells, ``encode`` is ``one-hot`` or ``codes`` (the index in ``categories``).
+    * Dates: ``format``; the value is the ``days`` or ``years`` (``per``) ``since`` a day or the date in another column.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Column:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The columns of the data file that this one becomes."""
+        """The columns of the data file that are made from this one."""
         if self.kind == "skip":
             return ()
         if self.kind == "category" and self.encode == "one-hot":
@@ -100,7 +100,7 @@ class Column:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The column as TOML has it, without what is not stated."""
+        """The column for TOML, without parts that are not stated."""
         made: dict[str, Any] = {}
         for own in fields(self):
             value = getattr(self, own.name)
@@ -110,20 +110,20 @@ class Column:
         return made
 
 
-KEYS = {"source": "from", "fill_value": "fill-value", "mark_gaps": "mark-gaps"}  # as TOML calls a column's fields
+KEYS = {"source": "from", "fill_value": "fill-value", "mark_gaps": "mark-gaps"}  # names of a column's fields in TOML
 FIELDS = {KEYS.get(own.name, own.name): own for own in fields(Column) if own.name != "why"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a csv is written, its roles, and its columns in the order of the data file's."""
+    """A csv's format, the roles of columns, and its columns in the order of the data file."""
 
     columns: tuple[Column, ...]
     label: tuple[str, ...] = ()
     task: str = "auto"
     classes: tuple[str, ...] = ()  # or the names of findings or measurements, where they are not those of the columns
     label_values: Mapping[str, str] = field(default_factory=dict)  # a cell's class, where the two differ
-    outputs: int = 0  # how many classes, findings or measurements; 0: as the labels show
+    outputs: int = 0  # number of classes, findings or measurements; 0: from the labels
     patient: str = ""
     split: str = ""
     seed: int = 42
@@ -138,7 +138,7 @@ class Recipe:
 
     @property
     def features(self) -> tuple[Feature, ...]:
-        """The columns of the data file; a harmonised one may be outside of its range, and has none there."""
+        """The columns of the data file; a harmonised one has no range, because values may be outside of it."""
         found = tuple(feature for column in self.columns for feature in column.features)
         moved = self.combat.names if self.combat else ()
         return tuple(replace(own, range=None) if own.name in moved else own for own in found)
@@ -150,7 +150,7 @@ class Recipe:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The recipe as TOML and JSON have it."""
+        """The recipe for TOML and JSON."""
         top: dict[str, Any] = {"version": VERSION, "seed": self.seed, "label": list(self.label), "task": self.task}
         top |= {"classes": list(self.classes)} if self.classes else {}
         top |= {"label-values": dict(self.label_values)} if self.label_values else {}
@@ -165,11 +165,11 @@ class Recipe:
 
     @property
     def json(self) -> str:
-        """The recipe without comments, as data files and model cards hold it."""
+        """Return the recipe as JSON without comments, for data files and model cards."""
         return json.dumps(self.content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def toml(self, about: str = "") -> str:
-        """The recipe as a file for people, each column with its comment."""
+        """Return the recipe as TOML, each column with its comment."""
         content = self.content
         columns, sections = content.pop("columns"), ("file", "text", "combat")
         tables = {key: content.pop(key) for key in sections if key in content}
@@ -184,7 +184,7 @@ class Recipe:
 
 
 def written(value: Any) -> str:
-    """A value as TOML has it."""
+    """Return a value in TOML's notation."""
     if isinstance(value, Mapping):
         bare = {key: key if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else written(str(key)) for key in value}
         return "{" + ", ".join(f"{bare[key]} = {written(own)}" for key, own in value.items()) + "}"
@@ -197,12 +197,12 @@ def written(value: Any) -> str:
 
 
 def load_recipe(path: Path) -> Recipe:
-    """The recipe of a .toml file. Raises DataError, one line that names the file."""
+    """Load the recipe of a .toml file. Raises DataError, one line that names the file."""
     return loaded(path, parse_recipe)
 
 
 def loaded(path: Path, parse: Callable[[object], T]) -> T:
-    """What ``parse`` makes of a .toml file. Raises DataError, one line that names the file."""
+    """Return the result of ``parse`` for a .toml file. Raises DataError, one line that names the file."""
     try:
         if path.stat().st_size > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} bytes")
@@ -214,7 +214,7 @@ def loaded(path: Path, parse: Callable[[object], T]) -> T:
 
 
 def read(text: str, parse: Callable[[object], T]) -> T:
-    """What ``parse`` makes of a JSON text. Raises DataError, one line."""
+    """Return the result of ``parse`` for a JSON text. Raises DataError, one line."""
     try:
         if len(text) > LONGEST_RECIPE:
             raise DataError(f"a recipe has at most {LONGEST_RECIPE} characters")
@@ -224,7 +224,7 @@ def read(text: str, parse: Callable[[object], T]) -> T:
 
 
 def parse_recipe(content: object) -> Recipe:
-    """The recipe of a TOML or JSON mapping. Raises DataError, one line, for anything it cannot be."""
+    """Parse the recipe of a TOML or JSON mapping. Raises DataError, one line, for invalid content."""
     top = table_of(content, "a recipe")
     if "kind" in top:
         raise DataError("this recipe is of pictures or scans, and that of a table is wanted here")
@@ -273,7 +273,7 @@ def parse_recipe(content: object) -> Recipe:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raise DataError where two columns have one name, or a role names what is not there."""
+    """Raise DataError where two columns have one name, or a role names a missing column."""
     for what, names in (
         ("columns of the csv", [column.source or column.name for column in recipe.columns]),
         ("columns", [feature.name for feature in recipe.features]),
@@ -302,7 +302,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def parse_column(content: object) -> Column:
-    """A column of a recipe. Raises DataError."""
+    """Parse a column of a recipe. Raises DataError."""
     table = table_of(content, "a column")
     name = typed(table, "name", "")
     check_name("column", name)
@@ -365,9 +365,9 @@ def check_column(column: Column) -> None:
 
 
 def unfitted(recipe: Recipe, without: str) -> Recipe:
-    """The recipe without the values that a training part gave, and without the csv's column ``without``.
+    """Return the recipe without values fitted to a training part, and without the csv's column ``without``.
 
-    Raises DataError where it is harmonised, as one hospital's rows are.
+    Raises DataError where it is harmonised, which is for one hospital's rows only.
     """
     if recipe.combat:
         raise DataError(f"the recipe is harmonised for {recipe.combat.silo!r} alone: take it without [combat]")
@@ -384,7 +384,7 @@ def unfitted(recipe: Recipe, without: str) -> Recipe:
 
 
 def with_fills(recipe: Recipe, fills: Mapping[str, float | str]) -> Recipe:
-    """The recipe with the values for gaps that the training part gives, by the columns' names."""
+    """Return the recipe with the training part's values for gaps, by the columns' names."""
     return replace(
         recipe,
         columns=tuple(

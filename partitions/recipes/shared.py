@@ -1,7 +1,7 @@
-"""One table for all hospitals: made of a first recipe, and another hospital's recipe made of it.
+"""The table that all hospitals share: made from a first recipe, and used to make other hospitals' recipes.
 
-The schema's section ``table`` has what must be alike: columns with kind, unit, range, categories and the way that gaps
-are filled. What is a hospital's own stays in its recipe: names in its csv, signs, formats, codes, conversions, values.
+The schema's section ``table`` has the common part: columns with kind, unit, range, categories and the way to fill gaps.
+A hospital's recipe has its own part: names in its csv, signs, formats, codes, conversions, values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN = ("from", "decimal", "thousands", "factor", "offset", "values", "format", "
 
 @dataclass(frozen=True)
 class Mapped:
-    """What a hospital says of its csv: its column for a shared one, and the shared category of its cells, by column."""
+    """A hospital's mapping of its csv: its column for each shared one, and the shared category of cells, by column."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     cells: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class Shared:
-    """The section ``table``: columns without what is a hospital's own, the labels, and where patients are named."""
+    """The section ``table``: columns without a hospital's own keys, labels, and the column of patients."""
 
     columns: tuple[Column, ...]
     label: tuple[str, ...]
@@ -45,7 +45,7 @@ class Shared:
 
 
 def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
-    """The schema of all hospitals, from the recipe of one. Raises DataError where it has not been used yet."""
+    """Return the schema of all hospitals from the recipe of one. Raises DataError where it has not been used yet."""
     if recipe.task == "auto":
         raise DataError("the recipe has no task yet: import the rows with it, and take the recipe that is written then")
     if recipe.text:
@@ -70,7 +70,7 @@ def schema_of(recipe: Recipe, dtype: str = "float32") -> Schema:
 
 
 def schema_toml(schema: Schema) -> str:
-    """The schema as a file for people."""
+    """Return the schema as TOML with comments."""
     content = schema.content
     table = content.pop("table", {})
     lines = ["# The columns and labels of all hospitals: ship it in the bundles (`schema:` in federation.yaml)."]
@@ -84,7 +84,7 @@ def schema_toml(schema: Schema) -> str:
 
 
 def parse_shared(schema: Schema) -> Shared:
-    """The section ``table`` of a schema. Raises DataError where there is none, or it is of other columns."""
+    """Parse the section ``table`` of a schema. Raises DataError where there is none, or for other columns."""
     if not schema.table:
         raise DataError("the schema has no section [table]: make one with silofl schema OURS.recipe.toml")
     table = json.loads(schema.table)
@@ -95,7 +95,7 @@ def parse_shared(schema: Schema) -> Shared:
         given = {key for key in own if key in OWN and not (key == "fill-value" and own.get("fill") == "value")}
         if given:
             raise DataError(f"{min(given)} of a column is a hospital's own: it stands in a recipe, not in a schema")
-        # A date's format is the hospital's; a stand-in lets the rest be checked.
+        # A date's format is the hospital's own; a placeholder allows the check of all other keys.
         columns.append(replace(parse_column({**own, **stand_in(own)}), format=""))
     shared = Shared(
         tuple(columns), texts(table.get("label", []), "label"), typed(table, "task", ""), typed(table, "patient", "")
@@ -106,7 +106,7 @@ def parse_shared(schema: Schema) -> Shared:
 
 
 def stand_in(content: Mapping[str, object]) -> dict[str, str]:
-    """A format for a date that has none."""
+    """Return a placeholder format for a date without one."""
     return {"format": "%Y-%m-%d"} if content.get("kind") == "date" else {}
 
 
@@ -123,9 +123,9 @@ def recipe_for(
     asked: Asked,
     gaps: tuple[str, ...],
 ) -> Recipe:
-    """A hospital's recipe that makes the shared columns of its csv. ``labels``: the schema's.
+    """Return a hospital's recipe that makes the shared columns from its csv. ``labels``: the schema's.
 
-    Raises DataError, one line, where a column or a cell has no shared name and none is given.
+    Raises DataError, one line, where a column or a cell has no shared name and no mapping.
     """
     sources = find_sources(path, header, [*(c.name for c in shared.columns), *shared.label], mapped)
     evidence = {c.name: evidence_of(cells_in(lines, sources[c.name], gaps)) for c in shared.columns}
@@ -163,12 +163,12 @@ def recipe_for(
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """A name for a column that is left out."""
+    """Return a name for a column that is left out."""
     return tidy(name) if tidy(name) not in taken else f"{tidy(name)} (left out)"
 
 
 def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapped: Mapped) -> dict[str, str]:
-    """The csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
+    """Return the csv's column for each shared name: as mapped, or of the same name. Raises DataError."""
     for name, source in mapped.columns.items():
         if name not in names:
             raise DataError(f"--map {name}={source}: the schema has no column {name!r}{nearest(name, names)}")
@@ -191,7 +191,7 @@ def find_sources(path: object, header: Sequence[str], names: Sequence[str], mapp
 def codes_of(
     name: str, source: str, cells: Mapping[str, str], levels: Sequence[str], mapped: Mapped, other: bool
 ) -> dict[str, str]:
-    """The category of each cell that is called otherwise. Raises DataError where one has none."""
+    """Return the category of each cell with another name. Raises DataError where one has no category."""
     given = mapped.cells.get(name, {})
     if strange := [level for level in given.values() if level not in levels]:
         raise DataError(f"--codes {name}: {strange[0]!r} is none of {few(levels, 20)}{nearest(strange[0], levels)}")
@@ -207,7 +207,7 @@ def codes_of(
 
 
 def format_of(source: str, cells: Mapping[str, str], asked: Asked) -> str:
-    """How a column's dates are written. Raises DataError where it is not clear."""
+    """Return the format of a column's dates. Raises DataError where it is ambiguous."""
     formats = date_formats(list(cells))
     if asked.dates and (asked.dates in formats or not formats):
         return asked.dates

@@ -1,4 +1,4 @@
-"""Values in a recipe, each of the type that its key needs. All raise DataError, one line."""
+"""Checks of a recipe's values, by the type of each key. All raise DataError, one line."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from partitions.common.errors import DataError
 
-LARGEST = 1e300  # a whole number of TOML has no end
+LARGEST = 1e300  # a limit, because TOML's whole numbers have none
 
 
 def table_of(content: object, what: str) -> Mapping[str, Any]:
-    """A table. Raises DataError."""
+    """Return the content as a table. Raises DataError."""
     if not isinstance(content, Mapping):
         raise DataError(f"{what} is a table of keys")
     return content
 
 
 def cells_of(content: object, what: str) -> dict[str, str]:
-    """What cells mean. Raises DataError."""
+    """Return a table of texts by cell. Raises DataError."""
     table = table_of(content, what)
     return {str(cell): typed(table, cell, "") for cell in table}
 
@@ -30,7 +30,7 @@ def refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], what: str) 
 
 
 def typed(table: Mapping[str, Any], key: str, default: Any) -> Any:
-    """A value of the default's type. Raises DataError."""
+    """Return the key's value, of the default's type. Raises DataError."""
     value = table.get(key, default)
     if type(value) is not type(default):
         raise DataError(f"{key} is {str(value)[:40]}; it is a {type(default).__name__} (a text stands in quotes)")
@@ -38,21 +38,21 @@ def typed(table: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 def number(value: object, what: str) -> float:
-    """A finite number. Raises DataError."""
+    """Return a finite number. Raises DataError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         raise DataError(f"{what} is {str(value)[:40]}, no number")
     return float(value)
 
 
 def pair(value: object, name: str) -> tuple[float, float]:
-    """A range. Raises DataError."""
+    """Return a pair of numbers, a range. Raises DataError."""
     if not isinstance(value, list) or len(value) != 2:
         raise DataError(f"range of {name!r} is a list of two numbers")
     return number(value[0], f"range of {name!r}"), number(value[1], f"range of {name!r}")
 
 
 def texts(value: object, what: str) -> tuple[str, ...]:
-    """A list of texts. Raises DataError."""
+    """Return a list of texts. Raises DataError."""
     if not isinstance(value, list) or not all(isinstance(own, str) and len(own) <= 200 for own in value):
         raise DataError(f"{what}: a list of texts in quotes")
     return tuple(value)

@@ -1,1 +1,1 @@
-"""What a hospital's data file keeps for the survey of the data before a training."""
+"""Parts of a hospital's data file for the survey of the data before a training."""

@@ -1,7 +1,7 @@
-"""Which values of a table were missing before they were filled: ``gaps_train`` and so on, or ``gaps`` beside ``x, y``.
+"""Missing values of a table before they were filled: ``gaps_train`` and so on, or ``gaps`` beside ``x, y``.
 
-Booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there is any.
-Nothing is trained on them: a survey leaves filled values out, and tells the share of missing ones
+They are booleans (n, columns), true where the hospital's csv had no value. ``silofl import`` writes them where there
+are any. Nothing is trained on them: a survey leaves filled values out, and reports the count of missing ones
 (``models/survey/columns.py``).
 """
 
@@ -19,7 +19,7 @@ GAP_NAMES = {"gaps": "all", **{f"gaps_{split}": split for split in ("train", "va
 
 
 def read_gaps(arrays: Mapping[str, Array], xs: Mapping[str, Array]) -> dict[str, Array]:
-    """Each part's gaps, bool (n, columns); empty where the file has none. Raises Fault. ``xs``: each part's inputs."""
+    """Read each part's gaps, bool (n, columns); empty without gaps. ``xs``: each part's inputs. Raises Fault."""
     wanted = keys_by_part(arrays, GAP_NAMES, xs, "save the gaps of each part")
     for part, key in wanted.items():
         found, shape = arrays[key], (len(xs[part]), count_columns(xs[part]))

@@ -1,1 +1,1 @@
-"""A first draft of a recipe of pictures and scans: what a folder holds, what is proposed, what the hospital answers."""
+"""A first draft of a recipe of pictures and scans: inventory of a folder, proposal, questions to the hospital."""

@@ -1,4 +1,4 @@
-"""``silofl import --propose`` of pictures and scans: an inventory, a recipe with a reason for each entry, questions."""
+"""``silofl import --propose`` for pictures and scans: an inventory, a recipe with reasons, and questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partitions.importing.streams import count_notes
 from partitions.recipes.pictures import PictureRecipe, expect
 
 SIDE = 224  # pixels; proposed where pictures have several sizes
-LARGE = 1024  # pixels of a side, of which a draft says what they cost
+LARGE = 1024  # pixels of a side from which a draft states the cost
 ABOUT = """How silofl makes a data file of these pictures or scans. Correct what is wrong, then use it:
 silofl import {source}{labels} --recipe THIS.toml --out FILE.npz
 """
@@ -31,7 +31,7 @@ FIND = "File 17 of a folder is: find FOLDER -xtype f | LC_ALL=C sort | sed -n 17
 
 
 def propose_pictures(source: Path, options: ImportOptions) -> str:
-    """The draft as TOML. Raises DataError, UserError, one line, where there is nothing to be proposed."""
+    """Return the draft as TOML. Raises DataError or UserError, one line, where nothing can be proposed."""
     layout = find_layout(source, options)
     found = take_inventory(layout.files, len(layout.files))
     if not sum(found.kinds[kind] for kind in ("pictures", "NIfTI volumes", "DICOM pictures")):
@@ -48,9 +48,9 @@ def propose_pictures(source: Path, options: ImportOptions) -> str:
 def infos_of(
     layout: Layout, options: ImportOptions, found: Inventory, known: bool
 ) -> tuple[list[ImageInfo], list[str]]:
-    """What the samples are like, as an import takes them, and notes; faults go to the inventory.
+    """Return the image infos of the samples in an import, and notes; faults are added to the inventory.
 
-    ``known``: labels are, so that samples without one are left out.
+    ``known``: whether labels are known, so that samples without one are left out.
     """
     try:
         rows = samples_of(layout, options, known)
@@ -71,7 +71,7 @@ def infos_of(
 
 
 def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
-    """The samples of a source, with or without their labels. Raises DataError."""
+    """Return the samples of a source, with or without their labels. Raises DataError."""
     own = replace(options, take=replace(options.take, patient=options.take.patient or None), subgroup="")
     if known:
         return find_rows(layout.source, own)
@@ -82,7 +82,7 @@ def samples_of(layout: Layout, options: ImportOptions, known: bool) -> Found:
 
 
 def ways_around(layout: Layout, options: ImportOptions, found: Inventory) -> list[ImageInfo]:
-    """What all files are like that can be read, one by one; whole volumes are none without their series."""
+    """Return the image infos of all readable files, one by one; whole volumes have none without their series."""
     broken = {where for places in found.faults.values() for where in places}
     infos = []
     for where, path in layout.files:
@@ -97,7 +97,7 @@ def ways_around(layout: Layout, options: ImportOptions, found: Inventory) -> lis
 
 
 def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) -> PictureRecipe:
-    """The draft, with reasons for what is made of each picture and what they are expected to be like."""
+    """Return the draft of the recipe, with reasons for the conversion and the expected properties."""
     reading, sizes = options.reading, Counter((info.height, info.width) for info in infos)
     deep, channels = any(info.deep for info in infos), max(info.channels for info in infos)
     (height, width), _ = sizes.most_common(1)[0]
@@ -127,7 +127,7 @@ def as_recipe(options: ImportOptions, infos: Sequence[ImageInfo], roles: Roles) 
 
 
 def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: ImportOptions, sizes: int) -> dict[str, str]:
-    """Why each entry is as it is."""
+    """Return the reason for each entry."""
     *depth, height, width, channels = recipe.shape
     size = math.prod(recipe.shape) * np.dtype(recipe.dtype).itemsize
     colour = sum(info.channels == 3 for info in infos)
@@ -158,7 +158,7 @@ def reasons_of(recipe: PictureRecipe, infos: Sequence[ImageInfo], options: Impor
 
 
 def ask_of_scans(options: ImportOptions, found: Inventory, infos: Sequence[ImageInfo], roles: Roles) -> None:
-    """Questions on what scans differ in."""
+    """Add questions on differences between scans."""
     modalities = Counter(info.acquired.modality or "none" for info in infos if info.acquired.format == "dicom")
     if len(modalities) > 1:
         each = ", ".join(f"{count} {name}" for name, count in modalities.most_common())
@@ -180,7 +180,7 @@ def ask_of_scans(options: ImportOptions, found: Inventory, infos: Sequence[Image
 def written(
     layout: Layout, options: ImportOptions, found: Inventory, recipe: PictureRecipe, roles: Roles, notes: Sequence[str]
 ) -> str:
-    """The draft as TOML."""
+    """Return the draft as TOML."""
     labels = f" --labels-from {options.labels_from}" if options.labels_from else ""
     lines = [*ABOUT.format(source=layout.source, labels=labels).splitlines(), "", f"What was found: {layout}."]
     lines += [f"  {line}" for line in lines_of(found)]

@@ -1,7 +1,7 @@
-"""What a folder, or the files that a csv lists, hold: by their headers, every file, the damaged ones too.
+"""Inventory of all files in a folder or a csv's list, from their headers, damaged files included.
 
-Only counts, codes that DICOM defines, sizes and distances are kept; identifiers become pseudonyms, which are counted.
-No name of a scan or of a folder of scans, and no text of a header, is in it.
+It has counts, codes that DICOM defines, sizes and distances; identifiers become pseudonyms, which are counted. It has
+no name of a scan or of a folder of scans, and no text of a header.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ COLOURS = {"1": "grey", "L": "grey", "LA": "grey", "I": "grey", "F": "grey", "P"
 
 @dataclass
 class Inventory:
-    """``kinds``: files of each kind; ``values``: what their headers say, by what it is about, with numbers of files;
-    ``series``: files of each series; ``pixels``: mm of a pixel's smaller side; ``faults``: why files cannot be read,
-    with the first places.
+    """Counts and properties of files.
+
+    * ``kinds``: files of each kind; ``series``: files of each series.
+    * ``values``: values in headers by property, with numbers of files.
+    * ``pixels``: mm of a pixel's smaller side.
+    * ``faults``: reasons why files cannot be read, with their places.
     """
 
     total: int = 0
@@ -49,16 +52,16 @@ class Inventory:
     faults: dict[str, list[str]] = field(default_factory=dict)
 
     def count(self, what: str, value: str) -> None:
-        """One more file of which this is so."""
+        """Count a file with this value of a property."""
         self.values.setdefault(what, Counter())[value] += 1
 
     def fault(self, error: DataError, where: str) -> None:
-        """A file that cannot be read: what is wrong without its place, which is kept beside."""
+        """Add the fault of a file that cannot be read; its place is stored separately from the text."""
         self.faults.setdefault(str(error).removeprefix(f"{where}: "), []).append(where)
 
 
 def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
-    """What these files are. ``files``: each with its place, for messages."""
+    """Return the inventory of these files. ``files``: each with its place, for messages."""
     found = Inventory(total)
     for where, path in tqdm(files, desc="looking", unit="", total=total):
         try:
@@ -69,7 +72,7 @@ def take_inventory(files: Iterable[tuple[str, Path]], total: int) -> Inventory:
 
 
 def inspect_file(found: Inventory, path: Path, where: str) -> None:
-    """Add one file. Raises DataError where it cannot be read."""
+    """Add one file to the inventory. Raises DataError where it cannot be read."""
     name = path.name.lower()
     if is_dicom(path):
         with redacted_errors(where, "DICOM"):
@@ -88,7 +91,7 @@ def inspect_file(found: Inventory, path: Path, where: str) -> None:
 
 
 def inspect_picture(found: Inventory, path: Path, where: str) -> None:
-    """PNG and its like."""
+    """Add a PNG or similar picture."""
     try:
         with open_picture(path, where) as picture:
             kind, mode, (width, height) = picture.format or "?", picture.mode, picture.size
@@ -109,7 +112,7 @@ def inspect_picture(found: Inventory, path: Path, where: str) -> None:
 
 
 def inspect_nifti(found: Inventory, path: Path) -> None:
-    """A volume."""
+    """Add a NIfTI volume."""
     image = nifti.load(path)
     found.kinds["NIfTI volumes"] += 1
     found.slices = max(found.slices, min(image.shape[:3]))
@@ -123,7 +126,7 @@ def inspect_nifti(found: Inventory, path: Path) -> None:
 
 
 def inspect_dicom(found: Inventory, path: Path) -> None:
-    """A file of DICOM, by its header."""
+    """Add a DICOM file, from its header."""
     dataset = dicom.load(path, (*dicom.IDENTITY.values(), *dicom.PLACE, *dicom.KIND, *dicom.PIXELS))
     modality = code(dataset, "Modality", MODALITIES)
     if modality in dicom.NO_PICTURES or not dataset.get("Rows") or not dataset.get("Columns"):
@@ -150,7 +153,7 @@ def inspect_dicom(found: Inventory, path: Path) -> None:
 
 
 def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """What a header says that other pictures should be alike in, each with what it is about."""
+    """Yield (property, value) of a header for the properties that pictures should share."""
     header = dicom.of_frame(dataset, 0)
     taken = dicom.acquired(dataset, header)
     yield "modality", taken.modality or "none"
@@ -165,7 +168,7 @@ def described(dataset: Dataset) -> Iterator[tuple[str, str]]:
 
 
 def code(dataset: Dataset, keyword: str, known: frozenset[str]) -> str:
-    """A code that DICOM defines; "other" where a header has its own, which may be a text."""
+    """Return a code that DICOM defines; "other" for any other value, which may be a text."""
     text = str(dataset.get(keyword) or "").strip()
     return text if text in known else "other" if text else ""
 
@@ -174,7 +177,7 @@ def code(dataset: Dataset, keyword: str, known: frozenset[str]) -> str:
 
 
 def lines_of(found: Inventory) -> Iterator[str]:
-    """The inventory, a line each."""
+    """Yield the inventory line by line."""
     yield f"{found.total} files: {', '.join(f'{count} {kind}' for kind, count in found.kinds.items())}"
     if found.studies:
         yield from lines_of_series(found)
@@ -191,7 +194,7 @@ def lines_of(found: Inventory) -> Iterator[str]:
 
 
 def lines_of_series(found: Inventory) -> Iterator[str]:
-    """Patients, studies and series of DICOM."""
+    """Yield lines on DICOM's patients, studies and series."""
     counts = found.series.values()
     each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     people = f"{len(found.patients)} patients (PatientID)" if found.patients else "no PatientID"
@@ -201,7 +204,7 @@ def lines_of_series(found: Inventory) -> Iterator[str]:
 
 
 def ranked(values: Counter[str]) -> str:
-    """The most frequent values with their numbers."""
+    """Return the most frequent values with their numbers."""
     more = len(values) - MOST_SHOWN
     shown = ", ".join(f"{value} ({count})" for value, count in values.most_common(MOST_SHOWN))
     return shown + (f", and {more} others" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""Who and what a source's samples are, as far as it says: labels, classes, patients. What it does not say is asked."""
+"""Labels, classes and patients of a source's samples, as far as they can be determined, and questions on the rest."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MOST_COLUMNS = 12  # in a question
 
 @dataclass(frozen=True)
 class Layout:
-    """How a source is written. ``kind``: ``list`` (a csv names files), ``dicom``, ``classes`` or ``loose``.
+    """The layout of a source. ``kind``: ``list`` (a csv names files), ``dicom``, ``classes`` or ``loose``.
 
-    ``table``: the csv; ``files``: all files, each with its place for messages; ``folders``: pictures in each folder of
-    the first level (below train, val and test); ``deeper``: there are folders below these; ``scans``: of
-    scans.
+    * ``table``: the csv; ``files``: all files, each with its place for messages.
+    * ``folders``: pictures in each folder of the first level (below train, val and test); ``deeper``: whether there are
+      folders below these; ``scans``: whether the files are scans.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Layout:
     scans: bool = False
 
     def __str__(self) -> str:
-        """The layout in a line."""
+        """Return the layout in one line."""
         if self.kind == "list":
             return f"the csv {self.table and self.table.name} lists {len(self.files)} files"
         if self.kind == "dicom":
@@ -59,7 +59,7 @@ class Layout:
 
 @dataclass
 class Roles:
-    """What a draft says of labels and patients, why, and what is open. ``made``: fields of a PictureRecipe."""
+    """A draft's entries on labels and patients, with reasons and questions. ``made``: fields of a PictureRecipe."""
 
     made: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Roles:
 
 
 def find_layout(source: Path, options: ImportOptions) -> Layout:
-    """How a source is written. Raises DataError."""
+    """Return the layout of a source. Raises DataError."""
     table = Path(options.labels_from) if options.labels_from else None
     if source.is_file():
         return listed(source, options)
@@ -93,7 +93,7 @@ def find_layout(source: Path, options: ImportOptions) -> Layout:
 
 
 def listed(table: Path, options: ImportOptions) -> Layout:
-    """The layout of a csv that lists files. Raises DataError where it lists none."""
+    """Return the layout of a csv that lists files. Raises DataError where it lists none."""
     header, lines = read_lines(table, options.take.separator, options.take.encoding)
     if "file" not in header:
         raise DataError(f"{table} has no column file; --propose of pictures wants a folder, or a csv that lists files")
@@ -102,7 +102,7 @@ def listed(table: Path, options: ImportOptions) -> Layout:
 
 
 def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Roles:
-    """Labels and patients, or questions. Raises DataError, UserError for an option that names what is not there."""
+    """Return labels and patients, or questions. Raises DataError or UserError for an option with a missing name."""
     roles = Roles()
     if layout.table:
         labels_of_table(layout, options, roles)
@@ -118,7 +118,7 @@ def find_roles(layout: Layout, options: ImportOptions, found: Inventory) -> Role
 
 
 def labels_of_table(layout: Layout, options: ImportOptions, roles: Roles) -> None:
-    """The label columns of a csv, or a question."""
+    """Add the label columns of a csv, or a question."""
     assert layout.table
     header, label = list(layout.header), options.survival or options.label
     key = join_key(header) if layout.kind == "dicom" else "file"
@@ -158,7 +158,7 @@ def labels_of_table(layout: Layout, options: ImportOptions, roles: Roles) -> Non
 
 
 def about_columns(columns: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
-    """A csv's columns, each with how many values it has."""
+    """Yield a csv's columns, each with its number of different values."""
     for name in columns[:MOST_COLUMNS]:
         yield f"{name} ({len({row[name] for _, row in lines})} different values)"
     if len(columns) > MOST_COLUMNS:
@@ -166,7 +166,7 @@ def about_columns(columns: Sequence[str], lines: Sequence[Line]) -> Iterator[str
 
 
 def counted(values: Counter[str]) -> str:
-    """How many there are of each value; small numbers are not given."""
+    """Return the count of each value, without small counts."""
     return ", ".join(
         f"{name} {count if count >= FEWEST else f'fewer than {FEWEST}'}"
         for name, count in values.most_common(MOST_LEVELS)
@@ -174,7 +174,7 @@ def counted(values: Counter[str]) -> str:
 
 
 def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> None:
-    """The labels of a folder of DICOM files without a csv."""
+    """Add the labels of a folder of DICOM files without a csv."""
     if options.outlines:
         roles.made |= {"labels_by": "outlines", "task": "segmentation"}
         roles.reasons["labels-by"] = "the outlines that --outlines names"
@@ -192,7 +192,7 @@ def labels_of_dicom(options: ImportOptions, roles: Roles, found: Inventory) -> N
 
 
 def labels_of_folders(layout: Layout, options: ImportOptions, roles: Roles) -> None:
-    """The labels of pictures in folders."""
+    """Add the labels of pictures in folders."""
     roles.made["labels_by"] = "folder" if layout.kind == "classes" else "file"
     roles.reasons["labels-by"] = "folder: its name is the class; file: a csv has labels"
     by_csv = "Otherwise write a csv with columns file, label, patient, and run --propose of that"
@@ -222,7 +222,7 @@ def labels_of_folders(layout: Layout, options: ImportOptions, roles: Roles) -> N
 
 
 def patients_of(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
-    """What tells patients apart, or a question."""
+    """Add what identifies patients, or a question."""
     asked = options.take.patient
     if asked is None:
         roles.made["patient"], roles.reasons["patient"] = "", "--no-patient: each sample is of another patient"
@@ -244,7 +244,7 @@ def patients_of(layout: Layout, options: ImportOptions, roles: Roles, found: Inv
 
 
 def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, found: Inventory) -> None:
-    """A csv's column of patients."""
+    """Add a csv's column of patients, or a question."""
     assert layout.table
     header, used = layout.header, (*roles.made.get("label", ()), "file", "split", "mask")
     if options.take.patient:
@@ -265,7 +265,7 @@ def patients_of_table(layout: Layout, options: ImportOptions, roles: Roles, foun
 
 
 def patients_of_headers(found: Inventory, roles: Roles) -> None:
-    """Patients by the PatientID of DICOM."""
+    """Add patients by DICOM's PatientID, or a question."""
     roles.made["patient"] = ""
     if len(found.patients) > 1 and not found.nameless:
         roles.reasons["patient"] = f"no column: PatientID tells {len(found.patients)} patients apart"
@@ -277,7 +277,7 @@ def patients_of_headers(found: Inventory, roles: Roles) -> None:
 
 
 def each(what: str) -> str:
-    """How to answer whose the files are."""
+    """Return how to state the patients of files."""
     return (
         f"With --patient, or patient = ..., {what} keeps a patient's files in one part; leave it empty only where each "
         "file is of another patient: otherwise patients are both trained and tested on"

@@ -1,12 +1,12 @@
-"""Where the voxels of a volume lie, how it is turned and resampled, and how an outline goes the same way back.
+"""Positions of a volume's voxels, its reorientation and resampling, and the inverse for outlines.
 
 Positions are in mm in DICOM's patient coordinates: x to the patient's left, y to the back, z to the head (LPS). A
 volume is turned, without resampling, to the nearest canonical axes: slices from feet to head, rows from front to back,
-columns from the patient's right to the left, as single slices have them. An oblique volume stays oblique.
+columns from the patient's right to the left, as in single slices. An oblique volume stays oblique.
 
-Then each axis is resampled about its centre, separately: values by linear interpolation over max(1, step) voxels, as
-Pillow's bilinear filter does (a triangle, which averages where there get fewer voxels), classes by the nearest voxel.
-Outside of the source it is 0.
+Then each axis is resampled separately about its centre: values by linear interpolation over max(1, step) voxels, as in
+Pillow's bilinear filter (a triangle, which averages where voxels become fewer), classes by the nearest voxel. Outside
+the source the value is 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partitions.importing.scans import ScanError
 from partitions.recipes.reading import ReadOptions
 from partitions.splits import Array
 
-WORLD = (2, 1, 0)  # what canonical axes run along: z to the head, y to the back, x to the left
+WORLD = (2, 1, 0)  # directions of the canonical axes: z to the head, y to the back, x to the left
 RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # from NIfTI's coordinates to DICOM's, and back
 LARGEST_COSINE = 0.02  # between axes that are at right angles; more is a sheared volume
 
@@ -35,12 +35,12 @@ class Grid:
 
     @property
     def spacing(self) -> Array:
-        """Mm from voxel to voxel along each axis, (3,)."""
+        """The mm between voxels along each axis, (3,)."""
         return np.asarray(np.linalg.norm(self.affine[:3, :3], axis=0))
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which axis of the source is each canonical axis, and which canonical axes run against it."""
+        """The axis of the source for each canonical axis, and the canonical axes of opposite direction."""
         cosines = self.affine[:3, :3] / self.spacing
         order = max(
             permutations(range(3)), key=lambda p: sum(abs(cosines[w, a]) for w, a in zip(WORLD, p, strict=True))
@@ -50,7 +50,7 @@ class Grid:
 
     @property
     def canonical(self) -> Grid:
-        """The grid once it is turned."""
+        """The grid along canonical axes."""
         order, against = self.axes
         affine = self.affine[:, [*order, 3]].copy()
         shape = tuple(self.shape[axis] for axis in order)
@@ -60,12 +60,12 @@ class Grid:
         return Grid((shape[0], shape[1], shape[2]), affine)
 
     def turned(self, values: Array) -> Array:
-        """Values (n0, n1, n2) along canonical axes."""
+        """Turn values (n0, n1, n2) to canonical axes."""
         order, against = self.axes
         return np.flip(np.transpose(values, order), against)
 
     def turned_back(self, values: Array) -> Array:
-        """Values along canonical axes as the source has them."""
+        """Turn values from canonical axes to those of the source."""
         order, against = self.axes
         return np.transpose(np.flip(values, against), np.argsort(order))
 
@@ -81,13 +81,13 @@ def check_grid(grid: Grid) -> None:
 
 
 def same_place(one: Grid, other: Grid) -> bool:
-    """Return whether two grids have their voxels at the same places, however they are stored."""
+    """Return whether two grids have their voxels at the same places, independent of their storage order."""
     a, b = one.canonical, other.canonical
     return a.shape == b.shape and np.allclose(a.affine, b.affine, atol=1e-2)
 
 
 def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array]:
-    """The shape that a turned volume gets, and how many of its own voxels a new one is wide along each axis."""
+    """Return the new shape of a turned volume, and the width of a new voxel in old voxels along each axis."""
     assert reading.volume is not None
     if reading.voxel is None:
         return reading.volume, np.array(grid.canonical.shape) / np.array(reading.volume)
@@ -95,7 +95,7 @@ def steps(grid: Grid, reading: ReadOptions) -> tuple[tuple[int, int, int], Array
 
 
 def resampled(values: Array, shape: Sequence[int], step: Array, *, nearest: bool = False) -> Array:
-    """Values (n0, n1, n2) on ``shape`` voxels of ``step`` of their own, about the centre; 0 outside."""
+    """Resample values (n0, n1, n2) to ``shape`` voxels, each ``step`` old voxels wide, about the centre; 0 outside."""
     for axis, (count, width) in enumerate(zip(shape, step, strict=True)):
         own = values.shape[axis]
         places = (own - 1) / 2 + (np.arange(count) - (count - 1) / 2) * width
@@ -111,7 +111,7 @@ def resampled(values: Array, shape: Sequence[int], step: Array, *, nearest: bool
 
 
 def weights(own: int, places: Array, width: float) -> Array:
-    """How much each of ``own`` voxels counts for a value at each of ``places``, float32 (places, own)."""
+    """Return the weights of ``own`` voxels for the value at each of ``places``, float32 (places, own)."""
     reach = max(1.0, width)
     triangle = np.clip(1 - np.abs(np.arange(own) - places[:, np.newaxis]) / reach, 0, None)
     outside = (places < -0.5) | (places > own - 0.5)

@@ -1,12 +1,12 @@
 """Outlines of a DICOM series, from SEG and RTSTRUCT objects, as classes on the series' own voxels.
 
-An outline is found by its name, in any case: of SEG the segment's label, of RTSTRUCT the ROI's name. The names that are
-asked for become the classes 1, 2, ...; where outlines overlap the later name counts. A name that ends in ``?`` may be
-missing. No name of an object is in a message: people write patients into them.
+An outline is found by its name, in upper or lower case: the segment's label in SEG, the ROI's name in RTSTRUCT. The
+requested names become the classes 1, 2, ...; where outlines overlap, the later name is used. A name that ends in ``?``
+may be missing. Messages contain no name of an object, because it may contain a patient's.
 
 * SEG: binary, fractional (from one half on), and label maps, whose frames lie on the slices of the series.
-* RTSTRUCT: closed planar contours on the slices; a voxel belongs to an outline where its centre is inside an odd number
-  of its contours on that slice (so that a contour within another one is a hole).
+* RTSTRUCT: closed planar contours on the slices. A voxel belongs to an outline if its centre is inside an odd number of
+  its contours on that slice (so that a contour inside another one is a hole).
 
 Source: DICOM PS3.3, A.51 and C.8.20 (segmentation), A.19 and C.8.8.6 (ROI contours).
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 OUTLINES = ("SEG", "RTSTRUCT")
-PARSED = 60  # bytes of memory for a byte of contours, which are decimal texts
+PARSED = 60  # bytes of memory per byte of contours, which are decimal texts
 OF_SEG = (
     *("SegmentationType", "SegmentSequence", "MaximumFractionalValue", "ReferencedSeriesSequence"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "BitsAllocated"),
@@ -41,7 +41,7 @@ OFF_THE_SLICES = "its outlines do not lie on the slices of their series"
 
 
 def referenced_series(path: Path) -> set[str]:
-    """Pseudonyms of the series that an object outlines; empty where it is none."""
+    """Return the pseudonyms of the series that an object outlines; empty for another object."""
     if kind_of_outlines(path) not in OUTLINES:
         return set()
     dataset = load(path, ("ReferencedSeriesSequence", "ReferencedFrameOfReferenceSequence"))
@@ -53,7 +53,7 @@ def referenced_series(path: Path) -> set[str]:
 
 
 def kind_of_outlines(path: Path) -> str:
-    """An object's modality. Raises TooLargeError where its contours are too many to be parsed."""
+    """Return an object's modality. Raises TooLargeError where its contours are too large to be parsed."""
     kind = str(load(path, ("Modality",)).get("Modality"))
     if kind == "RTSTRUCT":  # the pixels of all others are not parsed
         check_size(PARSED * path.stat().st_size, "its file of outlines")
@@ -61,7 +61,7 @@ def kind_of_outlines(path: Path) -> str:
 
 
 def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
-    """Classes of a series' voxels, uint8 as ``grid`` has them. ``names``: of the classes 1, 2, ...
+    """Return the classes of a series' voxels, uint8 of the shape of ``grid``. ``names``: of the classes 1, 2, ...
 
     Raises ScanError where an outline is missing, or does not lie on the series.
     """
@@ -81,7 +81,7 @@ def draw(files: Sequence[Path], names: Sequence[str], grid: Grid) -> Array:
 
 
 def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
-    """Each outline's name in small letters, and what draws it: bool as ``grid`` has its voxels."""
+    """Yield each outline's name in lower case, and a function that returns its voxels: bool, shape of ``grid``."""
     kind = kind_of_outlines(path)
     if kind not in OUTLINES:
         raise ScanError("its mask is neither SEG nor RTSTRUCT")
@@ -90,7 +90,7 @@ def outlines_of(path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 
 def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, Any]]:
-    """The segments of a SEG object."""
+    """Yield the segments of a SEG object."""
     from pydicom.pixels import pixel_array
 
     kind, frames = str(dataset.get("SegmentationType")), int(dataset.get("NumberOfFrames") or 1)
@@ -118,7 +118,7 @@ def segments(dataset: Dataset, path: Path, grid: Grid) -> Iterator[tuple[str, An
 
 
 def segment_of(dataset: Dataset, frame: int) -> int:
-    """The segment of a frame; 0 in a label map, whose pixels say it."""
+    """Return the segment of a frame; 0 for a label map, where it is in the pixels."""
     shared = dataset.get("SharedFunctionalGroupsSequence") or []
     per_frame = dataset.get("PerFrameFunctionalGroupsSequence") or []
     for groups in (*per_frame[frame : frame + 1], *shared[:1]):
@@ -128,7 +128,7 @@ def segment_of(dataset: Dataset, frame: int) -> int:
 
 
 def slice_of(header: Dataset, grid: Grid) -> int:
-    """The slice of the series on which a frame lies, pixel on pixel. Raises ScanError where it is none."""
+    """Return the slice of the series with the pixels of a frame. Raises ScanError where there is none."""
     position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
     spacing = spacing_of(header, ReadOptions(spacing=1.0))
     if not position or not directions or not spacing:
@@ -143,7 +143,7 @@ def slice_of(header: Dataset, grid: Grid) -> int:
 
 
 def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
-    """The outlines of an RTSTRUCT object."""
+    """Yield the outlines of an RTSTRUCT object."""
     names = {
         int(roi.ROINumber): str(roi.get("ROIName") or "").strip().casefold()
         for roi in dataset.get("StructureSetROISequence") or []
@@ -154,7 +154,7 @@ def contours(dataset: Dataset, grid: Grid) -> Iterator[tuple[str, Any]]:
 
 
 def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
-    """The voxels within an outline's contours."""
+    """Return the voxels inside an outline's contours."""
     made, back = np.zeros(grid.shape, bool), np.linalg.inv(grid.affine)
     for contour in drawn:
         if contour.get("ContourGeometricType") not in ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR"):
@@ -169,7 +169,7 @@ def filled(drawn: Sequence[Dataset], grid: Grid) -> Array:
 
 
 def inside(rows: Array, columns: Array, shape: tuple[int, ...]) -> Array:
-    """Which pixel centres a polygon encloses, bool: those left of an odd number of its edges, row by row."""
+    """Return which pixel centres are inside a polygon, bool: those left of an odd number of its edges in their row."""
     made = np.zeros(shape, bool)
     own, across = np.arange(shape[0]), np.arange(shape[1])
     for a, b, p, q in zip(rows, np.roll(rows, -1), columns, np.roll(columns, -1), strict=True):

@@ -1,9 +1,13 @@
-"""A DICOM series as a volume: its slices in the order of their places, or one line on why they are none.
+"""A DICOM series as a volume: its slices in the order of their positions, or an error of one line.
 
-Refused are slices of several orientations, sizes or pixel spacings (a localiser, or a mixed series), MONOCHROME1 beside
-MONOCHROME2, two slices at one place (several times or echoes), a gap (a missing slice), slices that are shifted in
-their planes (a tilted gantry), and slices that do not say where they lie. A slice that is missing at an end cannot be
-seen: no header says how many there are.
+These series are refused:
+
+* slices of several orientations, sizes or pixel spacings (a localiser, or a mixed series)
+* MONOCHROME1 beside MONOCHROME2
+* two slices at one position (several times or echoes), or a gap (a missing slice)
+* slices that are shifted in their planes (a tilted gantry), or without a position
+
+A missing slice at an end is not detected, because no header has the number of slices.
 
 Source: DICOM PS3.3, C.7.6.2.1.1 (place and orientation of a plane).
 """
@@ -40,8 +44,8 @@ from partitions.splits import Array
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-UNEVEN = 0.05  # of the usual distance: how much more or less two neighbours may be apart
-SHIFTED = 0.5  # pixels that the last slice may be shifted in its plane
+UNEVEN = 0.05  # largest relative difference of two neighbours' distance from the usual one
+SHIFTED = 0.5  # largest shift of the last slice in its plane, in pixels
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Series:
-    """A series' slices in order, where they lie (slice, row, column), and what others must be alike in."""
+    """A series' slices in order, their grid (slice, row, column), and the properties that others must share."""
 
     planes: tuple[Plane, ...]
     grid: Grid
@@ -68,7 +72,7 @@ class Series:
 
 
 def read_series(files: Sequence[Path]) -> Series:
-    """The slices of a series, by their headers. Raises ScanError where they are no volume."""
+    """Read the slices of a series from their headers. Raises ScanError where they are no volume."""
     planes: list[Plane] = []
     notes: list[str] = []
     kinds: set[str] = set()
@@ -92,7 +96,7 @@ def read_series(files: Sequence[Path]) -> Series:
 
 
 def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
-    """Where a slice lies. Raises ScanError where it does not say."""
+    """Return the plane of a slice. Raises ScanError where the header has no position."""
     header = of_frame(dataset, frame)
     position, directions = header.get("ImagePositionPatient"), header.get("ImageOrientationPatient")
     spacing = spacing_of(header, ReadOptions(spacing=1.0))
@@ -105,7 +109,7 @@ def plane_of(dataset: Dataset, path: Path, frame: int) -> Plane:
 
 
 def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
-    """The slices in the order of their places, and their grid. Raises ScanError where they are no volume."""
+    """Return the slices in the order of their positions, and their grid. Raises ScanError where they are no volume."""
     first = planes[0]
     if len(planes) < 2:
         raise ScanError("its series has one slice: it is no volume")
@@ -144,9 +148,9 @@ def stacked(planes: Sequence[Plane]) -> tuple[list[Plane], Grid]:
 
 
 def values_of(series: Series) -> tuple[Array, Array]:
-    """The values in the machine's unit, float32 (slice, row, column), and which voxels are no part of it, bool.
+    """Return the values in the machine's unit, float32 (slice, row, column), and which voxels are padding, bool.
 
-    MONOCHROME1 is not inverted yet: a window is in the machine's unit.
+    MONOCHROME1 is not inverted yet, because a window is in the machine's unit.
     """
     from pydicom.pixels import apply_modality_lut, pixel_array
 

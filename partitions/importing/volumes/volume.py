@@ -1,7 +1,7 @@
-"""A whole volume of a source: what it is like, its values in 0..1 on the requested voxels, and its classes.
+"""A whole volume of a source: its image info, its values in 0..1 on the requested voxels, and its classes.
 
-Values go through the requested window, or else run from the 0.5th to the 99.5th percentile of the volume, its padding
-left out. MONOCHROME1 is inverted. A NIfTI file and a DICOM series of one patient become the same.
+The requested window, or else the range from the 0.5th to the 99.5th percentile of the volume without padding, is mapped
+to 0..1. MONOCHROME1 is inverted. A NIfTI file and a DICOM series of the same scan give the same result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NO_UNIT_WINDOW = "have no window: they reach over their own 99 %; --window gives
 
 
 def is_nifti(files: Sequence[Path]) -> bool:
-    """Return whether this is a NIfTI file, and no series."""
+    """Return whether this is a NIfTI file, not a series."""
     return len(files) == 1 and files[0].name.lower().endswith((".nii", ".nii.gz"))
 
 
 def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
-    """Return the image info of a volume, by its headers."""
+    """Return the image info of a volume from its headers."""
     assert reading.volume is not None
     depth, height, width = reading.volume
     check_picture(reading.volume, f"{where}: --volume {depth},{height},{width}")
@@ -51,7 +51,7 @@ def probe(files: Sequence[Path], where: str, reading: ReadOptions) -> ImageInfo:
 
 
 def nifti_grid(path: Path) -> Grid:
-    """Where the voxels of a NIfTI file lie. Raises ScanError."""
+    """Return the grid of a NIfTI file. Raises ScanError."""
     image = nifti.load(path)
     if len(image.shape) != 3:
         raise ScanError("its file is a series in time; save the volume to be used as a file of its own")
@@ -61,12 +61,12 @@ def nifti_grid(path: Path) -> Grid:
 
 
 def grid_of(files: Sequence[Path]) -> Grid:
-    """Where the voxels of a volume lie. Raises ScanError."""
+    """Return the grid of a volume. Raises ScanError."""
     return nifti_grid(files[0]) if is_nifti(files) else read_series(files).grid
 
 
 def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
-    """A volume, float32 (d, h, w, 1) in 0..1."""
+    """Read a volume, float32 (d, h, w, 1) in 0..1."""
     with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
         if is_nifti(files):
             grid = nifti_grid(files[0])
@@ -85,7 +85,7 @@ def read(files: Sequence[Path], where: str, reading: ReadOptions) -> Array:
 
 
 def windowed(values: Array, padding: Array, window: tuple[float, float] | None) -> Array:
-    """Values onto 0..1, float32, in their own memory: a volume may be a large share of what is free."""
+    """Map values to 0..1, float32, in place, because a volume may take a large share of the free memory."""
     if window:
         low, high = window[0] - window[1] / 2, window[0] + window[1] / 2
     else:
@@ -100,7 +100,7 @@ def windowed(values: Array, padding: Array, window: tuple[float, float] | None) 
 
 
 def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading: ReadOptions) -> Array:
-    """The classes of a volume, uint8 (d, h, w): of NIfTI, or of the outlines of a DICOM series."""
+    """Read the classes of a volume, uint8 (d, h, w), from NIfTI or from the outlines of a DICOM series."""
     with redacted_errors(where, "NIfTI" if is_nifti(masks) else "DICOM"):
         grid = grid_of(files)
         if is_nifti(masks):
@@ -119,7 +119,7 @@ def read_mask(files: Sequence[Path], masks: Sequence[Path], where: str, reading:
 
 
 def as_source(mask: Array, files: Sequence[Path], where: str, reading: ReadOptions) -> tuple[Array, Grid]:
-    """A mask (d, h, w) of a volume on the voxels of its source, uint8, and where these lie. Outside it is 0."""
+    """Return a mask (d, h, w) of a volume on the voxels of its source, uint8, 0 outside, and the source's grid."""
     with redacted_errors(where, "NIfTI" if is_nifti(files) else "DICOM"):
         grid = grid_of(files)
         _, step = steps(grid, reading)

@@ -1,8 +1,8 @@
-"""Predicted outlines as files beside the scans that they are of: NIfTI, and for a DICOM series also a SEG object.
+"""Files of predicted outlines: NIfTI, and for a DICOM series also a SEG object.
 
-Both lie on the voxels of the source. The NIfTI file has the source's affine, and of its header nothing else. The SEG
-object is of the source's study: as the standard demands it repeats patient and study of the source's header, and refers
-to each slice. It belongs into the hospital's archive.
+Both have the voxels of the source. The NIfTI file has the source's affine, and nothing else of its header. The SEG
+object belongs to the source's study. As the standard requires, it repeats patient and study of the source's header, and
+refers to each slice. It is for the hospital's archive.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAY_BE_EMPTY = (
     *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
 )
 SERIES = 9001  # number of the series of outlines in its study
-TISSUE = ("85756007", "SCT", "Tissue")  # of every segment: what it shows is its label's business
+TISSUE = ("85756007", "SCT", "Tissue")  # the category of every segment, whose label gives the meaning
 
 
 def check_writable(sources: Iterable[Sequence[Path]]) -> None:
@@ -51,7 +51,7 @@ def _highdicom() -> Any:
 def write_masks(
     to: Path, mask: Array, files: Sequence[Path], classes: Sequence[str], where: str, reading: ReadOptions
 ) -> list[Path]:
-    """Write a volume's mask (d, h, w) as TO.nii.gz, and of a series also as TO.dcm; the files that were written.
+    """Write a volume's mask (d, h, w) as TO.nii.gz, and for a series also as TO.dcm; return the written files.
 
     ``classes``: names of 0, 1, ...
     """
